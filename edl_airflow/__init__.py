@@ -1,0 +1,1 @@
+"""The Airflow provider of elastic deep learning."""

@@ -1,0 +1,119 @@
+"""The verbs of a backend: where instances run.
+
+`edl_runtime.backends.local` runs processes on this machine. The suite in `tests/contract` says what every backend
+has to do and is run on each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from edl_runtime.specs import JobKind, JobSpec
+
+Phase = Literal["running", "succeeded", "failed"]
+
+
+class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One process or pod. `exit_code` is None while it runs, negative for a signal. Times are Unix seconds."""
+
+    index: int
+    phase: Phase
+    started_at: float
+    restarts: int = 0
+    exit_code: int | None = None
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the backend knows of a job or pool.
+
+    - `token`: who may kill it; see `Backend.delete`.
+    - `wanted`: the number of instances asked for; `instances` are those that exist, by index.
+    - `reason`: why it failed, for people; empty otherwise.
+    - `last_lines`: the end of the log of the instance that made it fail; empty otherwise.
+    - `result`: what the first instance left by `edl_runtime.result.write_result`, None before.
+    """
+
+    name: str
+    kind: JobKind
+    phase: Phase
+    token: str
+    digest: str
+    wanted: int
+    instances: tuple[InstanceStatus, ...] = ()
+    created_at: float
+    reason: str = ""
+    last_lines: tuple[str, ...] = ()
+    result: dict[str, Any] | None = None
+
+
+class LogLine(msgspec.Struct, frozen=True):
+    """A line of an instance's output, without its newline."""
+
+    instance: int
+    text: str
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What could be given to instances. CPUs in cores, memory in bytes; `gpus` as a count."""
+
+    cpus: float
+    free_memory: int
+    gpus: int = 0
+
+
+class Backend(Protocol):
+    """Where instances run. Every verb is safe to repeat: doing it twice is doing it once."""
+
+    async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
+        """Get or create the job `spec.name` and make `token` its owner.
+
+        A job of that name with the same spec that runs or has succeeded is adopted as it is. Any other job of that
+        name is stopped first, down to its last process, and a new one is started. `secrets` are environment
+        variables for the instances that are never written down.
+
+        Raises SubmitError when it can't be started.
+        """
+        ...
+
+    async def get(self, name: str) -> JobStatus:
+        """Return the job's status. Raises UnknownJobError."""
+        ...
+
+    async def list(self) -> list[JobStatus]:
+        """Return all jobs and pools, by name."""
+        ...
+
+    async def resize(self, name: str, instances: int) -> JobStatus:
+        """Change the wanted number of instances; the highest index leaves first, by SIGTERM and its grace.
+
+        Returns when the wish is recorded, not when it is fulfilled. Raises UnknownJobError; SpecError outside the
+        job's bounds; BackendError for a job that has ended.
+        """
+        ...
+
+    def logs(
+        self, name: str, *, instance: int | None = None, tail: int | None = None, follow: bool = False
+    ) -> AsyncIterator[LogLine]:
+        """Yield the output of all instances, or of one `instance`.
+
+        Only the last `tail` lines of each, if given; with `follow`, what they go on to write until the job ends.
+        Also serves the logs of a job that has been deleted.
+
+        Raises UnknownJobError.
+        """
+        ...
+
+    async def delete(self, name: str, *, token: str | None = None) -> bool:
+        """Stop the job, down to its last process, and forget it; its logs are kept.
+
+        With a `token`, only if the job still carries it: a kill never hits a later try's work. Returns whether
+        there was something to delete.
+        """
+        ...
+
+    async def capacity(self) -> Capacity:
+        """Return what is free for instances now."""
+        ...

@@ -1,0 +1,178 @@
+"""Every error the runtime raises on purpose.
+
+Errors carry their data as attributes and build their text from them, so callers never parse messages. The text
+says what was given, what is allowed and what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+EX_CONFIG = 78
+"""Exit status (BSD's `sysexits.h`) of a process that can never work as configured: restarting it is pointless."""
+
+
+class EdlError(Exception):
+    """The root of this project's errors."""
+
+
+class SpecError(EdlError, ValueError):
+    """Raised when a spec, flag or parameter has a value that is not allowed."""
+
+    def __init__(self, field: str, given: object, allowed: str) -> None:
+        super().__init__(field, given, allowed)
+        self.field = field
+        self.given = given
+        self.allowed = allowed
+
+    def __str__(self) -> str:
+        return f"{self.field}: got {self.given!r}, allowed is {self.allowed}"
+
+
+class BackendError(EdlError):
+    """Raised when a backend can't do what it was asked."""
+
+
+class UnknownJobError(BackendError, LookupError):
+    """Raised when no job or pool of that name exists."""
+
+    def __init__(self, name: str, known: Sequence[str] = ()) -> None:
+        super().__init__(name, known)
+        self.name = name
+        self.known = tuple(known)
+
+    def __str__(self) -> str:
+        known = f"; there are: {', '.join(self.known)}" if self.known else "; there are none"
+        return f"no job or pool named {self.name!r}{known}"
+
+
+class SubmitError(BackendError):
+    """Raised when a job could not be started."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name = name
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"job {self.name!r} could not be started: {self.reason}"
+
+
+class RegistryError(EdlError):
+    """Raised when the registry refuses or can't be used."""
+
+
+class RegistryUnavailableError(RegistryError, ConnectionError):
+    """Raised when Redis does not answer."""
+
+    def __init__(self, address: str, cause: str) -> None:
+        super().__init__(address, cause)
+        self.address = address
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return (
+            f"Redis at {self.address} does not answer ({self.cause}); "
+            "check that it runs and that host, port, user and password are right"
+        )
+
+
+class PoolMismatchError(RegistryError):
+    """Raised when a teacher's metadata differs from that of the pool it wants to join."""
+
+    def __init__(self, pool: str, differences: Sequence[str]) -> None:
+        super().__init__(pool, differences)
+        self.pool = pool
+        self.differences = tuple(differences)
+
+    def __str__(self) -> str:
+        return (
+            f"this teacher differs from pool {self.pool!r}: {'; '.join(self.differences)}. "
+            "Serve the pool's model, or start a pool of another name"
+        )
+
+
+class TeacherError(EdlError):
+    """Raised when a teacher can't serve."""
+
+
+class ModelError(TeacherError):
+    """Raised when a model can't be loaded or does not have what was asked of it."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(model, reason)
+        self.model = model
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"model {self.model!r}: {self.reason}"
+
+
+class ProtocolError(EdlError):
+    """Raised when bytes from the network are not what the protocol allows."""
+
+
+class InferenceError(TeacherError):
+    """Raised when a teacher answers a request with an error.
+
+    `retryable` is true when another teacher may well answer it (the teacher drains, is overloaded or broke) and
+    false when every teacher would refuse it (the request itself is wrong).
+    """
+
+    def __init__(self, address: str, status: int, reason: str, *, retryable: bool) -> None:
+        super().__init__(address, status, reason)
+        self.address = address
+        self.status = status
+        self.reason = reason
+        self.retryable = retryable
+
+    def __str__(self) -> str:
+        return f"teacher {self.address} answered {self.status}: {self.reason}"
+
+
+class DistillError(EdlError):
+    """Raised when a student can't be given its teachers' answers."""
+
+
+class NoTeacherError(DistillError):
+    """Raised when no healthy teacher was there within the wait limit."""
+
+    def __init__(self, pool: str, waited_s: float, reason: str = "") -> None:
+        super().__init__(pool, waited_s, reason)
+        self.pool = pool
+        self.waited_s = waited_s
+        self.reason = reason
+
+    def __str__(self) -> str:
+        because = f" ({self.reason})" if self.reason else ""
+        return f"no healthy teacher of {self.pool!r} after {self.waited_s:.0f} s{because}; see `edl pools`"
+
+
+class SampleError(DistillError, ValueError):
+    """Raised when the source yields something that the teachers can't be asked about."""
+
+    def __init__(self, field: str, position: str, given: str, allowed: str) -> None:
+        super().__init__(field, position, given, allowed)
+        self.field = field
+        self.position = position
+        self.given = given
+        self.allowed = allowed
+
+    def __str__(self) -> str:
+        return f"{self.field!r} of {self.position}: got {self.given}, the teachers take {self.allowed}"
+
+
+class JobFailedError(EdlError):
+    """Raised when a job or pool ended in failure. `last_lines` are the last lines of its log."""
+
+    def __init__(self, name: str, reason: str, last_lines: Sequence[str] = ()) -> None:
+        super().__init__(name, reason, last_lines)
+        self.name = name
+        self.reason = reason
+        self.last_lines = tuple(last_lines)
+
+    def __str__(self) -> str:
+        head = f"{self.name!r} failed: {self.reason}"
+        if not self.last_lines:
+            return head
+        return "\n".join([head, "its last lines:", *(f"  {line}" for line in self.last_lines)])

@@ -1,0 +1,40 @@
+"""The result that a training script hands to whoever runs it.
+
+It travels as one small JSON file (a pod's termination message on Kubernetes), so it outlives Redis and the process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edl_runtime.errors import SpecError
+from edl_runtime.settings import RuntimeSettings
+
+RESULT_LIMIT = 4096
+"""Bytes: what a pod's termination message can hold."""
+
+
+def write_result(
+    *, checkpoint: str = "", metrics: Mapping[str, Any] | None = None, settings: RuntimeSettings | None = None
+) -> None:
+    """Leave `checkpoint` (where the trained model is) and `metrics` (JSON) for the task that started this script.
+
+    Does nothing when the script was started by hand. Raises SpecError for more than 4096 bytes of JSON.
+    """
+    settings = settings or RuntimeSettings.from_env(os.environ)
+    if not settings.result_file:
+        return
+    content = msgspec.json.encode({"checkpoint": checkpoint, "metrics": dict(metrics or {})})
+    if len(content) > RESULT_LIMIT:
+        raise SpecError(
+            "metrics", f"{len(content)} bytes of JSON", f"at most {RESULT_LIMIT} with the checkpoint's path"
+        )
+    target = Path(settings.result_file)
+    partial = target.with_name(f"{target.name}.partial")
+    partial.write_bytes(content)
+    partial.replace(target)

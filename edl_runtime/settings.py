@@ -1,0 +1,76 @@
+"""Every environment variable of the runtime, read in this one place.
+
+Backends set these for the instances they start (`RuntimeSettings.to_env`), instances read them
+(`RuntimeSettings.from_env`). A person may set them by hand to run a teacher or a student alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+import msgspec
+
+from edl_runtime.errors import SpecError
+
+SECRET_VARIABLES = frozenset({"EDL_REDIS_URL", "EDL_TEACHER_TOKEN"})
+"""Variables that may hold a password or token: they never stand in a spec, a log, an argument or a file."""
+
+
+class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What an instance knows of its surroundings.
+
+    - `redis_url` (EDL_REDIS_URL): `redis://` or `rediss://` with user and password; empty for no registry.
+    - `namespace` (EDL_NAMESPACE): prefix of all keys, so that several teams share one Redis.
+    - `job` (EDL_JOB): the job's name; empty when started by hand.
+    - `instance` (EDL_INSTANCE): this instance's number in its job, from 0.
+    - `pool` (EDL_POOL): the pool that a teacher joins or a student asks.
+    - `teachers` (EDL_TEACHERS): fixed teachers, "host:port,host:port"; wins over `pool`.
+    - `teacher_wait_s` (EDL_TEACHER_WAIT_S): how long a student waits for a first healthy teacher.
+    - `teacher_token` (EDL_TEACHER_TOKEN): the bearer token that teachers ask for; required off loopback.
+    - `lease_ttl_s` (EDL_LEASE_TTL_S): a registration not renewed for so long is gone.
+    - `result_file` (EDL_RESULT_FILE): where a student leaves its result; see `edl_runtime.result`.
+    - `work_dir` (EDL_WORK_DIR): the local backend's folder, for the `edl` command.
+    """
+
+    redis_url: str = ""
+    namespace: str = "default"
+    job: str = ""
+    instance: int = 0
+    pool: str = ""
+    teachers: str = ""
+    teacher_wait_s: float = 60.0
+    teacher_token: str = ""
+    lease_ttl_s: float = 3.0
+    result_file: str = ""
+    work_dir: str = "~/.edl"
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Self:
+        """Read the EDL_ variables of `environ`. Raises SpecError that names the variable."""
+        given = {}
+        for field in msgspec.structs.fields(cls):
+            variable = _variable(field.name)
+            text = environ.get(variable)
+            if text is None or (text == "" and field.type is not str):
+                continue
+            try:
+                given[field.name] = msgspec.convert(text, field.type, strict=False)
+            except msgspec.ValidationError:
+                raise SpecError(variable, text, f"a value of type {field.type.__name__}") from None
+        return cls(**given)
+
+    def to_env(self) -> dict[str, str]:
+        """Return the variables that `from_env` reads back as these settings, without those at their defaults."""
+        values = ((field, getattr(self, field.name)) for field in msgspec.structs.fields(type(self)))
+        return {_variable(field.name): str(value) for field, value in values if value != field.default}
+
+
+def split_secrets(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the plain and the secret variables of `env`."""
+    plain = {name: value for name, value in env.items() if name not in SECRET_VARIABLES}
+    return plain, {name: value for name, value in env.items() if name in SECRET_VARIABLES}
+
+
+def _variable(field: str) -> str:
+    return f"EDL_{field.upper()}"

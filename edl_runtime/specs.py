@@ -1,0 +1,139 @@
+"""What a user asks for: frozen structs that every layer shares.
+
+Everything here is plain data (JSON in, JSON out, by msgspec) and valid once made: a struct that can't work raises
+`SpecError` where it is built, naming the field, what was given and what is allowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Literal, Self
+
+import msgspec
+
+from edl_runtime.errors import SpecError
+
+NAME_LIMIT = 52
+"""Longest name of a job or pool, so that an instance's name is still a DNS label (63) on every backend."""
+
+_NAME = re.compile(rf"[a-z0-9]([-a-z0-9]{{0,{NAME_LIMIT - 2}}}[a-z0-9])?")
+
+
+def check_name(field: str, name: object) -> str:
+    """Return `name` if it can name a job or pool on every backend, else raise SpecError."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        allowed = f"1 to {NAME_LIMIT} of a-z, 0-9 and '-', starting and ending with a letter or digit"
+        raise SpecError(field, name, allowed)
+    return name
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """How many instances a pool or job may have: at least `min`, at most `max`.
+
+    Raises SpecError unless both are whole numbers with 1 <= min <= max.
+    """
+
+    min: int
+    max: int
+
+    def __post_init__(self) -> None:
+        for field, value in (("bounds.min", self.min), ("bounds.max", self.max)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise SpecError(field, value, "a whole number")
+            if value < 1:
+                raise SpecError(field, value, "1 or more")
+        if self.min > self.max:
+            raise SpecError("bounds", f"{self.min}:{self.max}", "min at most max")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read "min:max", or "n" for exactly n. Raises SpecError."""
+        low, colon, high = text.partition(":")
+        try:
+            return cls(int(low), int(high if colon else low))
+        except ValueError as error:
+            if isinstance(error, SpecError):
+                raise
+            raise SpecError("bounds", text, "'min:max' or one number, as in '1:3'") from None
+
+    def __contains__(self, instances: int) -> bool:
+        return self.min <= instances <= self.max
+
+    def __str__(self) -> str:
+        return f"{self.min}:{self.max}"
+
+
+class TeacherSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The teachers of a pool.
+
+    - `model`: a folder with a Paddle inference model, an `.onnx` file, or `package.module:function` (a Python
+      callable that takes and returns a dict of arrays by name).
+    - `outputs`: the outputs that teachers answer with, empty for all of the model's. "logits=fetch_name_0" gives the
+      model's output `fetch_name_0` the name `logits`.
+    - `gpu_ids`: GPUs of one teacher; empty for CPU.
+    - `mem_optim`: let Paddle reuse memory between layers.
+    - `env`: further environment variables, by name. No secrets: specs are kept and shown.
+    """
+
+    model: str
+    outputs: tuple[str, ...] = ()
+    gpu_ids: tuple[int, ...] = ()
+    mem_optim: bool = False
+    env: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise SpecError("teacher.model", self.model, "a model folder, an .onnx file or 'module:function'")
+
+
+class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A training script and how to start it.
+
+    - `command`: program and arguments. "python" stands for the interpreter that the backend runs with.
+    - `env`: further environment variables, by name. No secrets: specs are kept and shown.
+    - `cwd`: the folder to start in; empty for the job's own work folder.
+    """
+
+    command: tuple[str, ...]
+    env: dict[str, str] = {}
+    cwd: str = ""
+
+    def __post_init__(self) -> None:
+        words: object = self.command  # whatever a user gave, a string or a list among it
+        if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) for word in words):
+            raise SpecError("command", words, "a non-empty list of words, as in ['python', 'student.py']")
+        msgspec.structs.force_setattr(self, "command", tuple(words))
+
+
+JobKind = Literal["pool", "trainer"]
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend runs: `instances` processes or pods of one command.
+
+    - `kind`: a `pool`'s instances are started again when they end and leave the pool one by one when it shrinks; a
+      `trainer` job succeeds when all its instances exit with 0 and fails with the first that does not.
+    - `bounds`: between which numbers `instances` may be changed while it runs.
+    - `env`: plain environment variables. Secrets go to `Backend.submit` beside the spec and are never kept.
+    - `grace_s`: seconds between SIGTERM and SIGKILL when an instance has to go.
+    """
+
+    name: str
+    kind: JobKind
+    command: tuple[str, ...]
+    bounds: Bounds
+    instances: int
+    env: dict[str, str] = {}
+    cwd: str = ""
+    grace_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_name("name", self.name)
+        if self.instances not in self.bounds:
+            raise SpecError("instances", self.instances, f"{self.bounds.min} to {self.bounds.max}")
+
+    @property
+    def digest(self) -> str:
+        """Names this spec's content: two specs are the same exactly if their digests are."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]

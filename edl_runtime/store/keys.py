@@ -1,0 +1,63 @@
+"""Every Redis key of the project is born here.
+
+All keys of one pool share the hash tag `{namespace/pool}`, all keys of one job `{namespace/job}`, so that each Lua
+script touches one slot and Redis Cluster works.
+
+| key | type and content | lifetime | writer | reader |
+| --- | --- | --- | --- | --- |
+| leases | sorted set, member id → deadline in ms of Redis's clock | while there are members | Lua | Lua |
+| records | hash, member id → JSON of the member with its fence | as its lease | Lua | Lua |
+| fence | counter | for ever | register | register |
+| contract | string, the pool's model signature as JSON | while there are members | Lua | Lua |
+| events | stream of joined, left, expired; the last 1,000 or so | for ever | Lua | watchers |
+| pools | set of names; readers drop those without members | for ever | register | `edl pools` |
+| progress | string, JSON of the last report | an hour from the last | student | Airflow, `edl jobs` |
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["teachers", "students"]
+
+
+class Service(msgspec.Struct, frozen=True):
+    """Whose leases: the teachers, or the students, of one pool."""
+
+    namespace: str
+    pool: str
+    role: Role = "teachers"
+
+
+def leases(service: Service) -> str:
+    return _of(service, "leases")
+
+
+def records(service: Service) -> str:
+    return _of(service, "records")
+
+
+def fence(service: Service) -> str:
+    return _of(service, "fence")
+
+
+def contract(service: Service) -> str:
+    return _of(service, "contract")
+
+
+def events(service: Service) -> str:
+    return _of(service, "events")
+
+
+def pools(namespace: str) -> str:
+    return f"edl:{{{namespace}}}:pools"
+
+
+def progress(namespace: str, job: str) -> str:
+    return f"edl:{{{namespace}/{job}}}:progress"
+
+
+def _of(service: Service, what: str) -> str:
+    return f"edl:{{{service.namespace}/{service.pool}}}:{service.role}:{what}"

@@ -1,0 +1,55 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+if TYPE_CHECKING:
+    from edl_runtime.store.server import RedisServer
+
+# Airflow reads this when it is imported, so it has to be set before any test module is.
+os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="edl-airflow-home-"))
+os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
+
+
+def missing(what: str) -> NoReturn:
+    """Skip on a laptop, fail in CI: a service that CI lacks must not hide the tests that need it."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{what} is missing, and CI must have it")
+    pytest.skip(f"{what} is missing")
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A real redis-server of this session's own."""
+    from edl_runtime.store.server import RedisServer, find_redis_server
+
+    if find_redis_server() is None:
+        missing("redis-server")
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """The address of a running Redis, password included. Use `namespace` to be alone in it."""
+    return redis_server.url
+
+
+@pytest.fixture
+def namespace() -> str:
+    """A namespace that no other test has."""
+    return f"test-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def work_dir(tmp_path: Path) -> Path:
+    """A work folder for the local backend."""
+    return tmp_path / "edl"
