@@ -1,0 +1,100 @@
+"""The connection to Redis, and the one place that turns its failures into this project's errors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from edl_runtime.errors import RegistryUnavailableError, SpecError
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+CONNECT_TIMEOUT_S = 1.0
+ANSWER_TIMEOUT_S = 1.5
+"""Longest wait for any one answer, so a command that blocks in Redis has to block for less."""
+
+_SCHEMES = ("redis", "rediss", "unix")
+
+
+def connect(url: str) -> Redis:
+    """Return a client of the Redis at `url` (redis://, rediss:// or unix://, with user and password in it).
+
+    Connects with the first command, tries each command once and gives up within `ANSWER_TIMEOUT_S`: retrying is the
+    caller's business. Texts come back as str. Close it (`async with`). Raises SpecError for what is no such URL.
+    """
+    from redis.asyncio import Redis
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+
+    if urlsplit(url).scheme not in _SCHEMES:
+        raise SpecError("redis_url", address_of(url), "redis://, rediss:// or unix://, as in redis://127.0.0.1:6379/0")
+    return Redis.from_url(
+        url,
+        decode_responses=True,
+        retry=Retry(NoBackoff(), 0),
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=ANSWER_TIMEOUT_S,
+    )
+
+
+def address_of(url: str) -> str:
+    """Return "host:port" (or a socket's path) of a Redis URL, for messages: never user or password."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return parts.path
+    try:
+        return f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+    except ValueError:  # a port that is no number
+        return parts.hostname or "localhost"
+
+
+@contextmanager
+def unavailable_if_lost(client: Redis) -> Iterator[None]:
+    """Raise RegistryUnavailableError for whatever says that Redis can't be reached, read or written."""
+    from redis import exceptions
+
+    lost = (
+        OSError,
+        exceptions.ConnectionError,  # also a wrong password, loading, too many clients
+        exceptions.TimeoutError,
+        exceptions.NoPermissionError,
+        exceptions.OutOfMemoryError,
+        exceptions.ReadOnlyError,
+    )
+    try:
+        yield
+    except lost as error:
+        raise RegistryUnavailableError(_address(client), _cause(error)) from None
+
+
+async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+    """Run `name`.lua of this folder on `keys` in one step and return its answer.
+
+    Raises RegistryUnavailableError.
+    """
+    with unavailable_if_lost(client):
+        return await client.register_script(_text(name))(keys=list(keys), args=list(args))
+
+
+@functools.cache
+def _text(name: str) -> str:
+    folder = resources.files("edl_runtime.store")
+    return "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("_purge", name))
+
+
+def _address(client: Redis) -> str:
+    where = client.connection_pool.connection_kwargs
+    return str(where.get("path") or f"{where.get('host', 'localhost')}:{where.get('port', 6379)}")
+
+
+def _cause(error: Exception) -> str:
+    from redis import exceptions
+
+    if isinstance(error, exceptions.TimeoutError | TimeoutError):
+        return "it is silent"
+    return str(error) or type(error).__name__
