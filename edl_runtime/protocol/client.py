@@ -1,0 +1,201 @@
+"""The student's end of the wire: one connection to one teacher.
+
+Written for large tensors: `sendmsg` takes the arrays as they lie in memory, `recv_into` fills the arrays that the
+caller gets, and nothing is copied on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote
+
+import msgspec
+
+from edl_runtime.errors import InferenceError, ProtocolError, SpecError
+from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, ResponseHead
+from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.protocol.stream import Stream
+from edl_runtime.protocol.tensors import JSON_LIMIT, Array, Buffer, Tensor, encode_request, open_response
+
+__all__ = ["TeacherConnection", "Tensor"]
+
+ANSWER_LIMIT = 1 << 30
+"""Most bytes of an answer."""
+
+_CONNECT_TIMEOUT_S = 5.0
+_REFUSED_FOR_NOW = frozenset({408, 429})
+
+
+class TeacherConnection:
+    """A blocking keep-alive connection to a teacher that speaks the Open Inference Protocol v2 over HTTP/1.1.
+
+    For one thread at a time; only `close` may come from another. It opens by itself when first used. After an
+    OSError or ProtocolError it is disconnected, and the next call connects anew.
+
+    - `address`: "host:port".
+    - `model`: the name under which the teacher serves.
+    - `timeout_s`: limit of each call, and of connecting (which gets 5 s at most).
+    """
+
+    def __init__(self, address: str, *, token: str = "", model: str = "teacher", timeout_s: float = 30.0) -> None:
+        """Raise SpecError unless `address` is one. Connects to nothing yet."""
+        self.address = address
+        self._endpoint = _split(address)
+        self._timeout_s = timeout_s
+        authorization = f"Authorization: Bearer {token}\r\n" if token else ""
+        self._fields = f"Host: {address}\r\n{authorization}"
+        self._model_path = f"/v2/models/{quote(model, safe='')}"
+        self._infer_head = (
+            f"POST {self._model_path}/infer HTTP/1.1\r\n{self._fields}"
+            "Content-Type: application/octet-stream\r\n"
+            "Inference-Header-Content-Length: "
+        )
+        self._stream: Stream | None = None
+        self._in_use = threading.Lock()
+        self._reusable = False
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Connect, unless connected. Raises OSError."""
+        with self._using():
+            pass
+
+    def close(self) -> None:
+        """Disconnect for good. Safe from another thread, whose call under way raises OSError at once."""
+        self._closed = True
+        stream = self._stream
+        if stream is not None:
+            stream.abort()
+        if self._in_use.acquire(blocking=False):  # else the thread that uses it closes it
+            self._disconnect()
+            self._in_use.release()
+
+    def ready(self) -> bool:
+        """Whether the teacher takes requests for its model. Raises OSError, ProtocolError."""
+        with self._using() as stream:
+            status, _ = self._get(stream, f"{self._model_path}/ready")
+            return status == 200
+
+    def signature(self) -> ModelSignature:
+        """Return what the model takes and answers. Raises InferenceError, OSError, ProtocolError."""
+        with self._using() as stream:
+            status, body = self._get(stream, self._model_path)
+            if status != 200:
+                raise self._refusal(status, body)
+            try:
+                return msgspec.json.decode(body, type=ModelSignature)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise ProtocolError(f"teacher {self.address}: its model metadata is not usable: {error}") from None
+
+    def infer(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Array]:
+        """Return the model's `outputs` (empty: all) for `inputs`, as fresh writable arrays.
+
+        A sequence of rows is sent as one tensor without stacking it first. Don't change the inputs during the call.
+
+        Raises InferenceError when the teacher refuses (the connection stays usable), ProtocolError when inputs can't
+        be sent or the answer is not what was asked for, TimeoutError and other OSErrors when the network fails.
+        """
+        header, buffers, size = encode_request(inputs, outputs)
+        with self._using() as stream:
+            head = f"{self._infer_head}{len(header)}\r\nContent-Length: {size}\r\n\r\n"
+            stream.send([head.encode("latin-1"), header, *buffers])
+            answer, size = self._read_head(stream)
+            if answer.status != 200:
+                raise self._refusal(answer.status, self._read_json(stream, size))
+            json_size = answer.size(JSON_SIZE)
+            json_size = size if json_size is None else min(json_size, size)
+            arrays, unfilled = open_response(self._read_json(stream, json_size), size - json_size)
+            for array in unfilled:
+                stream.fill(array)
+        if missing := [name for name in outputs if name not in arrays]:
+            raise ProtocolError(f"teacher {self.address} left out {', '.join(missing)}")
+        return arrays
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[Stream]:
+        """Lend the connected stream for one exchange, and let go of it unless the exchange came to its end."""
+        with self._in_use:
+            self._reusable = False
+            try:
+                stream = self._connected()
+                stream.begin()
+                self._reusable = True
+                yield stream
+            except InferenceError:
+                raise
+            except BaseException:
+                self._reusable = False
+                raise
+            finally:
+                if not self._reusable:
+                    self._disconnect()
+        if self._was_closed():  # by another thread, which could not do this while the exchange lasted
+            self._disconnect()
+
+    def _connected(self) -> Stream:
+        if self._stream is None and not self._closed:
+            timeout_s = min(self._timeout_s, _CONNECT_TIMEOUT_S)
+            self._stream = Stream(socket.create_connection(self._endpoint, timeout_s), self._timeout_s)
+        if self._stream is None or self._closed:
+            raise ConnectionAbortedError(f"the connection to teacher {self.address} was closed")
+        return self._stream
+
+    def _was_closed(self) -> bool:
+        return self._closed
+
+    def _disconnect(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+    def _get(self, stream: Stream, path: str) -> tuple[int, memoryview]:
+        stream.send([f"GET {path} HTTP/1.1\r\n{self._fields}\r\n".encode("latin-1")])
+        answer, size = self._read_head(stream)
+        return answer.status, self._read_json(stream, size)
+
+    def _read_head(self, stream: Stream) -> tuple[ResponseHead, int]:
+        answer = ResponseHead(stream.read_head())
+        self._reusable = answer.keep_alive
+        size = answer.size(CONTENT_LENGTH)
+        if size is None or size > ANSWER_LIMIT:
+            given = "no Content-Length" if size is None else f"{size} bytes"
+            raise ProtocolError(f"teacher {self.address} answers {given}, allowed are {ANSWER_LIMIT} bytes")
+        return answer, size
+
+    def _read_json(self, stream: Stream, size: int) -> memoryview:
+        if size > JSON_LIMIT:
+            raise ProtocolError(f"teacher {self.address} answers {size} bytes of JSON, allowed are {JSON_LIMIT}")
+        return stream.read(size)
+
+    def _refusal(self, status: int, body: Buffer) -> InferenceError:
+        try:
+            reason = msgspec.json.decode(body, type=_Refusal).error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            reason = bytes(body[:200]).decode("utf-8", "replace") or "no reason given"
+        retryable = status >= 500 or status in _REFUSED_FOR_NOW
+        return InferenceError(self.address, status, reason, retryable=retryable)
+
+
+class _Refusal(msgspec.Struct):
+    error: str
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise SpecError("teacher address", address, "host:port, as in 127.0.0.1:9000")
+    return host.strip("[]"), int(port)

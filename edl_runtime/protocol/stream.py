@@ -1,0 +1,139 @@
+"""A blocking socket that moves large arrays without copying them and keeps its timeouts in the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from edl_runtime.errors import ProtocolError
+from edl_runtime.protocol.http import END_OF_HEAD, HEAD_LIMIT
+from edl_runtime.protocol.tensors import Array
+
+_READ_AHEAD = 64 * 1024
+_MOST_BUFFERS = min(os.sysconf("SC_IOV_MAX"), 1024)
+
+
+class Stream:
+    """One connected socket, for one thread at a time; `abort` may come from another.
+
+    Python's own socket timeouts would cost a `poll` before each call and split large sends and reads; with the
+    kernel's, a message of any size is a call or two. Every method raises OSError, TimeoutError among them.
+    """
+
+    def __init__(self, connected: socket.socket, timeout_s: float) -> None:
+        self._socket = connected
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._ahead = memoryview(bytearray(_READ_AHEAD))
+        self._start = self._end = 0  # what has been read ahead and not been taken
+        connected.settimeout(None)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        seconds = int(timeout_s)
+        limit = struct.pack("@ll", seconds, int((timeout_s - seconds) * 1e6))
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def begin(self) -> None:
+        """Start the time limit of one exchange. Raises ProtocolError when bytes came that nobody asked for."""
+        if self._start != self._end:
+            raise ProtocolError("the teacher sent more than it was asked for")
+        self._deadline = time.monotonic() + self._timeout_s
+
+    def send(self, buffers: Sequence[bytes | Array]) -> None:
+        """Send all of them."""
+        for first in range(0, len(buffers), _MOST_BUFFERS):
+            chunk = buffers[first : first + _MOST_BUFFERS]
+            size = sum([part.nbytes if isinstance(part, np.ndarray) else len(part) for part in chunk])
+            try:
+                sent = self._socket.sendmsg(chunk)  # type: ignore[arg-type]  # arrays are buffers
+            except BlockingIOError:
+                raise self._timed_out() from None
+            if sent < size:
+                self._send_rest(chunk, sent)
+
+    def _send_rest(self, chunk: Sequence[bytes | Array], sent: int) -> None:
+        parts = [_bytes_of(part) if isinstance(part, np.ndarray) else memoryview(part) for part in chunk]
+        while True:
+            while parts and sent >= len(parts[0]):
+                sent -= len(parts.pop(0))
+            if not parts:
+                return
+            parts[0] = parts[0][sent:]
+            self._check_deadline()
+            try:
+                sent = self._socket.sendmsg(parts)
+            except BlockingIOError:
+                raise self._timed_out() from None
+
+    def read_head(self) -> bytes:
+        """Read to the empty line. Raises ProtocolError if it does not come within the limit of a head."""
+        seen = 0
+        while (end := self._ahead.obj.find(END_OF_HEAD, seen, self._end)) < 0:  # type: ignore[attr-defined]
+            if self._end >= HEAD_LIMIT:
+                raise ProtocolError(f"the answer's head has more than {HEAD_LIMIT} bytes")
+            seen = max(0, self._end - len(END_OF_HEAD) + 1)
+            self._end += self._receive(self._ahead[self._end :])
+        self._start = end + len(END_OF_HEAD)
+        return bytes(self._ahead[: self._start])
+
+    def read(self, size: int) -> memoryview:
+        """Read so many bytes; what is returned is valid until the next read."""
+        if size <= self._end - self._start:
+            part = self._ahead[self._start : self._start + size]
+            self._take(size)
+            return part
+        whole = memoryview(bytearray(size))
+        self._fill(whole)
+        return whole
+
+    def fill(self, array: Array) -> None:
+        """Read the bytes of a contiguous array into it."""
+        self._fill(_bytes_of(array))
+
+    def _fill(self, into: memoryview) -> None:
+        have = min(len(into), self._end - self._start)
+        if have:
+            into[:have] = self._ahead[self._start : self._start + have]
+            self._take(have)
+        while have < len(into):
+            have += self._receive(into[have:], socket.MSG_WAITALL)
+
+    def _take(self, size: int) -> None:
+        self._start += size
+        if self._start == self._end:
+            self._start = self._end = 0
+
+    def _receive(self, into: memoryview, flags: int = 0) -> int:
+        self._check_deadline()
+        try:
+            received = self._socket.recv_into(into, 0, flags)
+        except BlockingIOError:
+            raise self._timed_out() from None
+        if not received:
+            raise ConnectionResetError("the teacher closed the connection")
+        return received
+
+    def _check_deadline(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise self._timed_out()
+
+    def _timed_out(self) -> TimeoutError:
+        return TimeoutError(f"the teacher took longer than {self._timeout_s:g} s")
+
+    def abort(self) -> None:
+        """Make a call under way in another thread raise OSError; the descriptor stays until `close`."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
