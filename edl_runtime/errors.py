@@ -92,6 +92,18 @@ class PoolMismatchError(RegistryError):
         )
 
 
+class SupersededError(RegistryError):
+    """Raised when somebody else has registered with a member's id."""
+
+    def __init__(self, pool: str, member: str) -> None:
+        super().__init__(pool, member)
+        self.pool = pool
+        self.member = member
+
+    def __str__(self) -> str:
+        return f"somebody else has registered as {self.member!r} in pool {self.pool!r}; give each member its own id"
+
+
 class TeacherError(EdlError):
     """Raised when a teacher can't serve."""
 

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
+
+from edl_runtime.store import keys
+from edl_runtime.store.client import unavailable_if_lost
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+KEPT_S = 3600
+"""How long a report outlives its writer."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,3 +47,16 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
             minutes, seconds = divmod(round(self.time_left_s), 60)
             words.append(f"{minutes}:{seconds:02d} left")
         return " · ".join([*words, self.note] if self.note else words)
+
+
+async def publish(client: Redis, namespace: str, job: str, progress: Progress) -> None:
+    """Replace the job's last report; it is kept for an hour. Raises RegistryUnavailableError."""
+    with unavailable_if_lost(client):
+        await client.set(keys.progress(namespace, job), msgspec.json.encode(progress), ex=KEPT_S)
+
+
+async def read(client: Redis, namespace: str, job: str) -> Progress | None:
+    """Return the job's last report, None when there is none within the hour. Raises RegistryUnavailableError."""
+    with unavailable_if_lost(client):
+        content = await client.get(keys.progress(namespace, job))
+    return None if content is None else msgspec.json.decode(content, type=Progress)

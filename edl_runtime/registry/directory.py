@@ -1,16 +1,37 @@
-"""Who is registered: list and watch."""
+"""Who is registered: list and watch. The lease set is the truth; the stream of events only says when to look."""
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+import msgspec
+import structlog
+
+from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.registry.members import Member
-from edl_runtime.store.keys import Role
+from edl_runtime.store import keys
+from edl_runtime.store.client import run_script, unavailable_if_lost
+from edl_runtime.store.keys import Role, Service
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
+
+RETRY_EVERY_S = 0.5
+"""While Redis does not answer."""
+LOOK_EVERY_S = 5.0
+"""At the latest, news or not."""
+SETTLE_S = 1.5
+"""How long members stay listed that Redis has forgotten: so soon is back who lives."""
+BLOCK_S = 0.7
+"""Longest single wait inside Redis; below the client's time limit for an answer."""
+NO_EVENT = (0, 0)
+
+log = structlog.get_logger(__name__)
 
 
 class Directory:
@@ -22,17 +43,127 @@ class Directory:
 
     async def members(self, pool: str, role: Role = "teachers") -> list[Member]:
         """Return the members whose lease has not run out, by id. Raises RegistryUnavailableError."""
-        raise NotImplementedError
+        return list((await self._look(Service(self._namespace, pool, role))).members)
 
     async def watch(self, pool: str, role: Role = "teachers") -> AsyncIterator[list[Member]]:
-        """Yield the members at once and again after each change."""
-        raise NotImplementedError
-        yield []
+        """Yield the members, by id, at once and again after each change, for ever.
+
+        A killed member goes at its deadline. While Redis is away the last list stands; members that Redis forgot
+        (it was emptied) stay listed for `SETTLE_S`, in which those alive come back.
+
+        Raises RegistryUnavailableError when Redis is away at the start.
+        """
+        service = Service(self._namespace, pool, role)
+        seen = await self._look(service)
+        listing = _Listing(seen)
+        yield listing.members
+        away = False
+        while True:
+            before = listing.members
+            try:
+                if not away:
+                    await self._wait_for_news(service, seen, listing.settles_in_s(time.monotonic()))
+                seen = await self._look(service)
+            except RegistryUnavailableError as error:
+                if not away:
+                    log.warning("registry.away", pool=pool, role=role, address=error.address, cause=error.cause)
+                away = True
+                await asyncio.sleep(RETRY_EVERY_S)
+                continue
+            if away:
+                log.info("registry.back", pool=pool, role=role)
+            away = False
+            listing.update(seen, time.monotonic())
+            if listing.members != before:
+                yield listing.members
 
     async def contract(self, pool: str) -> ModelSignature | None:
         """Return what the pool's model takes and answers, None without teachers. Raises RegistryUnavailableError."""
-        raise NotImplementedError
+        return (await self._look(Service(self._namespace, pool))).contract
 
     async def pools(self) -> list[str]:
         """Return the names of the pools that have members, sorted. Raises RegistryUnavailableError."""
-        raise NotImplementedError
+        with unavailable_if_lost(self._client):
+            names = await self._client.smembers(keys.pools(self._namespace))
+        return [name for name in sorted(map(str, names)) if await self._is_alive(name) or not await self._forget(name)]
+
+    async def _forget(self, pool: str) -> bool:
+        """Take the name off the list, unless somebody joins meanwhile; return whether it is off."""
+        with unavailable_if_lost(self._client):
+            await self._client.srem(keys.pools(self._namespace), pool)
+            if not await self._is_alive(pool):
+                return True
+            await self._client.sadd(keys.pools(self._namespace), pool)
+        return False
+
+    async def _is_alive(self, pool: str) -> bool:
+        return bool(await self.members(pool, "teachers") or await self.members(pool, "students"))
+
+    async def _look(self, service: Service) -> _Snapshot:
+        answer = await run_script(self._client, "members", keys.of_service(service), [])
+        records, contract, runs_out_ms, oldest, newest = answer
+        return _Snapshot(
+            members=sorted((m for m in map(_member, records) if m), key=lambda member: member.id),
+            contract=msgspec.json.decode(contract, type=ModelSignature) if contract else None,
+            runs_out_in_s=runs_out_ms / 1000 if runs_out_ms >= 0 else math.inf,
+            oldest_event=_event(oldest),
+            newest_event=_event(newest),
+        )
+
+    async def _wait_for_news(self, service: Service, seen: _Snapshot, at_most_s: float) -> None:
+        until = time.monotonic() + min(seen.runs_out_in_s, at_most_s, LOOK_EVERY_S)
+        ms, sequence = seen.newest_event
+        while (rest_s := until - time.monotonic()) > 0:
+            with unavailable_if_lost(self._client):
+                block_ms = math.ceil(min(rest_s, BLOCK_S) * 1000)
+                if await self._client.xread({keys.events(service): f"{ms}-{sequence}"}, count=1, block=block_ms):
+                    return
+
+
+class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What Redis said in one moment."""
+
+    members: list[Member]
+    contract: ModelSignature | None
+    runs_out_in_s: float
+    oldest_event: tuple[int, int]
+    newest_event: tuple[int, int]
+
+
+class _Listing:
+    """The members as a watcher shows them: Redis's, and for a while those that Redis forgot."""
+
+    def __init__(self, first: _Snapshot) -> None:
+        self.members = first.members
+        self._newest_event = first.newest_event
+        self._forgotten: list[Member] = []
+        self._settled_at = -math.inf
+
+    def settles_in_s(self, now: float) -> float:
+        """How long until forgotten members go; infinite without any."""
+        return max(0.0, self._settled_at - now) if self._forgotten else math.inf
+
+    def update(self, seen: _Snapshot, now: float) -> None:
+        known = self._newest_event
+        if known != NO_EVENT and (seen.oldest_event > known or seen.newest_event < known):
+            # The events that we knew are gone, and nobody said that the members left: Redis was emptied.
+            self._forgotten, self._settled_at = self.members, now + SETTLE_S
+        elif now >= self._settled_at:
+            self._forgotten = []
+        back = {member.id for member in seen.members}
+        self._forgotten = [member for member in self._forgotten if member.id not in back]
+        self._newest_event = seen.newest_event
+        self.members = sorted([*seen.members, *self._forgotten], key=lambda member: member.id)
+
+
+def _member(record: str) -> Member | None:
+    try:
+        return msgspec.json.decode(record, type=Member)
+    except msgspec.ValidationError as error:
+        log.warning("member.unreadable", record=record[:200], cause=str(error))
+        return None
+
+
+def _event(stream_id: str) -> tuple[int, int]:
+    ms, sequence = stream_id.split("-")
+    return int(ms), int(sequence)

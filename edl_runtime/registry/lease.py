@@ -1,33 +1,153 @@
-"""Being registered: a lease that is renewed until one leaves."""
+"""Being registered: a lease that is renewed until one leaves.
+
+A lease is granted for `ttl_s` by Redis's clock and renewed every third of that, at least once a second. While Redis
+is away the holder keeps trying; a Redis that came back empty, or a holder that was stopped for too long, is a
+registration anew with a new fencing token.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+import asyncio
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from edl_runtime.errors import RegistryError
-from edl_runtime.registry.members import Member
+import msgspec
+import structlog
+
+from edl_runtime.errors import PoolMismatchError, RegistryError, RegistryUnavailableError, SpecError, SupersededError
+from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.registry.members import Member, differences
 from edl_runtime.store import keys
+from edl_runtime.store.client import run_script, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+RENEW_EVERY_S = 1.0
+"""At the latest: so soon is a member back in a Redis that was emptied, however long its lease."""
+RETRY_EVERY_S = 0.5
+"""While Redis does not answer."""
+
+log = structlog.get_logger(__name__)
+
 
 class Lease:
-    """A registration that is being kept up."""
+    """A registration that is being kept up; `hold_lease` makes it. `fence` is the current fencing token."""
 
-    fence: int
+    def __init__(self, client: Redis, service: keys.Service, member: Member, ttl_s: float) -> None:
+        self.fence = 0
+        self._client = client
+        self._service = service
+        self._member = member
+        self._ttl_s = ttl_s
+        self._keeping: asyncio.Task[RegistryError] | None = None
 
     async def refused(self) -> RegistryError:
-        """Wait until this registration can never come back and return why. For ever, if all goes well."""
-        raise NotImplementedError
+        """Wait until this registration can never come back and return why; for ever, if all goes well.
+
+        PoolMismatchError: Redis came back empty and teachers of another model were in the pool first.
+        SupersededError: somebody else registered with this id.
+        """
+        if self._keeping is None:
+            raise RuntimeError("the lease is not held; use hold_lease")
+        return await asyncio.shield(self._keeping)
+
+    async def __aenter__(self) -> Self:
+        await self._register()
+        self._keeping = asyncio.create_task(self._keep(), name=f"lease of {self._member.id}")
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._keeping is None:
+            return
+        self._keeping.cancel()
+        await asyncio.wait([self._keeping])
+        with suppress(RegistryUnavailableError):  # it will run out by itself
+            await self._run("release", self._member.id, self.fence)
+        if not self._keeping.cancelled():
+            self._keeping.result()  # a failure that nobody waited for is not to be lost
+
+    async def _keep(self) -> RegistryError:
+        renew_every_s = min(self._ttl_s / 3, RENEW_EVERY_S)
+        retry_every_s = min(renew_every_s, RETRY_EVERY_S)
+        away = False
+        while True:
+            await asyncio.sleep(retry_every_s if away else renew_every_s)
+            try:
+                await self._renew()
+            except RegistryUnavailableError as error:
+                if not away:
+                    log.warning("registry.away", member=self._member.id, address=error.address, cause=error.cause)
+                away = True
+            except RegistryError as error:
+                log.warning("lease.refused", member=self._member.id, pool=self._service.pool, cause=str(error))
+                return error
+            else:
+                if away:
+                    log.info("registry.back", member=self._member.id)
+                away = False
+
+    async def _renew(self) -> None:
+        answer: Literal["renewed", "gone", "taken"] = await self._run(
+            "renew", self._member.id, self.fence, _ms(self._ttl_s)
+        )
+        if answer == "taken":
+            raise SupersededError(self._service.pool, self._member.id)
+        if answer == "gone":
+            await self._register()
+
+    async def _register(self) -> None:
+        """Register, waiting once for leases that stand in the way to run out: their holders may be dead."""
+        ours = self._member.signature
+        record = msgspec.json.encode(msgspec.structs.replace(self._member, fence=0)).decode()
+        contract = msgspec.json.encode(ours).decode() if ours else ""
+        waited = False
+        while True:
+            granted, *answer = await self._run(
+                "register", self._member.id, _ms(self._ttl_s), record, contract, more_keys=[keys.fence(self._service)]
+            )
+            if granted:
+                break
+            theirs, runs_out_ms = msgspec.json.decode(answer[0], type=ModelSignature), answer[1]
+            different = differences(theirs, ours) if ours else []
+            if not different:
+                contract = answer[0]  # the same in other words
+            elif waited:
+                raise PoolMismatchError(self._service.pool, different)
+            else:
+                waited = True
+                await asyncio.sleep(runs_out_ms / 1000 + 0.01)
+        with unavailable_if_lost(self._client):
+            await self._client.sadd(keys.pools(self._service.namespace), self._service.pool)
+        self.fence = answer[0]
+        log.info(
+            "member.registered",
+            pool=self._service.pool,
+            role=self._service.role,
+            member=self._member.id,
+            address=self._member.address,
+            fence=self.fence,
+        )
+
+    async def _run(self, script: str, *args: str | int, more_keys: list[str] | None = None) -> Any:
+        return await run_script(self._client, script, [*keys.of_service(self._service), *(more_keys or ())], args)
 
 
-@asynccontextmanager
-async def hold_lease(
+def hold_lease(
     client: Redis, service: keys.Service, member: Member, *, ttl_s: float = 3.0
-) -> AsyncIterator[Lease]:
-    """Be registered as `member` of `service` from the first line of the block to its end."""
-    raise NotImplementedError
-    yield Lease()
+) -> AbstractAsyncContextManager[Lease]:
+    """Be registered as `member` of `service` from the first line of the block to its end.
+
+    The member leaves the list with the block, or `ttl_s` after its process died or lost Redis. Redis going away
+    during the block is ridden out. Entering takes up to `ttl_s` longer when dead teachers of another model have yet to
+    run out.
+
+    Raises SpecError for a `ttl_s` that is not above 0; on entering, PoolMismatchError and RegistryUnavailableError.
+    """
+    if not ttl_s > 0:
+        raise SpecError("lease_ttl_s", ttl_s, "seconds above 0")
+    return Lease(client, service, member, ttl_s)
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

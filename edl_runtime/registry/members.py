@@ -1,14 +1,18 @@
-"""Who is registered."""
+"""Who is registered, and whether two models are the same to a student."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import msgspec
 
-from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.errors import SpecError
+from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A teacher or a student of a pool.
+    """A teacher or a student of a pool. Raises SpecError for a `weight` or `want` that can't be.
 
     - `id`: unique in its pool and role; a later registration of the same id takes over from the earlier.
     - `address`: "host:port" of a teacher; of a student, where it runs, for people.
@@ -24,3 +28,38 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     signature: ModelSignature | None = None
     want: int | None = None
     fence: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.weight) and self.weight > 0):
+            raise SpecError("weight", self.weight, "a number above 0")
+        if self.want is not None and self.want < 1:
+            raise SpecError("want", self.want, "1 or more, or None for all")
+
+
+def differences(pool: ModelSignature, teacher: ModelSignature) -> list[str]:
+    """Return in words, field by field, where `teacher` differs from `pool`; empty when they are the same."""
+    return [
+        *_unlike("name", pool.name, teacher.name),
+        *_unlike("platform", pool.platform, teacher.platform),
+        *_unlike("versions", ", ".join(pool.versions), ", ".join(teacher.versions)),
+        *_unlike_tensors("input", pool.inputs, teacher.inputs),
+        *_unlike_tensors("output", pool.outputs, teacher.outputs),
+    ]
+
+
+def _unlike_tensors(kind: str, pool: tuple[TensorSpec, ...], teacher: tuple[TensorSpec, ...]) -> Iterator[str]:
+    theirs = {tensor.name: tensor for tensor in pool}
+    ours = {tensor.name: tensor for tensor in teacher}
+    for name in {**theirs, **ours}:
+        yield from _unlike(f"{kind} {name!r}", _words(theirs.get(name)), _words(ours.get(name)))
+    if theirs == ours and pool != teacher:
+        yield from _unlike(f"{kind}s", ", ".join(theirs), ", ".join(ours))
+
+
+def _unlike(field: str, pool: str, teacher: str) -> Iterator[str]:
+    if pool != teacher:
+        yield f"{field} is {teacher or 'empty'} and the pool's {pool or 'empty'}"
+
+
+def _words(tensor: TensorSpec | None) -> str:
+    return f"{tensor.datatype} {list(tensor.shape)}" if tensor else "missing"

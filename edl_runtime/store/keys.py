@@ -59,5 +59,10 @@ def progress(namespace: str, job: str) -> str:
     return f"edl:{{{namespace}/{job}}}:progress"
 
 
+def of_service(service: Service) -> list[str]:
+    """Return the keys that every Lua script takes first, in its order."""
+    return [leases(service), records(service), contract(service), events(service)]
+
+
 def _of(service: Service, what: str) -> str:
     return f"edl:{{{service.namespace}/{service.pool}}}:{service.role}:{what}"

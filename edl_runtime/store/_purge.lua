@@ -1,0 +1,36 @@
+-- Stands at the head of every script: the clock, and who has run out. Redis's own clock is the only one that counts.
+--
+-- Each script's first four keys are those of one service (a pool's teachers or students):
+--   KEYS[1] leases    sorted set, member id -> deadline in ms of Redis's clock
+--   KEYS[2] records   hash, member id -> JSON of the member, beginning {"fence":N,
+--   KEYS[3] contract  string, JSON of the signature that all members share; gone with the last member
+--   KEYS[4] events    stream of {joined|left|expired = member id}, the last 1,000 or so
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function announce(what, id)
+  redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', what, id)
+end
+
+local function drop(id, why)
+  redis.call('ZREM', KEYS[1], id)
+  redis.call('HDEL', KEYS[2], id)
+  if redis.call('EXISTS', KEYS[1]) == 0 then
+    redis.call('DEL', KEYS[3])
+  end
+  announce(why, id)
+end
+
+local function purge(now)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now)) do
+    drop(id, 'expired')
+  end
+end
+
+local function fence_of(id)
+  local record = redis.call('HGET', KEYS[2], id)
+  return record and string.match(record, '^{"fence":(%d+)')
+end

@@ -1,0 +1,35 @@
+-- Make someone a member, with a fencing token larger than all before it. An earlier member of the same id is replaced.
+--
+--   KEYS[1] leases    sorted set, member id -> deadline in ms
+--   KEYS[2] records   hash, member id -> JSON of the member with its fence
+--   KEYS[3] contract  string, JSON of the signature that all members share
+--   KEYS[4] events    stream of {joined|left|expired = member id}
+--   KEYS[5] fence     counter, the last fencing token
+--   ARGV[1] member id, ARGV[2] lease in ms, ARGV[3] JSON object of the member without fence,
+--   ARGV[4] JSON of its signature, '' for none
+--
+-- Answers {1, fence}; or {0, contract, ms} when a contract of another text is kept by members whose leases, unless
+-- renewed, have all run out in so many ms.
+
+local now = now_ms()
+purge(now)
+
+if ARGV[4] ~= '' then
+  local contract = redis.call('GET', KEYS[3])
+  if contract and contract ~= ARGV[4] then
+    local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
+    return {0, contract, last[2] - now}
+  end
+  redis.call('SET', KEYS[3], ARGV[4])
+end
+
+local fence = redis.call('INCR', KEYS[5])
+if fence == 1 then -- a Redis that came back empty: start at the clock, above every token it may have given before
+  fence = now
+  redis.call('SET', KEYS[5], string.format('%.0f', fence))
+end
+
+redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], string.format('{"fence":%.0f,', fence) .. string.sub(ARGV[3], 2))
+announce('joined', ARGV[1])
+return {1, fence}

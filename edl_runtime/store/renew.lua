@@ -1,0 +1,22 @@
+-- Put off the end of a lease. A lease that has run out stays so.
+--
+--   KEYS[1] leases    sorted set, member id -> deadline in ms
+--   KEYS[2] records   hash, member id -> JSON of the member with its fence
+--   KEYS[3] contract  string, JSON of the signature that all members share
+--   KEYS[4] events    stream of {joined|left|expired = member id}
+--   ARGV[1] member id, ARGV[2] its fence, ARGV[3] lease in ms
+--
+-- Answers 'renewed'; 'gone' when there is no such member; 'taken' when the id has a later holder.
+
+local now = now_ms()
+purge(now)
+
+local fence = fence_of(ARGV[1])
+if not fence then
+  return 'gone'
+end
+if fence ~= ARGV[2] then
+  return 'taken'
+end
+redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
+return 'renewed'
