@@ -3,16 +3,16 @@
 The fewer share the more. With at least as many teachers as students each teacher serves one student; with fewer each
 student has one teacher. Two steps decide who:
 
-1. *How many.* Those who are shared out get slots, cheapest first. For students sharing out teachers, heavy teachers go
-   first and a slot costs what its student has already, so the students' summed weights differ by at most the
-   heaviest teacher (Graham's LPT rule, 1969). For teachers sharing out students, a slot costs its student count over
-   the teacher's weight (D'Hondt's divisors, which keep the largest load smallest), after one for each. Where
-   slots of equal cost are more than are needed, step 2 chooses among them.
-2. *Which.* Each pair has a score, a hash of both ids: rendezvous hashing (Thaler and Ravishankar 1998). Pairs are taken,
-   the heaviest teachers' first, by falling score as long as both sides have a slot, which bounds the loads (compare consistent hashing with bounded
-   loads, Mirrokni, Thorup and Zadimoghaddam 2018, here with exact bounds). Since a pair's score never changes, one who
-   joins or leaves moves only those along a chain of better offers: about ln n, on top of the moves that fair
-   shares demand anyhow.
+1. *How many.* Those among whom the others are shared out get slots, the cheapest first. Students get teachers, the
+   heaviest first, and a slot costs the weight that its student has already: the students' sums differ by at most the
+   heaviest teacher (Graham's LPT rule, 1969), their wants permitting. Teachers get students, and a slot costs their
+   number over the teacher's weight (D'Hondt's divisors, which keep the largest load smallest), after one for each.
+   Where slots of equal cost are more than are needed, step 2 chooses among them.
+2. *Which.* Each pair has a score, a hash of both ids: rendezvous hashing (Thaler and Ravishankar 1998). Pairs are
+   taken, those of the heaviest teachers first, by falling score as long as both sides have a slot: consistent hashing
+   with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018), here with exact bounds. Since a pair's score never
+   changes, one who joins or leaves moves only those along chains of better offers, about ln n pairs on top of
+   those that fair shares demand anyhow.
 
 Weights come in few kinds (1, 2, 4); if every teacher has a weight of its own, the shares stay fair and more is moved.
 """
