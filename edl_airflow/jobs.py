@@ -1,0 +1,59 @@
+"""A user's specs → the jobs that a backend runs. Pure: the same task instance makes the same jobs on every try."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Bounds, JobSpec, TeacherSpec, TrainerSpec
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""A Python callable, `package.module:function`."""
+
+
+def pool_job(pool: str, teacher: TeacherSpec, bounds: Bounds, *, namespace: str, folder: Path) -> JobSpec:
+    """Return the job whose instances are the pool's teachers, `bounds.min` of them to begin with.
+
+    A relative model path is one below `folder`, where the teachers also start, so that `module:function` finds a
+    module that lies there.
+    """
+    words = ["python", "-m", "edl_runtime.cli", "teacher", "--model", _model(teacher.model, folder), "--pool", pool]
+    if teacher.outputs:
+        words += ["--outputs", ",".join(teacher.outputs)]
+    if teacher.gpu_ids:
+        words += ["--gpu_ids", ",".join(map(str, teacher.gpu_ids))]
+    if teacher.mem_optim:
+        words.append("--mem_optim")
+    settings = RuntimeSettings(namespace=namespace, job=pool)
+    return JobSpec(
+        name=pool,
+        kind="pool",
+        command=tuple(words),
+        bounds=bounds,
+        instances=bounds.min,
+        env={**settings.to_env(), **teacher.env},
+        cwd=str(folder),
+    )
+
+
+def student_job(
+    name: str, student: TrainerSpec, *, pool: str, namespace: str, teacher_wait_s: float, folder: Path
+) -> JobSpec:
+    """Return the job that trains the student. A relative `cwd` is one below `folder`; an empty one stays empty."""
+    settings = RuntimeSettings(namespace=namespace, job=name, pool=pool, teacher_wait_s=teacher_wait_s)
+    return JobSpec(
+        name=name,
+        kind="trainer",
+        command=student.command,
+        bounds=Bounds(1, 1),
+        instances=1,
+        env={**settings.to_env(), **student.env},
+        cwd=str(folder / student.cwd) if student.cwd else "",
+    )
+
+
+def _model(model: str, folder: Path) -> str:
+    if "://" in model or _FUNCTION.fullmatch(model):
+        return model
+    return str(folder / model)

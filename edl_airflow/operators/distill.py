@@ -1,0 +1,116 @@
+"""Service distillation in one task."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseOperatorLink, conf
+
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID
+from edl_airflow.identity import job_name, pool_name
+from edl_airflow.jobs import pool_job, student_job
+from edl_airflow.links import StudentLogLink, TeacherPoolLink
+from edl_airflow.operators.base import EdlOperator, as_bounds, has_template
+from edl_airflow.work import JobResult, Outcome, Work
+from edl_runtime.errors import SpecError
+from edl_runtime.specs import Bounds, TeacherSpec, TrainerSpec, check_name
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class EdlDistillOperator(EdlOperator):
+    """Train a student on the answers of a pool of teachers.
+
+    With a `teacher`, the whole happens in this task: start a pool, wait for its teachers, train the student, stop the
+    pool. Without one, `teacher_pool` names a pool that is there already and stays.
+
+    Returns a `JobResult`: the job's name, the checkpoint and metrics that the student left, batches by teacher. A
+    retry after a lost worker takes over the student that is still running, if its spec is the same.
+
+    A relative model path, and a relative `cwd` of the student, start from the folder of the DAG's file. The student
+    waits as long as this task does for its first teacher.
+
+    :param student: the training script and how to start it (templated)
+    :param teacher_pool: the pool's name; with a `teacher`, None for one made from the task instance (templated)
+    :param teacher: what the teachers serve; None for a pool that is there already (templated)
+    :param teachers: how many teachers, as Bounds, "min:max" or a number. With a `teacher`, the pool starts with min
+        and can be resized up to max; without, the student waits for min. None is 1 (templated)
+    :param wait_timeout_s: seconds to wait for min teachers before the task fails
+    :param progress_every_s: seconds between two lines of progress in the task's log, at least
+    :param edl_conn_id: the Airflow connection of type `edl` (templated)
+    :param deferrable: follow the work in the triggerer, without a worker slot
+    """
+
+    template_fields: Sequence[str] = ("student", "teacher_pool", "teacher", "teachers", "edl_conn_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"student": "py", "teacher": "py", "teachers": "py"}
+    operator_extra_links: Sequence[BaseOperatorLink] = (StudentLogLink(), TeacherPoolLink())
+    ui_color = "#d9ead3"
+
+    def __init__(
+        self,
+        *,
+        student: TrainerSpec,
+        teacher_pool: str | None = None,
+        teacher: TeacherSpec | None = None,
+        teachers: Bounds | str | None = None,
+        wait_timeout_s: float = 300,
+        progress_every_s: float = 5,
+        edl_conn_id: str = DEFAULT_CONN_ID,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.student = student
+        self.teacher_pool = teacher_pool
+        self.teacher = teacher
+        self.teachers = teachers
+        self.wait_timeout_s = wait_timeout_s
+        self.progress_every_s = progress_every_s
+        self.edl_conn_id = edl_conn_id
+        self.deferrable = deferrable
+        if teacher is None and teacher_pool is None:
+            raise SpecError(
+                "teacher_pool", teacher_pool, "the name of a pool that is there, or give a teacher to start one"
+            )
+        if teacher_pool is not None and not has_template(teacher_pool):
+            check_name("teacher_pool", teacher_pool)
+        if teachers is not None and not has_template(teachers):
+            as_bounds(teachers)
+
+    def plan(self, context: Context, namespace: str) -> Work:
+        ti = context["ti"]
+        pool = check_name("teacher_pool", self.teacher_pool or pool_name(ti))
+        bounds = as_bounds(self.teachers or 1)
+        folder = self.folder()
+        return Work(
+            conn_id=self.edl_conn_id,
+            token=self.token(context),
+            pool=pool,
+            pool_job=pool_job(pool, self.teacher, bounds, namespace=namespace, folder=folder) if self.teacher else None,
+            at_least=bounds.min,
+            waits_s=self.wait_timeout_s,
+            pool_deadline=time.time() + self.wait_timeout_s,
+            student_job=student_job(
+                job_name(ti),
+                self.student,
+                pool=pool,
+                namespace=namespace,
+                teacher_wait_s=self.wait_timeout_s,
+                folder=folder,
+            ),
+            deadline=self.deadline(),
+            progress_every_s=self.progress_every_s,
+        )
+
+    def result(self, work: Work, outcome: Outcome) -> JobResult:
+        left = outcome.result or {}
+        return JobResult(
+            job=outcome.name,
+            pool=work.pool,
+            checkpoint=left.get("checkpoint", ""),
+            metrics=left.get("metrics", {}),
+            answered=outcome.answered,
+        )

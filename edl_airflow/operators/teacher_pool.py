@@ -1,0 +1,115 @@
+"""A teacher pool of its own, for DAGs that share it between tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseOperatorLink, conf
+
+from edl_airflow.failures import failing_clearly
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook, Surroundings, open_site
+from edl_airflow.jobs import pool_job
+from edl_airflow.links import TeacherPoolLink
+from edl_airflow.operators.base import EdlOperator, SpecTemplates, as_bounds, has_template
+from edl_airflow.work import Outcome, PoolResult, Work
+from edl_runtime.specs import Bounds, TeacherSpec, check_name
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class EdlTeacherPoolOperator(EdlOperator):
+    """Start a pool of teachers and succeed when at least min of them are registered; the pool goes on.
+
+    Make it a setup with its teardown, so that the pool goes away when the tasks between them fail:
+    `stop.as_teardown(setups=start)` with an `EdlStopTeacherPoolOperator`. A task that fails leaves no pool.
+
+    Returns a `PoolResult`. A pool of that name with the same spec is kept as it is; one with another spec is stopped
+    first. A relative model path starts from the folder of the DAG's file.
+
+    :param teacher_pool: the pool's name, a DNS label of at most 52 letters (templated)
+    :param teacher: what the teachers serve (templated)
+    :param teachers: how many teachers, as Bounds, "min:max" or a number: the pool starts with min and can be resized
+        up to max (templated)
+    :param wait_timeout_s: seconds to wait for min teachers before the task fails
+    :param edl_conn_id: the Airflow connection of type `edl` (templated)
+    :param deferrable: wait in the triggerer, without a worker slot
+    """
+
+    template_fields: Sequence[str] = ("teacher_pool", "teacher", "teachers", "edl_conn_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"teacher": "py", "teachers": "py"}
+    operator_extra_links: Sequence[BaseOperatorLink] = (TeacherPoolLink(),)
+    ui_color = "#cfe2f3"
+    keeps_pool = True
+
+    def __init__(
+        self,
+        *,
+        teacher_pool: str,
+        teacher: TeacherSpec,
+        teachers: Bounds | str,
+        wait_timeout_s: float = 300,
+        edl_conn_id: str = DEFAULT_CONN_ID,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.teacher_pool = teacher_pool
+        self.teacher = teacher
+        self.teachers = teachers
+        self.wait_timeout_s = wait_timeout_s
+        self.edl_conn_id = edl_conn_id
+        self.deferrable = deferrable
+        if not has_template(teacher_pool):
+            check_name("teacher_pool", teacher_pool)
+        if not has_template(teachers):
+            as_bounds(teachers)
+
+    def plan(self, context: Context, namespace: str) -> Work:
+        pool = check_name("teacher_pool", self.teacher_pool)
+        bounds = as_bounds(self.teachers)
+        return Work(
+            conn_id=self.edl_conn_id,
+            token=self.token(context),
+            pool=pool,
+            pool_job=pool_job(pool, self.teacher, bounds, namespace=namespace, folder=self.folder()),
+            at_least=bounds.min,
+            waits_s=self.wait_timeout_s,
+            pool_deadline=time.time() + self.wait_timeout_s,
+            deadline=self.deadline(),
+        )
+
+    def result(self, work: Work, outcome: Outcome) -> PoolResult:
+        return PoolResult(pool=work.pool, teachers=list(outcome.teachers))
+
+
+class EdlStopTeacherPoolOperator(SpecTemplates):
+    """Stop a pool of teachers, down to its last process. A pool that is not there is a success.
+
+    :param teacher_pool: the pool's name (templated)
+    :param edl_conn_id: the Airflow connection of type `edl` (templated)
+    """
+
+    template_fields: Sequence[str] = ("teacher_pool", "edl_conn_id")
+    ui_color = "#cfe2f3"
+
+    def __init__(self, *, teacher_pool: str, edl_conn_id: str = DEFAULT_CONN_ID, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.teacher_pool = teacher_pool
+        self.edl_conn_id = edl_conn_id
+        if not has_template(teacher_pool):
+            check_name("teacher_pool", teacher_pool)
+
+    def execute(self, context: Context) -> None:  # noqa: ARG002
+        """Stop the pool and return when its last process is gone."""
+        with failing_clearly():
+            pool = check_name("teacher_pool", self.teacher_pool)
+            stopped = asyncio.run(self._stop(pool, EdlHook(self.edl_conn_id).surroundings()))
+        self.log.info("Pool %r is stopped" if stopped else "There was no pool %r", pool)
+
+    async def _stop(self, pool: str, surroundings: Surroundings) -> bool:
+        async with open_site(surroundings) as site:
+            return await site.backend.delete(pool)

@@ -1,0 +1,83 @@
+"""The plugin's web pages. Read only; anybody who is logged in to Airflow may see them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from airflow.api_fastapi.core_api.security import requires_authenticated  # not declared public: imported only here
+from airflow.sdk.exceptions import AirflowNotFoundException
+from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi.responses import HTMLResponse
+
+from edl_airflow.hooks.edl import EdlHook, Site, open_site
+from edl_airflow.plugin import pages
+from edl_runtime.backends.base import JobStatus
+from edl_runtime.errors import RegistryError, SpecError, UnknownJobError
+from edl_runtime.progress import Progress
+
+TAIL_LINES = 500
+
+
+def make_app() -> FastAPI:
+    """Return the pages as an app to be mounted."""
+    app = FastAPI(dependencies=[Depends(requires_authenticated())], docs_url=None, redoc_url=None, openapi_url=None)
+    for error in (UnknownJobError, SpecError, AirflowNotFoundException):
+        app.add_exception_handler(error, _not_found)
+    app.middleware("http")(_guard)
+    app.get("/jobs/{conn_id}/{job}/log", response_class=HTMLResponse)(show_log)
+    app.get("/pools/{conn_id}/{pool}", response_class=HTMLResponse)(show_pool)
+    return app
+
+
+async def show_log(conn_id: str, job: str, tail: Annotated[int, Query(ge=1, le=100_000)] = TAIL_LINES) -> str:
+    """The end of the merged log of all the job's instances, and how far the job is."""
+    async with _site(conn_id) as site:
+        status = await _status(site, job)
+        lines = [line async for line in site.backend.logs(job, tail=tail)]
+        return pages.log_page(job, status, await _progress(site, job), lines)
+
+
+async def show_pool(conn_id: str, pool: str) -> str:
+    """Who is registered with the pool, what it serves, and the instances that the backend runs for it."""
+    async with _site(conn_id) as site:
+        status = await _status(site, pool)
+        try:
+            teachers = await site.members(pool, "teachers")
+            students = await site.members(pool, "students")
+            trouble = ""
+        except RegistryError as error:
+            teachers, students, trouble = [], [], str(error)
+    return pages.pool_page(pool, status, teachers, students, trouble)
+
+
+@asynccontextmanager
+async def _site(conn_id: str) -> AsyncIterator[Site]:
+    async with open_site(await EdlHook(conn_id).asurroundings()) as site:
+        yield site
+
+
+async def _status(site: Site, name: str) -> JobStatus | None:
+    try:
+        return await site.backend.get(name)
+    except UnknownJobError:
+        return None  # it has ended and been removed; its log is still there
+
+
+async def _progress(site: Site, job: str) -> Progress | None:
+    try:
+        return await site.progress(job)
+    except RegistryError:
+        return None
+
+
+async def _not_found(_: Request, error: Exception) -> Response:
+    return HTMLResponse(pages.message_page("Not found", str(error)), status_code=404)
+
+
+async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    response = await call_next(request)
+    response.headers["Content-Security-Policy"] = "default-src 'none'; style-src 'unsafe-inline'"
+    response.headers["Cache-Control"] = "no-store"
+    return response

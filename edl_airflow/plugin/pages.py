@@ -1,0 +1,100 @@
+"""What the plugin's pages look like. Everything that is put into them is escaped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import jinja2
+
+from edl_runtime.backends.base import JobStatus, LogLine
+from edl_runtime.progress import Progress
+from edl_runtime.registry.members import Member
+
+_LAYOUT = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
+{% if refresh_s %}<meta http-equiv="refresh" content="{{ refresh_s }}">{% endif %}
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem; color: #1f2937; background: #fff }
+h1 { font-size: 1.25rem } h2 { font-size: 1.05rem } th { text-align: left }
+td, th { padding: .15rem 1.2rem .15rem 0; vertical-align: top }
+pre { background: #f3f4f6; padding: 1rem; overflow-x: auto; white-space: pre-wrap }
+.failed { color: #b91c1c } .succeeded { color: #15803d } .quiet { color: #6b7280 }
+@media (prefers-color-scheme: dark) {
+  body { background: #111827; color: #e5e7eb } pre { background: #1f2937 } .quiet { color: #9ca3af }
+}
+</style></head><body><h1>{{ title }}</h1>{% block body %}{% endblock %}</body></html>"""
+
+_LOG = """{% extends "layout" %}{% block body %}
+<p>{% if status %}<b class="{{ status.phase }}">{{ status.phase }}</b>{{ " · " ~ status.reason if status.reason }}
+{% else %}<span class="quiet">ended and removed; its log is kept</span>{% endif %}</p>
+{% if progress %}<p>{{ progress.line() }}</p>{% endif %}
+<pre>{% for line in lines %}{{ line.instance ~ " | " if many }}{{ line.text }}
+{% else %}no output yet{% endfor %}</pre>{% endblock %}"""
+
+_POOL = """{% extends "layout" %}{% block body %}
+{% if trouble %}<p class="failed">{{ trouble }}</p>{% endif %}
+<h2>Teachers ({{ teachers | length }})</h2>
+<table><tr><th>address</th><th>weight</th><th>id</th></tr>
+{% for teacher in teachers %}<tr><td>{{ teacher.address }}</td><td>{{ teacher.weight }}</td><td>{{ teacher.id }}</td></tr>
+{% else %}<tr><td class="quiet">none registered</td></tr>{% endfor %}</table>
+<h2>Students ({{ students | length }})</h2>
+<table><tr><th>id</th><th>runs on</th><th>wants</th></tr>
+{% for student in students %}<tr><td>{{ student.id }}</td><td>{{ student.address }}</td>
+<td>{{ "all" if student.want is none else student.want }}</td></tr>
+{% else %}<tr><td class="quiet">none attached</td></tr>{% endfor %}</table>
+{% if model %}<h2>Model</h2>
+<table><tr><td>platform</td><td>{{ model.platform }}</td></tr>
+{% for tensor in model.inputs %}<tr><td>takes</td><td>{{ tensor.name }} {{ tensor.datatype }} {{ tensor.shape | list }}</td></tr>{% endfor %}
+{% for tensor in model.outputs %}<tr><td>answers</td><td>{{ tensor.name }} {{ tensor.datatype }} {{ tensor.shape | list }}</td></tr>{% endfor %}
+</table>{% endif %}
+{% if status %}<h2>Instances (wanted {{ status.wanted }})</h2>
+<p class="{{ status.phase }}">{{ status.phase }}{{ ": " ~ status.reason if status.reason }}</p>
+<table><tr><th>number</th><th>phase</th><th>up for</th><th>restarts</th><th>exit status</th></tr>
+{% for one in status.instances %}<tr><td>{{ one.index }}</td><td class="{{ one.phase }}">{{ one.phase }}</td>
+<td>{{ (now - one.started_at) | round | int if one.phase == "running" else "-" }}{{ " s" if one.phase == "running" }}</td>
+<td>{{ one.restarts }}</td><td>{{ "" if one.exit_code is none else one.exit_code }}</td></tr>{% endfor %}</table>
+{% if status.last_lines %}<pre>{% for line in status.last_lines %}{{ line }}
+{% endfor %}</pre>{% endif %}
+{% else %}<p class="quiet">The backend runs no pool of this name.</p>{% endif %}{% endblock %}"""
+
+_MESSAGE = """{% extends "layout" %}{% block body %}<p>{{ text }}</p>{% endblock %}"""
+
+_TEMPLATES = jinja2.Environment(
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    loader=jinja2.DictLoader({"layout": _LAYOUT, "log": _LOG, "pool": _POOL, "message": _MESSAGE}),
+)
+
+
+def log_page(job: str, status: JobStatus | None, progress: Progress | None, lines: Sequence[LogLine]) -> str:
+    """Show a job's log. The page reloads itself while the job runs; `status` is None once the job is removed."""
+    return _TEMPLATES.get_template("log").render(
+        title=f"Log of {job}",
+        refresh_s=5 if status and status.phase == "running" else 0,
+        status=status,
+        progress=progress,
+        lines=lines,
+        many=len({line.instance for line in lines}) > 1,
+    )
+
+
+def pool_page(
+    pool: str, status: JobStatus | None, teachers: Sequence[Member], students: Sequence[Member], trouble: str
+) -> str:
+    """Show a pool and reload. `trouble` says why nobody seems to be registered, empty if that is the truth."""
+    return _TEMPLATES.get_template("pool").render(
+        title=f"Pool {pool}",
+        refresh_s=5,
+        status=status,
+        teachers=teachers,
+        students=students,
+        model=next((teacher.signature for teacher in teachers if teacher.signature), None),
+        trouble=trouble,
+        now=time.time(),
+    )
+
+
+def message_page(title: str, text: str) -> str:
+    """Show one sentence."""
+    return _TEMPLATES.get_template("message").render(title=title, refresh_s=0, text=text)

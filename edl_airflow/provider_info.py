@@ -1,0 +1,74 @@
+"""What Airflow learns about this provider."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NAME = "Elastic Deep Learning"
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Return what the entry point `apache_airflow_provider` promises: see Airflow's provider_info.schema.json."""
+    return {
+        "package-name": "edl-airflow",
+        "name": _NAME,
+        "description": "Service distillation with elastic teacher pools.",
+        "integrations": [{"integration-name": _NAME, "tags": ["software"]}],
+        "operators": [
+            {
+                "integration-name": _NAME,
+                "python-modules": [
+                    "edl_airflow.operators.distill",
+                    "edl_airflow.operators.resize",
+                    "edl_airflow.operators.teacher_pool",
+                ],
+            }
+        ],
+        "sensors": [{"integration-name": _NAME, "python-modules": ["edl_airflow.sensors.teacher_pool"]}],
+        "hooks": [{"integration-name": _NAME, "python-modules": ["edl_airflow.hooks.edl"]}],
+        "triggers": [
+            {
+                "integration-name": _NAME,
+                "python-modules": ["edl_airflow.triggers.job", "edl_airflow.triggers.teacher_pool"],
+            }
+        ],
+        "connection-types": [
+            {
+                "connection-type": "edl",
+                "hook-class-name": "edl_airflow.hooks.edl.EdlHook",
+                "hook-name": _NAME,
+                "conn-fields": {
+                    "backend": {
+                        "label": "Backend",
+                        "description": "Where teachers and students run.",
+                        "schema": {"type": "string", "enum": ["local"], "default": "local"},
+                    },
+                    "tls": {
+                        "label": "Redis over TLS",
+                        "schema": {"type": ["boolean", "null"], "default": False},
+                    },
+                    "namespace": {
+                        "label": "Namespace",
+                        "description": "Prefix of all keys, so that several teams share one Redis.",
+                        "schema": {"type": ["string", "null"], "default": "default"},
+                    },
+                    "work_dir": {
+                        "label": "Working folder",
+                        "description": "Where the local backend keeps jobs and logs; ~/.edl when empty.",
+                        "schema": {"type": ["string", "null"]},
+                    },
+                },
+                "ui-field-behaviour": {
+                    "hidden-fields": ["schema", "extra"],
+                    "relabeling": {
+                        "host": "Redis host",
+                        "port": "Redis port",
+                        "login": "Redis user",
+                        "password": "Redis password",
+                    },
+                    "placeholders": {"host": "127.0.0.1", "port": "6379"},
+                },
+            }
+        ],
+        "extra-links": ["edl_airflow.links.StudentLogLink", "edl_airflow.links.TeacherPoolLink"],
+    }
