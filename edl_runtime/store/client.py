@@ -31,15 +31,19 @@ def connect(url: str) -> Redis:
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 
+    allowed = "redis://, rediss:// or unix://, as in redis://127.0.0.1:6379/0"
     if urlsplit(url).scheme not in _SCHEMES:
-        raise SpecError("redis_url", address_of(url), "redis://, rediss:// or unix://, as in redis://127.0.0.1:6379/0")
-    return Redis.from_url(
-        url,
-        decode_responses=True,
-        retry=Retry(NoBackoff(), 0),
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_timeout=ANSWER_TIMEOUT_S,
-    )
+        raise SpecError("redis_url", address_of(url), allowed)
+    try:
+        return Redis.from_url(
+            url,
+            decode_responses=True,
+            retry=Retry(NoBackoff(), 0),
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            socket_timeout=ANSWER_TIMEOUT_S,
+        )
+    except ValueError:  # a port or an option that is no number
+        raise SpecError("redis_url", address_of(url), allowed) from None
 
 
 def address_of(url: str) -> str:

@@ -1,0 +1,37 @@
+"""The Lua scripts keep the house's rules."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import edl_runtime.store
+from edl_runtime.store import keys
+
+FOLDER = Path(edl_runtime.store.__file__).parent
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.lua"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_names_its_keys_at_its_head(name: str) -> None:
+    """A reader learns each key's type and content before the first line that uses it."""
+    lines = (FOLDER / name).read_text().splitlines()
+    body = next(number for number, line in enumerate(lines) if not line.startswith("--"))
+    head = "\n".join(lines[:body])
+    used = set(re.findall(r"KEYS\[\d\]", "\n".join(lines[body:])))
+    assert used | {f"KEYS[{n}]" for n in range(1, 5)} == set(re.findall(r"(KEYS\[\d\]) \w+ +(?:sorted |)\w+", head))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_never_searches_the_keyspace(name: str) -> None:
+    """KEYS and SCAN would read every key of everybody."""
+    assert not re.search(r"redis\.call\('(KEYS|SCAN)'", (FOLDER / name).read_text(), re.IGNORECASE)
+
+
+def test_the_keys_of_a_service_share_a_slot() -> None:
+    """Redis Cluster runs a script only if all its keys have one hash tag."""
+    service = keys.Service("team", "digits", "students")
+    tags = {re.findall(r"\{(.*?)\}", key)[0] for key in [*keys.of_service(service), keys.fence(service)]}
+    assert tags == {"team/digits"}
