@@ -1,0 +1,8 @@
+"""Service distillation from the student's side: batches of a source, with teachers' answers appended."""
+
+from edl_runtime.distill.reader import DistillReader
+from edl_runtime.distill.reporter import JobReporter
+from edl_runtime.distill.stats import ReaderStats
+from edl_runtime.distill.teachers import Discovered, Fixed
+
+__all__ = ["Discovered", "DistillReader", "Fixed", "JobReporter", "ReaderStats"]

@@ -1,0 +1,125 @@
+"""The running part of a reader: its threads, and who waits for whom."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
+from functools import partial
+from typing import Any
+
+import structlog
+
+from edl_runtime.distill.discovery import follow_pool
+from edl_runtime.distill.feeds import Plan
+from edl_runtime.distill.formats import Format, cut, pieces
+from edl_runtime.distill.loop import LoopThread
+from edl_runtime.distill.pipeline import Epoch, Pipeline
+from edl_runtime.distill.pool import Connect, TeacherPool
+from edl_runtime.distill.teachers import Discovered, Fixed
+from edl_runtime.settings import RuntimeSettings
+
+CLOSE_LIMIT_S = 5.0
+"""How long closing waits for threads; longer take only a source that does not return and a network that is silent."""
+
+log = structlog.get_logger(__name__)
+
+
+class Engine:
+    """Feeder, lanes and discovery of one reader. It does not know the reader, which may thus be forgotten."""
+
+    def __init__(
+        self,
+        source: Callable[[], Iterable[Any]],
+        *,
+        inputs: tuple[str | None, ...],
+        outputs: tuple[str, ...],
+        format: Format,  # noqa: A002 -- as the reader has it
+        teachers: Fixed | Discovered,
+        teacher_batch_size: int,
+        settings: RuntimeSettings,
+        connect: Connect,
+    ) -> None:
+        self._source = source
+        self._format: Format = format
+        self._size = teacher_batch_size
+        self._teachers = teachers
+        self._settings = settings
+        self._plan_of = partial(Plan.of, inputs, outputs)
+        self.pipeline = Pipeline(str(teachers), wait_limit_s=settings.teacher_wait_s)
+        self._pool = TeacherPool(self.pipeline, connect, self._plan_of)
+        self._discovery: LoopThread | None = None
+        self._feeder: threading.Thread | None = None
+        self._started = False
+
+    def start(self) -> bool:
+        """Start to look for teachers; return whether this is the first time."""
+        if self._started:
+            return False
+        self._started = True
+        if isinstance(self._teachers, Discovered):
+            self._discovery = LoopThread("edl discovery", partial(self._discover, self._teachers))
+            self._discovery.start()
+        else:
+            self._pool.use(self._teachers.addresses)
+        return True
+
+    def begin(self) -> Epoch:
+        """Start an epoch and the thread that feeds it."""
+        epoch = self.pipeline.begin()
+        self._feeder = threading.Thread(target=self._feed, args=(epoch, self._feeder), name="edl feeder", daemon=True)
+        self._feeder.start()
+        return epoch
+
+    def stop(self) -> None:
+        """Let all threads end; doesn't wait for them."""
+        self.pipeline.close()
+        if self._discovery is not None:
+            self._discovery.stop()
+        self._pool.stop()
+
+    def join(self) -> None:
+        """Wait for the threads to end after `stop`, for `CLOSE_LIMIT_S` at most."""
+        until = time.monotonic() + CLOSE_LIMIT_S
+        self._pool.join(until)
+        if self._discovery is not None:
+            self._discovery.join(until - time.monotonic())
+        if self._feeder is not None and self._feeder is not threading.current_thread():
+            self._feeder.join(max(0.0, until - time.monotonic()))
+            if self._feeder.is_alive():
+                log.warning("source.still_busy", waited_s=CLOSE_LIMIT_S)
+
+    async def _discover(self, wish: Discovered) -> None:
+        try:
+            await follow_pool(wish, self._settings, self._pool.use)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the training script has to know
+            self.pipeline.fail(error)
+
+    def _feed(self, epoch: Epoch, earlier: threading.Thread | None) -> None:
+        if earlier is not None:
+            earlier.join()  # a source is never run by two threads at once
+        try:
+            self._put_all(epoch)
+        except BaseException as error:  # noqa: BLE001 -- it is the training script's to handle
+            self.pipeline.end_of_source(epoch, error)
+        else:
+            self.pipeline.end_of_source(epoch, None)
+
+    def _put_all(self, epoch: Epoch) -> None:
+        plan: Plan | None = None
+        first = 0
+        items = iter(self._source())
+        try:
+            for piece in pieces(self._format, items, self._size):
+                if plan is None:
+                    signature = self.pipeline.await_signature(epoch)
+                    if signature is None:
+                        return
+                    plan = self._plan_of(signature)
+                batch, requests = cut(self._format, piece, plan, self._size, first)
+                first += batch.samples if self._format == "sample" else 1
+                if not self.pipeline.put(epoch, batch, requests):
+                    return
+        finally:
+            if isinstance(items, Generator):
+                items.close()  # here, in the thread that runs it, and not when somebody happens to forget it

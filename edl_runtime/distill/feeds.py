@@ -1,0 +1,118 @@
+"""What of a source's items goes to the teachers, checked against what they take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from edl_runtime.errors import ProtocolError, SampleError, SpecError
+from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.protocol.tensors import Array, dtype_of
+
+Answers = Mapping[str, Array]
+
+Where = Callable[[int], str]
+"""Says in words which sample a row is."""
+
+
+class Feed(NamedTuple):
+    """One slot of an item that teachers take: `shape` is that of a row, -1 in it is any size."""
+
+    slot: int
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, slot: int, spec: TensorSpec) -> Self:
+        return cls(slot, spec.name, dtype_of(spec.datatype), spec.shape[1:])
+
+    def rows(self, rows: Sequence[Array], where: Where) -> Sequence[Array]:
+        """Return the rows in the teachers' shape. Raises SampleError."""
+        dtype, shape = self.dtype, self.shape
+        if all([row.shape == shape and row.dtype is dtype for row in rows]):  # noqa: C419 -- the hot path
+            return rows
+        fitting = [self._fitting(row, row.shape, where(number)) for number, row in enumerate(rows)]
+        for number, row in enumerate(fitting):
+            if row.shape != fitting[0].shape:
+                allowed = f"rows of one shape in a batch, {list(fitting[0].shape)} as in the first"
+                raise SampleError(self.name, where(number), _words(row.dtype, row.shape), allowed)
+        return fitting
+
+    def array(self, batch: Array, position: str) -> Array:
+        """Return an array of rows in the teachers' shape. Raises SampleError."""
+        return self._fitting(batch, batch.shape[1:], position, (len(batch),))
+
+    def _fitting(self, given: Array, row: tuple[int, ...], position: str, axes: tuple[int, ...] = ()) -> Array:
+        if given.dtype == self.dtype:
+            if _fits(row, self.shape):
+                return given
+            if min(self.shape, default=1) >= 0 and math.prod(row) == math.prod(self.shape):
+                return given.reshape(*axes, *self.shape)
+        raise SampleError(self.name, position, _words(given.dtype, row), _words(self.dtype, self.shape))
+
+
+class Answer(NamedTuple):
+    """One output that is asked for: `shape` is that of a row."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def none(self) -> Array:
+        """Return the answer to no rows."""
+        return np.empty((0, *(max(size, 0) for size in self.shape)), self.dtype)
+
+
+class Plan(NamedTuple):
+    """What is asked of the teachers, for each item."""
+
+    slots: tuple[str | None, ...]
+    feeds: tuple[Feed, ...]
+    answers: tuple[Answer, ...]
+
+    @property
+    def slots_in_words(self) -> str:
+        return f"{len(self.slots)} slots: {', '.join(name or 'one of no name' for name in self.slots)}"
+
+    @classmethod
+    def of(cls, inputs: Sequence[str | None], outputs: Sequence[str], signature: ModelSignature) -> Self:
+        """Match the names of a reader with those of the model. Raises SpecError."""
+        slots = {name: slot for slot, name in enumerate(inputs) if name}
+        for spec in signature.inputs:
+            if spec.name not in slots:
+                allowed = f"names with {spec.name!r} among them: the teachers' model {signature.name!r} takes it"
+                raise SpecError("inputs", tuple(inputs), allowed)
+        if not signature.inputs:
+            raise SpecError("teachers", signature.name, "a model that takes at least one input")
+        known = {spec.name: spec for spec in signature.outputs}
+        for name in outputs:
+            if name not in known:
+                allowed = f"of the outputs of the teachers' model {signature.name!r}: {', '.join(known)}"
+                raise SpecError("outputs", name, allowed)
+        return cls(
+            tuple(inputs),
+            tuple(Feed.of(slots[spec.name], spec) for spec in signature.inputs),
+            tuple(Answer(name, dtype_of(known[name].datatype), known[name].shape[1:]) for name in outputs),
+        )
+
+    def check(self, answers: Answers, rows: int) -> None:
+        """Raise ProtocolError unless a teacher answered what it was asked for `rows` rows."""
+        for name, dtype, shape in self.answers:
+            array = answers[name]
+            if array.dtype != dtype or array.shape[:1] != (rows,) or not _fits(array.shape[1:], shape):
+                given, allowed = _words(array.dtype, array.shape), _words(dtype, (rows, *shape))
+                raise ProtocolError(f"output {name!r} is {given}, asked for was {allowed}")
+
+
+def _fits(given: tuple[int, ...], allowed: tuple[int, ...]) -> bool:
+    return given == allowed or (
+        len(given) == len(allowed) and all(size in (have, -1) for have, size in zip(given, allowed, strict=True))
+    )
+
+
+def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    return f"{dtype} {list(shape)}"

@@ -1,0 +1,128 @@
+"""The three shapes of a source's items: cut into requests, and put together again with the answers.
+
+| format | the source yields | the reader yields |
+| --- | --- | --- |
+| sample | (image, label) | (image, label, *answers), one at a time |
+| sample_list | [(image, label), …] | [(image, label, *answers), …], as long as the source's list |
+| batch | (images[B, …], labels[B, …]) | (images, labels, *answers[B, …]) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from edl_runtime.distill.batches import Batch, Request
+from edl_runtime.distill.feeds import Answer, Answers, Plan, Where
+from edl_runtime.errors import SampleError
+from edl_runtime.protocol.tensors import Array, Tensor
+
+Format = Literal["sample", "sample_list", "batch"]
+
+Slots = tuple[Array, ...]
+
+
+def pieces(kind: Format, source: Iterable[Any], size: int) -> Iterator[Any]:
+    """Yield what is cut into requests at once: an item of the source, or `size` samples of it in format "sample"."""
+    if kind != "sample":
+        yield from source
+        return
+    samples: list[Any] = []
+    try:
+        for sample in source:
+            samples.append(sample)
+            if len(samples) == size:
+                yield samples
+                samples = []
+    except Exception:
+        if samples:
+            yield samples  # what came before the error is delivered before it
+        raise
+    if samples:
+        yield samples
+
+
+def cut(kind: Format, piece: Any, plan: Plan, size: int, first: int) -> tuple[Batch, list[Request]]:
+    """Return a piece and its requests of at most `size` rows; it starts with the `first`-th item of the epoch.
+
+    Arrays are not copied. Raises SampleError for what the teachers don't take.
+    """
+    if kind == "batch":
+        return _cut_batch(piece, plan, size, lambda _: f"batch {first}")
+    if kind == "sample":
+        return _cut_samples(piece, plan, size, lambda number: f"sample {first + number}")
+    if not isinstance(piece, list | tuple):
+        raise SampleError("item", f"batch {first}", type(piece).__name__, "a list of samples")
+    return _cut_samples(piece, plan, size, lambda number: f"sample {number} of batch {first}")
+
+
+def join(kind: Format, batch: Batch) -> Iterable[Any]:
+    """Return the items to deliver for a batch whose requests are all answered."""
+    plan = batch.plan
+    answers = cast("list[Answers]", batch.answers)
+    if kind == "batch":
+        return [
+            (*batch.payload, *(_joined([part[wanted.name] for part in answers], wanted) for wanted in plan.answers))
+        ]
+    columns = (chain.from_iterable([part[wanted.name] for part in answers]) for wanted in plan.answers)
+    samples = [(*slots, *row) for slots, *row in zip(batch.payload, *columns, strict=True)]
+    return samples if kind == "sample" else [samples]
+
+
+def _joined(parts: Sequence[Array], wanted: Answer) -> Array:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else wanted.none()
+
+
+def _cut_batch(item: Any, plan: Plan, size: int, where: Where) -> tuple[Batch, list[Request]]:
+    slots = _slots(item, plan, where, 0)
+    names = [feed.name for feed in plan.feeds]
+    arrays = [slots[feed.slot] for feed in plan.feeds]
+    rows = len(arrays[0]) if arrays[0].ndim else 0
+    for name, array in zip(names, arrays, strict=True):
+        if not array.ndim or len(array) != rows:
+            given = f"{len(array)} rows" if array.ndim else "a single value"
+            raise SampleError(name, where(0), given, f"an array of rows, as many as {names[0]!r} has")
+    fitting = [
+        np.ascontiguousarray(feed.array(array, where(0))) for feed, array in zip(plan.feeds, arrays, strict=True)
+    ]
+    return _requests(slots, plan, rows, dict(zip(names, fitting, strict=True)), size)
+
+
+def _cut_samples(items: Sequence[Any], plan: Plan, size: int, where: Where) -> tuple[Batch, list[Request]]:
+    samples = [_slots(item, plan, where, number) for number, item in enumerate(items)]
+    columns = list(zip(*samples, strict=True)) or [()] * len(plan.slots)
+    inputs = {feed.name: feed.rows(columns[feed.slot], where) for feed in plan.feeds}
+    return _requests(samples, plan, len(samples), inputs, size)
+
+
+def _requests(
+    payload: Any, plan: Plan, rows: int, inputs: Mapping[str, Tensor], size: int
+) -> tuple[Batch, list[Request]]:
+    starts = range(0, rows, size)
+    batch = Batch(payload, plan, samples=rows, requests=len(starts))
+    return batch, [
+        Request(
+            batch,
+            index,
+            {name: tensor[start : start + size] for name, tensor in inputs.items()},
+            min(size, rows - start),
+        )
+        for index, start in enumerate(starts)
+    ]
+
+
+def _slots(item: Any, plan: Plan, where: Where, number: int) -> Slots:
+    """Return the slots of an item as arrays; Python's lists and numbers become arrays of numpy's choice."""
+    if not isinstance(item, list | tuple):
+        raise SampleError("item", where(number), type(item).__name__, f"a tuple of {plan.slots_in_words}")
+    if len(item) != len(plan.slots):
+        raise SampleError("item", where(number), f"{len(item)} slots", plan.slots_in_words)
+    try:
+        return tuple([slot if type(slot) is np.ndarray else np.asarray(slot) for slot in item])
+    except ValueError as error:
+        raise SampleError("item", where(number), f"a slot that is no array ({error})", "arrays") from error

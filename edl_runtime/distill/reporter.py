@@ -1,0 +1,174 @@
+"""How far training is, told about once a second to Redis and every few seconds to the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
+
+import structlog
+
+from edl_runtime.distill.loop import LoopThread
+from edl_runtime.distill.stats import Meter, ReaderStats
+from edl_runtime.errors import RegistryUnavailableError, SpecError
+from edl_runtime.progress import Progress, publish
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.client import connect
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+PUBLISH_EVERY_S = 1.0
+LOG_EVERY_S = 5.0
+LAST_LIMIT_S = 1.0
+"""For the last report, when nobody may be there to take it."""
+JOIN_LIMIT_S = 2.0
+
+log = structlog.get_logger(__name__)
+
+
+class JobReporter:
+    """Reports a job's progress while it trains, in a thread of its own; training never waits for it.
+
+    A reader makes one by itself. Make your own, as a context manager, to report phases without teachers or several
+    readers one after the other as one job, and give it to each reader: steps add up.
+
+    - `total_steps`: batches to train in all; without it there is no time left to tell.
+    - `settings`: by default from the environment. Without a job's name and Redis only the log is written.
+    """
+
+    def __init__(self, *, total_steps: int | None = None, settings: RuntimeSettings | None = None) -> None:
+        """Raise SpecError for a `total_steps` that is not above 0. Starts nothing yet."""
+        if total_steps is not None and total_steps < 1:
+            raise SpecError("total_steps", total_steps, "1 or more, or None when it is not known")
+        self._total_steps = total_steps
+        self._settings = settings or RuntimeSettings.from_env(os.environ)
+        self._lock = threading.RLock()  # reentrant: the garbage collector may stop it from inside
+        self._steps = 0
+        self._samples = 0
+        self._epoch: int | None = None
+        self._loss: float | None = None
+        self._note = ""
+        self._readers: list[Callable[[], ReaderStats]] = []
+        now = time.monotonic()
+        self._step_meter = Meter(now)
+        self._sample_meter = Meter(now)
+        self._thread: LoopThread | None = None
+        self._closed = False
+        self._dropping = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def advance(self, samples: int) -> None:
+        """Note that a batch of so many samples was trained. Readers that have this reporter do it themselves."""
+        self._start()
+        with self._lock:
+            self._steps += 1
+            self._samples += samples
+
+    def report(self, *, loss: float | None = None, note: str | None = None, epoch: int | None = None) -> None:
+        """Set what is told from now on; None leaves it as it is. `note`: what is being done, in your own words."""
+        self._start()
+        with self._lock:
+            self._loss = self._loss if loss is None else float(loss)
+            self._note = self._note if note is None else note
+            self._epoch = self._epoch if epoch is None else epoch
+
+    def follow(self, stats: Callable[[], ReaderStats]) -> None:
+        """Add what a reader counts, now and later."""
+        with self._lock:
+            self._readers.append(stats)
+        self._start()
+
+    def progress(self) -> Progress:
+        """Return what is told at the moment."""
+        with self._lock:
+            readers = [stats() for stats in self._readers]
+            steps = self._steps + sum(reader.batches for reader in readers)
+            samples = self._samples + sum(reader.samples for reader in readers)
+            now = time.monotonic()
+            self._step_meter.mark(steps, now)
+            self._sample_meter.mark(samples, now)
+            answered: dict[str, int] = {}
+            for reader in readers:
+                for address, count in reader.answered.items():
+                    answered[address] = answered.get(address, 0) + count
+            return Progress(
+                step=steps,
+                updated_at=time.time(),
+                total_steps=self._total_steps,
+                epoch=self._epoch if self._epoch is not None else readers[-1].epoch if readers else 0,
+                loss=self._loss,
+                samples_per_s=self._sample_meter.rate(samples, now),
+                teachers=sum(reader.teachers for reader in readers),
+                answered=answered,
+                time_left_s=self._time_left_s(steps, self._step_meter.rate(steps, now)),
+                note=self._note,
+            )
+
+    def stop(self) -> None:
+        """Tell the last, and then no more; doesn't wait for it."""
+        with self._lock:
+            self._closed = True
+        if self._thread is not None:
+            self._thread.stop()
+
+    def close(self) -> None:
+        """Tell the last and return when it is told, or can't be."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(JOIN_LIMIT_S)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is not None or self._closed:
+                return
+            self._thread = LoopThread("edl reporter", self._tell)
+        self._thread.start()
+
+    def _time_left_s(self, steps: int, steps_per_s: float) -> float | None:
+        if self._total_steps is None or not steps_per_s:
+            return None
+        return max(0, self._total_steps - steps) / steps_per_s
+
+    async def _tell(self) -> None:
+        if not (self._settings.job and self._settings.redis_url):
+            await self._tell_until_stopped(None)
+            return
+        async with connect(self._settings.redis_url) as client:
+            await self._tell_until_stopped(client)
+
+    async def _tell_until_stopped(self, client: Redis | None) -> None:
+        logged_at, logged_step = time.monotonic(), 0
+        try:
+            while True:
+                progress = await self._publish(client)
+                if progress.step > logged_step and time.monotonic() - logged_at >= LOG_EVERY_S:
+                    log.info("job.progress", job=self._settings.job, progress=progress.line())
+                    logged_at, logged_step = time.monotonic(), progress.step
+                await asyncio.sleep(PUBLISH_EVERY_S)
+        finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_LIMIT_S):
+                    await self._publish(client)
+
+    async def _publish(self, client: Redis | None) -> Progress:
+        progress = self.progress()
+        if client is not None:
+            try:
+                await publish(client, self._settings.namespace, self._settings.job, progress)
+            except RegistryUnavailableError as error:
+                if not self._dropping:
+                    log.warning("progress.dropped", job=self._settings.job, address=error.address, cause=error.cause)
+                self._dropping = True
+            else:
+                self._dropping = False
+        return progress

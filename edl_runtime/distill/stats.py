@@ -1,0 +1,50 @@
+"""How a reader fares: counts, and rates over the last seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+WINDOW_S = 10.0
+"""Rates look back this far."""
+
+_MARK_EVERY_S = 0.5
+
+
+class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reader has delivered so far.
+
+    - `batches`, `samples`: delivered over all epochs; in format "sample", what fills a request counts as a batch.
+    - `samples_per_s`: over the last ten seconds, the student's own steps included.
+    - `teachers`: teachers in use now; `answered`: requests answered by each teacher, by address.
+    - `epoch`: the number of the current or last one, from 0.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    samples_per_s: float = 0.0
+    teachers: int = 0
+    answered: dict[str, int] = {}
+    epoch: int = 0
+
+
+class Meter:
+    """The rate of a count that grows, over the last `WINDOW_S`. Times are seconds of one monotonic clock."""
+
+    def __init__(self, now: float) -> None:
+        self._marks: deque[tuple[float, int]] = deque([(now, 0)])
+
+    def mark(self, count: int, now: float) -> None:
+        """Note that the count stood at `count`; cheap enough for every batch."""
+        marks = self._marks
+        if now - marks[-1][0] >= _MARK_EVERY_S:
+            marks.append((now, count))
+            while len(marks) > 2 and now - marks[1][0] >= WINDOW_S:
+                marks.popleft()
+
+    def rate(self, count: int, now: float) -> float:
+        """Return the growth a second up to `count` now."""
+        recent = [mark for mark in self._marks.copy() if now - mark[0] <= WINDOW_S]
+        since, before = recent[0] if recent else self._marks[-1]
+        return (count - before) / (now - since) if now > since else 0.0
