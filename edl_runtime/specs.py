@@ -132,6 +132,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         check_name("name", self.name)
         if self.instances not in self.bounds:
             raise SpecError("instances", self.instances, f"{self.bounds.min} to {self.bounds.max}")
+        msgspec.structs.force_setattr(self, "grace_s", float(self.grace_s))  # 10 and 10.0 are the same spec
 
     @property
     def digest(self) -> str:

@@ -1,0 +1,56 @@
+"""The `edl` command: one module a subcommand, each with a click command of the module's name.
+
+A subcommand's module is imported only when it is run, so that `edl --help` is quick and `edl jobs` needs no Redis.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from edl_runtime.errors import EX_CONFIG, EdlError, ModelError, PoolMismatchError, SpecError
+
+SUMMARIES = {
+    "jobs": "Show the jobs and pools of this machine.",
+    "logs": "Show what a job's instances wrote.",
+    "pools": "Show pools and the teachers registered in them.",
+    "resize": "Change the number of a pool's or job's instances.",
+    "teacher": "Serve a model to students.",
+}
+"""Every subcommand and what `edl --help` says of it."""
+
+_NOT_MENDED_BY_A_RESTART = (SpecError, ModelError, PoolMismatchError)
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(SUMMARIES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        if cmd_name not in SUMMARIES:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"{__name__}.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUMMARIES.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def edl() -> None:
+    """Elastic deep learning: teachers, jobs and pools."""
+
+
+def main() -> None:
+    """Run the `edl` command with this process's arguments and exit.
+
+    Exit status 0 for success, 2 for wrong usage, EX_CONFIG (78) for what a restart can't mend, 1 for the rest.
+    """
+    try:
+        edl(prog_name="edl")
+    except EdlError as error:
+        click.echo(f"edl: {error}", err=True)
+        sys.exit(EX_CONFIG if isinstance(error, _NOT_MENDED_BY_A_RESTART) else 1)

@@ -1,0 +1,195 @@
+"""The local backend's verbs."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from edl_runtime.backends.base import Capacity, JobStatus, LogLine
+from edl_runtime.backends.local import locks
+from edl_runtime.backends.local.capacity import machine_capacity
+from edl_runtime.backends.local.folders import JobFolder, WorkFolder
+from edl_runtime.backends.local.launch import launch
+from edl_runtime.backends.local.logs import read_run
+from edl_runtime.backends.local.messages import (
+    REPLY_WITHIN_S,
+    Adopt,
+    Delete,
+    Done,
+    Refused,
+    Reply,
+    Request,
+    Resize,
+    Start,
+    ask,
+)
+from edl_runtime.errors import BackendError, SpecError, SubmitError, UnknownJobError
+from edl_runtime.specs import JobSpec, check_name
+
+
+class LocalBackend:
+    """Runs jobs as processes of this machine; see `edl_runtime.backends.base.Backend` for what the verbs promise.
+
+    All who use the same `work_dir` see the same jobs, also from other processes; those outlive whoever started them. It
+    is made when first needed, readable by its owner only.
+    """
+
+    def __init__(self, work_dir: Path | str) -> None:
+        self._work = WorkFolder(Path(work_dir).expanduser().absolute())
+
+    async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
+        """Get or create the job. Once a start has begun it is brought to its end, even when this is cancelled."""
+        await asyncio.to_thread(self._prepare, spec)
+        folder = self._work.job(spec.name)
+        async with locks.hold(self._work.lock(spec.name)) as held:
+            if adopted := await _adopt(folder, spec, token):
+                return adopted
+            await _clear(folder)
+            starting = asyncio.ensure_future(asyncio.to_thread(self._start, spec, token, secrets, held))
+            try:
+                return await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                with suppress(SubmitError):
+                    await starting
+                raise
+
+    async def get(self, name: str) -> JobStatus:
+        status = await asyncio.to_thread(self._job(name).read_status)
+        if status is None:
+            raise self._unknown(name)
+        return status
+
+    async def list(self) -> builtins.list[JobStatus]:
+        return await asyncio.to_thread(self._list)
+
+    async def resize(self, name: str, instances: int) -> JobStatus:
+        if not isinstance(instances, int) or isinstance(instances, bool):
+            raise SpecError("instances", instances, "a whole number")
+        status = await self.get(name)
+        try:
+            reply = await _ask(self._job(name), Resize(instances))
+        except TimeoutError:
+            raise BackendError(f"the supervisor of {name!r} does not answer") from None
+        match reply:
+            case Done():
+                return reply.status
+            case Refused(allowed=allowed) if allowed:
+                raise SpecError("instances", instances, allowed)
+            case _:
+                ended = "is ending" if status.phase == "running" else f"has {status.phase}"
+                raise BackendError(f"{name!r} {ended} and can't be resized; submit it again")
+
+    async def logs(
+        self, name: str, *, instance: int | None = None, tail: int | None = None, follow: bool = False
+    ) -> AsyncIterator[LogLine]:
+        job = self._job(name)
+        runs = await asyncio.to_thread(self._work.runs, name)
+        if not runs:
+            raise self._unknown(name)
+
+        def ended() -> bool:
+            if not follow:
+                return True
+            status = job.read_status()
+            return status is None or self._work.run_folder(status) != runs[-1] or not locks.is_held(job.processes_lock)
+
+        async for line in read_run(runs[-1], instance=instance, last=tail, ended=ended):
+            yield line
+
+    async def delete(self, name: str, *, token: str | None = None) -> bool:
+        folder, lock = self._job(name), self._work.lock(name)
+        if not lock.exists():  # nobody ever tried to start it
+            return False
+        async with locks.hold(lock):
+            return await _clear(folder, token)
+
+    async def capacity(self) -> Capacity:
+        return await asyncio.to_thread(machine_capacity)
+
+    def _prepare(self, spec: JobSpec) -> None:
+        if spec.cwd and not Path(spec.cwd).is_dir():
+            raise SubmitError(spec.name, f"its folder {spec.cwd!r} does not exist")
+        try:
+            self._work.make()
+        except OSError as error:
+            raise SubmitError(spec.name, str(error)) from error
+
+    def _start(self, spec: JobSpec, token: str, secrets: Mapping[str, str], held: int) -> JobStatus:
+        folder = self._work.new_job(spec.name)
+        return launch(
+            Start(
+                spec=spec,
+                token=token,
+                secrets=dict(secrets),
+                work_folder=str(self._work.path),
+                folder=str(folder.path),
+                held=held,
+            )
+        )
+
+    def _job(self, name: str) -> JobFolder:
+        try:
+            check_name("name", name)
+        except SpecError:  # such a name might lead out of the work folder
+            raise self._unknown(name) from None
+        return self._work.job(name)
+
+    def _list(self) -> builtins.list[JobStatus]:
+        found = (self._work.job(name).read_status() for name in self._work.jobs())
+        return [status for status in found if status]
+
+    def _unknown(self, name: str) -> UnknownJobError:
+        return UnknownJobError(name, self._work.jobs())
+
+
+async def _adopt(folder: JobFolder, spec: JobSpec, token: str) -> JobStatus | None:
+    """Return the job's status if it is one to adopt, with `token` as its owner. Needs the job's lock."""
+    try:
+        reply = await _ask(folder, Adopt(spec.digest, token))
+    except TimeoutError:
+        return None
+    if reply is not None:
+        return reply.status if isinstance(reply, Done) else None
+    status = await asyncio.to_thread(folder.read_status)
+    if status is None or status.phase != "succeeded" or status.digest != spec.digest:
+        return None
+    adopted = msgspec.structs.replace(status, token=token)
+    await asyncio.to_thread(folder.write_status, adopted)
+    return adopted
+
+
+async def _clear(folder: JobFolder, token: str | None = None) -> bool:
+    """Stop the job down to its last process and remove it; with a `token`, only if it carries that.
+
+    Needs the job's lock. A supervisor that does not answer is killed, and its instances with it.
+    """
+    status = await asyncio.to_thread(folder.read_status)
+    if status is None:
+        await asyncio.to_thread(folder.remove)  # what a crash of the machine left, if anything
+        return False
+    if token not in (None, status.token):
+        return False
+    with locks.watch(folder.processes_lock) as released:
+        try:
+            await _ask(folder, Delete(token))
+        except TimeoutError:
+            folder.kill_supervisor()
+        await released()
+    await asyncio.to_thread(folder.remove)  # what a supervisor left that had ended before
+    return True
+
+
+async def _ask(folder: JobFolder, request: Request) -> Reply | None:
+    """Return the supervisor's reply, None when there is no supervisor (any more). Raises TimeoutError."""
+    async with asyncio.timeout(REPLY_WITHIN_S):
+        while locks.is_held(folder.supervisor_lock):
+            try:
+                return await ask(folder.address(), request)
+            except (ConnectionError, FileNotFoundError):  # it is just ending, and frees the lock in a moment
+                await asyncio.sleep(locks.POLL_S)
+    return None

@@ -1,0 +1,181 @@
+"""Where the local backend keeps what, below its work folder.
+
+| path | what it is |
+| --- | --- |
+| `jobs/NAME/status.json` | the job's status, as its supervisor last wrote it |
+| `jobs/NAME/supervisor.lock` | held, with its process id in it, while the supervisor lives |
+| `jobs/NAME/processes.lock` | held while any process of the job lives |
+| `jobs/NAME/address` | the path of the supervisor's socket: `jobs/NAME/socket`, or a shorter one elsewhere |
+| `jobs/NAME/work/INDEX/` | the folder that an instance starts in |
+| `jobs/NAME/results/INDEX.json` | what an instance left by `write_result` |
+| `locks/NAME` | held while the job is started or stopped |
+| `logs/NAME/RUN/INDEX.log` | what an instance wrote; kept when the job is deleted, for the newest runs |
+| `logs/NAME/RUN/supervisor.log` | what the supervisor did |
+
+Folders below `jobs` that start with a dot are being made or removed. All is readable by its owner only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edl_runtime.backends.base import InstanceStatus, JobStatus
+from edl_runtime.backends.local import locks
+from edl_runtime.result import RESULT_LIMIT
+
+KEPT_RUNS = 5
+"""How many runs of a job keep their logs."""
+
+_SUPERVISOR_DIED = (
+    "its supervisor died without a word (killed, or out of memory), and its instances with it; "
+    "submit it again to start it anew"
+)
+
+
+class JobFolder:
+    """What is kept of one job while it exists."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.status_file = path / "status.json"
+        self.supervisor_lock = path / "supervisor.lock"
+        self.processes_lock = path / "processes.lock"
+        self.address_file = path / "address"
+
+    def read_status(self) -> JobStatus | None:
+        """Return the job's status, None when there is no such job. A supervisor that died makes it a failed one."""
+        status = self._read_status()
+        if status and status.phase == "running" and not locks.is_held(self.supervisor_lock):
+            status = self._read_status()  # it may have ended properly since
+            if status and status.phase == "running":
+                status = _orphaned(status)
+        return status and msgspec.structs.replace(status, result=self._read_result())
+
+    def write_status(self, status: JobStatus) -> None:
+        """Replace the status in one step: readers see the old one or the new one."""
+        write_atomically(self.status_file, msgspec.json.encode(status))
+
+    def result_file(self, index: int) -> Path:
+        return self.path / "results" / f"{index}.json"
+
+    def work_folder(self, index: int) -> Path:
+        return self.path / "work" / str(index)
+
+    def remove(self) -> None:
+        """Remove the folder, and the socket if that lies elsewhere. A job of the same name may be made meanwhile."""
+        with suppress(FileNotFoundError):
+            socket = self.address()
+            if socket.parent != self.path:
+                shutil.rmtree(socket.parent, ignore_errors=True)
+        rubbish = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", dir=self.path.parent))
+        with suppress(FileNotFoundError):
+            self.path.replace(rubbish)
+        shutil.rmtree(rubbish, ignore_errors=True)
+
+    def address(self) -> Path:
+        """Return the path of the supervisor's socket. Raises FileNotFoundError when the job is gone."""
+        return Path(self.address_file.read_text())
+
+    def kill_supervisor(self) -> None:
+        """Kill the supervisor, if it lives, and so all of its instances."""
+        with suppress(FileNotFoundError, ProcessLookupError):
+            pid = int(self.supervisor_lock.read_text())
+            if locks.is_held(self.supervisor_lock):
+                os.kill(pid, signal.SIGKILL)
+
+    def _read_status(self) -> JobStatus | None:
+        try:
+            return msgspec.json.decode(self.status_file.read_bytes(), type=JobStatus)
+        except (FileNotFoundError, msgspec.DecodeError):  # torn by a crash of the machine: nothing of it runs
+            return None
+
+    def _read_result(self) -> dict[str, Any] | None:
+        try:
+            with self.result_file(0).open("rb") as file:
+                return msgspec.json.decode(file.read(RESULT_LIMIT), type=dict[str, Any])
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+
+class WorkFolder:
+    """The local backend's work folder: all jobs and their logs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def make(self) -> None:
+        """Make the folder and its parts, those that are missing. Raises OSError."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for part in ("jobs", "locks", "logs"):
+            (self.path / part).mkdir(exist_ok=True, mode=0o700)
+
+    def job(self, name: str) -> JobFolder:
+        return JobFolder(self.path / "jobs" / name)
+
+    def jobs(self) -> list[str]:
+        """Return the names of all jobs, sorted."""
+        with suppress(FileNotFoundError):
+            return sorted(entry.name for entry in (self.path / "jobs").iterdir() if not entry.name.startswith("."))
+        return []
+
+    def new_job(self, name: str) -> JobFolder:
+        """Make a hidden folder for a job to be, and remove those of earlier ones that never came to be.
+
+        Call it with the job's lock held.
+        """
+        for rubbish in (self.path / "jobs").glob(f".{name}.*"):
+            shutil.rmtree(rubbish, ignore_errors=True)
+        return JobFolder(Path(tempfile.mkdtemp(prefix=f".{name}.", dir=self.path / "jobs")))
+
+    def lock(self, name: str) -> Path:
+        return self.path / "locks" / name
+
+    def run_folder(self, status: JobStatus) -> Path:
+        """Return where the logs of this run of the job are."""
+        started = datetime.fromtimestamp(status.created_at, UTC)
+        return self.path / "logs" / status.name / f"{started:%Y%m%dT%H%M%S.%fZ}-{status.digest[:8]}"
+
+    def runs(self, name: str) -> list[Path]:
+        """Return the folders of the runs whose logs are kept, oldest first; empty for a job that never was."""
+        with suppress(FileNotFoundError):
+            return sorted((self.path / "logs" / name).iterdir())
+        return []
+
+    def new_run(self, status: JobStatus) -> Path:
+        """Make the folder for a new run's logs, and drop the oldest so that KEPT_RUNS are left."""
+        folder = self.run_folder(status)
+        folder.mkdir(parents=True, mode=0o700)
+        for old in self.runs(status.name)[:-KEPT_RUNS]:
+            shutil.rmtree(old, ignore_errors=True)
+        return folder
+
+
+def write_atomically(file: Path, content: bytes) -> None:
+    """Write `file` so that readers see what it was or `content`, never a part."""
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_bytes(content)
+    partial.replace(file)
+
+
+def _orphaned(status: JobStatus) -> JobStatus:
+    return msgspec.structs.replace(
+        status,
+        phase="failed",
+        reason=_SUPERVISOR_DIED,
+        instances=tuple(map(_killed, status.instances)),
+    )
+
+
+def _killed(instance: InstanceStatus) -> InstanceStatus:
+    if instance.phase != "running":
+        return instance
+    return msgspec.structs.replace(instance, phase="failed", exit_code=-signal.SIGKILL)

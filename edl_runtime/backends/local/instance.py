@@ -1,0 +1,131 @@
+"""Runs one instance's command and outlives nothing: started by path, `python -I -S instance.py FDS COMMAND…`.
+
+FDS are two descriptors, "LIFELINE,LOCK". The supervisor holds the other end of the lifeline; when that closes, because
+the supervisor lets this instance go or died, the command and all its descendants are killed. The lock is only held: it
+tells others that something of the job still runs. SIGTERM is passed on to the command alone, as on Kubernetes. When
+the command has ended, what it left behind is killed, and this process ends the way the command did.
+
+Only the standard library's cheap modules are used: this is started once an instance. Its process is as small as that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import sys
+from collections.abc import Container, Iterator
+
+NOT_RUN = 127
+"""Exit status for a command that could not be run, as shells have it."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of its descendants' orphans, where the system can (Linux)."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_descendants(spare: Container[int] = ()) -> None:
+    """Kill and reap this process's children but those in `spare`, and theirs, which become ours as their parents die.
+
+    Needs `adopt_orphans()` and Linux; elsewhere it does nothing.
+    """
+    while children := [pid for pid in _children() if pid not in spare]:
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def _children() -> Iterator[int]:
+    if sys.platform != "linux":
+        return
+    parent = str(os.getpid())
+    for entry in os.listdir("/proc"):  # noqa: PTH208 - pathlib would double the time that a start takes
+        if entry.isdecimal():
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/stat") as stat:  # noqa: PTH123 - as above
+                if stat.read().rpartition(")")[2].split()[1] == parent:  # state and parent follow "(name)"
+                    yield int(entry)
+
+
+def _run(command: list[str], lifeline: int) -> int:
+    """Return the command's exit status, negative for a signal."""
+    adopt_orphans()
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
+    terminations: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: terminations.append(number))
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    try:
+        child = os.posix_spawnp(
+            command[0],
+            command,
+            os.environ,
+            setpgroup=0,
+            setsigmask=[],
+            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+        )
+    except OSError as error:
+        print(f"edl: can't run {command[0]!r}: {error.strerror}", file=sys.stderr, flush=True)  # noqa: T201 - the log
+        return NOT_RUN
+    exit_status = _wait(child, lifeline, woken, terminations)
+    _kill_group(child)
+    if exit_status is None:
+        exit_status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    kill_descendants()
+    return exit_status
+
+
+def _wait(child: int, lifeline: int, woken: int, terminations: list[int]) -> int | None:
+    """Return the child's exit status once it has ended, None once the lifeline is cut.
+
+    The child is left unreaped in the second case and reaped in the first.
+    """
+    while True:
+        readable, _, _ = select.select([lifeline, woken], [], [])
+        if lifeline in readable:
+            return None
+        with contextlib.suppress(BlockingIOError):
+            os.read(woken, 4096)
+        while terminations:
+            os.kill(child, terminations.pop())
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == child:
+                    return os.waitstatus_to_exitcode(ended[1])
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing of it is left (macOS says it so)
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _end_as(exit_status: int) -> None:
+    if exit_status >= 0:
+        os._exit(exit_status)
+    number = -exit_status
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):  # SIGKILL has no handler to reset
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def main(arguments: list[str]) -> None:
+    """Run `arguments`: the two descriptors, then the command."""
+    descriptors = [int(word) for word in arguments[0].split(",")]
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    _end_as(_run(arguments[1:], descriptors[0]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,250 @@
+"""A running job, as its supervisor has it: its instances, and the decisions on all that is asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
+
+import msgspec
+
+from edl_runtime.backends.base import InstanceStatus, JobStatus, Phase
+from edl_runtime.backends.local.folders import JobFolder
+from edl_runtime.backends.local.logs import tail
+from edl_runtime.backends.local.messages import (
+    REPLY_WITHIN_S,
+    Adopt,
+    Delete,
+    Done,
+    Refused,
+    Reply,
+    Request,
+    Resize,
+)
+from edl_runtime.backends.local.processes import Processes
+from edl_runtime.backends.local.restarts import GiveUp, RestartPolicy, after_end, ending
+from edl_runtime.specs import JobSpec
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+LAST_LINES = 30
+"""How many lines of a failed instance's log go into the status."""
+
+
+class _Slot:
+    """The place of one instance: who is in it now, and whether it has to go."""
+
+    def __init__(self, index: int) -> None:
+        self.leave = asyncio.Event()
+        self.finished = False
+        self.status = InstanceStatus(index=index, phase="running", started_at=time.time())
+
+    def update(self, **changes: object) -> None:
+        self.status = msgspec.structs.replace(self.status, **changes)
+
+
+class Job:
+    """Runs `spec` until its instances have ended, it has failed or it is told to stop.
+
+    All that changes the job happens between two awaits of the one event loop, so nothing can come between; each
+    change is in the job's status file before anybody is told of it.
+
+    - `status`: as it is to begin with.
+    - `run_folder`: where instances' logs go.
+    - `environ`: what every instance's environment starts from; the spec's variables and `secrets` come on top.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        *,
+        status: JobStatus,
+        folder: JobFolder,
+        run_folder: Path,
+        processes: Processes,
+        environ: Mapping[str, str],
+        secrets: Mapping[str, str],
+        restarts: RestartPolicy,
+    ) -> None:
+        self._spec = spec
+        self._status = status
+        self._folder = folder
+        self._run_folder = run_folder
+        self._processes = processes
+        self._environ = {**environ, **spec.env, **secrets, "EDL_JOB": spec.name, "PYTHONUNBUFFERED": "1"}
+        self._command = [sys.executable if spec.command[0] == "python" else spec.command[0], *spec.command[1:]]
+        self._restarts = restarts
+        self._slots: dict[int, _Slot] = {}
+        self._keepers = asyncio.TaskGroup()
+        self._ending = asyncio.Event()
+        self._deleted = False
+
+    async def run(self) -> None:
+        """Keep the job running and return once the last process is gone. Then `close` it."""
+        async with self._keepers:
+            self._fill()
+            await self._ending.wait()
+            self._dismiss(0)
+
+    def close(self) -> None:
+        """Write down what became of the job, or remove it if it was deleted."""
+        if self._deleted:
+            self._folder.remove()
+        else:
+            self._save()
+        _log().info("job.ended", job=self._spec.name, phase=self._status.phase, reason=self._status.reason)
+
+    def stop(self, reason: str) -> None:
+        """End the job as failed because of `reason`, which lies outside of it."""
+        self._end("failed", reason)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one connection's request. Who asks nonsense, or nothing in time, gets no answer."""
+        with suppress(ConnectionError, TimeoutError, msgspec.DecodeError):
+            async with asyncio.timeout(REPLY_WITHIN_S):
+                request = msgspec.json.decode(await reader.read(), type=Request)
+                writer.write(msgspec.json.encode(self.answer(request)))
+                await writer.drain()
+        writer.close()
+
+    def answer(self, request: Request) -> Reply:
+        """Decide on `request` and carry it out, or in the case of Delete begin to."""
+        match request:
+            case Adopt():
+                return self._adopt(request)
+            case Resize():
+                return self._resize(request.instances)
+            case Delete():
+                return self._delete(request)
+            case _:
+                assert_never(request)
+
+    def _adopt(self, request: Adopt) -> Reply:
+        if self._deleted or self._status.phase == "failed":
+            return Refused("it has ended")
+        if request.digest != self._status.digest:
+            return Refused("it has another spec")
+        self._change(token=request.token)
+        return Done(self._status)
+
+    def _resize(self, instances: int) -> Reply:
+        if self._ending.is_set():
+            return Refused("it has ended")
+        if instances not in self._spec.bounds:
+            return Refused("outside its bounds", f"{self._spec.bounds.min} to {self._spec.bounds.max}")
+        self._change(wanted=instances)
+        self._dismiss(instances)
+        self._fill()
+        self._save()
+        _log().info("job.resized", job=self._spec.name, wanted=instances)
+        return Done(self._status)
+
+    def _delete(self, request: Delete) -> Reply:
+        if request.token not in (None, self._status.token):
+            return Refused("it carries another token")
+        self._deleted = True
+        self._ending.set()
+        return Done(self._status)
+
+    def _fill(self) -> None:
+        for index in range(self._status.wanted):
+            if index not in self._slots:
+                slot = self._slots[index] = _Slot(index)
+                self._keepers.create_task(self._keep(slot))
+
+    def _dismiss(self, wanted: int) -> None:
+        for index in sorted(self._slots, reverse=True):
+            if index >= wanted:
+                self._slots[index].leave.set()
+                if self._slots[index].finished and not self._ending.is_set():
+                    del self._slots[index]
+
+    async def _keep(self, slot: _Slot) -> None:
+        """Keep instances in the slot until it has to be left or its work is done."""
+        index = slot.status.index
+        try:
+            await self._occupy(slot)
+        except OSError as error:
+            self._end("failed", f"instance {index} could not be started: {error}")
+        slot.finished = True
+        if self._ending.is_set():
+            return
+        if slot.leave.is_set():
+            del self._slots[index]
+            self._fill()  # it may be wanted again since
+            self._save()
+        if self._spec.kind == "trainer" and all(slot.status.phase == "succeeded" for slot in self._slots.values()):
+            self._end("succeeded", "")
+
+    async def _occupy(self, slot: _Slot) -> None:
+        short_lives = 0
+        while True:
+            started = time.monotonic()
+            exit_code = await self._live(slot)
+            if slot.leave.is_set():
+                return
+            if self._spec.kind == "trainer":
+                if exit_code:
+                    self._fail(slot, ending(exit_code))
+                return
+            decision = after_end(self._restarts, exit_code, time.monotonic() - started, short_lives)
+            if isinstance(decision, GiveUp):
+                self._fail(slot, decision.reason)
+                return
+            short_lives = decision.short_lives
+            with suppress(TimeoutError):
+                await asyncio.wait_for(slot.leave.wait(), decision.delay_s)
+                return
+            slot.update(phase="running", started_at=time.time(), exit_code=None, restarts=slot.status.restarts + 1)
+
+    async def _live(self, slot: _Slot) -> int:
+        index = slot.status.index
+        work, result = self._folder.work_folder(index), self._folder.result_file(index)
+        for folder in (work, result.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        environ = {**self._environ, "EDL_INSTANCE": str(index), "EDL_RESULT_FILE": str(result)}
+        cwd = Path(self._spec.cwd) if self._spec.cwd else work
+        process = self._processes.start(self._command, env=environ, cwd=cwd, log=self._run_folder / f"{index}.log")
+        self._save()
+        _log().info("instance.started", job=self._spec.name, instance=index, pid=process.pid)
+        exit_code = await process.run(slot.leave, self._spec.grace_s)
+        slot.update(phase="failed" if exit_code else "succeeded", exit_code=exit_code)
+        self._save()
+        _log().info("instance.ended", job=self._spec.name, instance=index, exit_code=exit_code)
+        return exit_code
+
+    def _fail(self, slot: _Slot, reason: str) -> None:
+        index = slot.status.index
+        last_lines = tail(self._run_folder / f"{index}.log", LAST_LINES)
+        self._end("failed", f"instance {index} {reason}", last_lines)
+
+    def _end(self, phase: Phase, reason: str, last_lines: Sequence[str] = ()) -> None:
+        if not self._ending.is_set():
+            self._ending.set()
+            self._change(phase=phase, reason=reason, last_lines=tuple(last_lines))
+
+    def _change(self, **changes: object) -> None:
+        self._status = msgspec.structs.replace(self._status, **changes)
+        self._save()
+
+    def _save(self) -> None:
+        instances = tuple(slot.status for _, slot in sorted(self._slots.items()))
+        self._status = msgspec.structs.replace(self._status, instances=instances)
+        try:
+            self._folder.write_status(self._status)
+        except OSError as error:  # a full disk must not end the job
+            _log().warning("status.unwritten", job=self._spec.name, error=str(error))
+
+
+@cache
+def _log() -> FilteringBoundLogger:
+    import structlog  # takes longer than the rest of the start, so not before the caller has its answer
+
+    log: FilteringBoundLogger = structlog.get_logger(__name__)
+    return log

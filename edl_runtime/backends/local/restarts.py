@@ -1,0 +1,59 @@
+"""When a pool's instance is started again after it ended, and when the pool gives up. Pure."""
+
+from __future__ import annotations
+
+import signal
+
+import msgspec
+
+from edl_runtime.errors import EX_CONFIG
+
+
+class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How patient a pool is with an instance that keeps ending.
+
+    It waits `first_delay_s` before it starts the instance again, twice as long each further time, at most
+    `longest_delay_s`. Who lived `healthy_after_s` starts with a clean record. After `most_short_lives` in a row that
+    were shorter, whatever their exit status, the pool fails: a broken teacher is not restarted for ever.
+    """
+
+    first_delay_s: float = 0.2
+    longest_delay_s: float = 5.0
+    healthy_after_s: float = 10.0
+    most_short_lives: int = 5
+
+
+class Again(msgspec.Struct, frozen=True):
+    """Start it again after `delay_s`; it has had `short_lives` in a row."""
+
+    delay_s: float
+    short_lives: int
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """Fail the pool, for `reason`."""
+
+    reason: str
+
+
+def after_end(policy: RestartPolicy, exit_code: int, lived_s: float, short_lives: int) -> Again | GiveUp:
+    """Decide on an instance that ended after `lived_s`, with `short_lives` in a row before this one."""
+    if exit_code == EX_CONFIG:
+        return GiveUp(f"{ending(exit_code)}, which says that it can never work as configured")
+    if lived_s >= policy.healthy_after_s:
+        return Again(policy.first_delay_s, 0)
+    short_lives += 1
+    if short_lives >= policy.most_short_lives:
+        times = f"{short_lives} times in a row within {policy.healthy_after_s:.0f} s of its start"
+        return GiveUp(f"ended {times}, the last time it {ending(exit_code)}")
+    return Again(min(policy.first_delay_s * 2 ** (short_lives - 1), policy.longest_delay_s), short_lives)
+
+
+def ending(exit_code: int) -> str:
+    """Say how a process ended: "exited with 1", "was killed by SIGTERM"."""
+    if exit_code >= 0:
+        return f"exited with {exit_code}"
+    try:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"was killed by signal {-exit_code}"

@@ -1,0 +1,127 @@
+"""A job's supervisor: `python -m edl_runtime.backends.local.supervisor JOB_FOLDER`, with a `Start` on standard input.
+
+It leaves its caller's process tree, session and signal settings behind, so that no zombie, terminal or signal mask
+ties the two, and says on standard output that it is up. A start that goes wrong says so on standard error and leaves
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from edl_runtime.backends.base import JobStatus
+from edl_runtime.backends.local import locks
+from edl_runtime.backends.local.folders import JobFolder, WorkFolder
+from edl_runtime.backends.local.job import Job
+from edl_runtime.backends.local.messages import Start
+from edl_runtime.backends.local.processes import Processes
+from edl_runtime.backends.local.restarts import RestartPolicy
+
+_LONGEST_SOCKET_PATH = 100
+"""Bytes, a little below what systems allow (104 to 108)."""
+
+
+def main() -> None:
+    """Become a supervisor, and end with its job."""
+    _detach()
+    asyncio.run(_supervise(msgspec.json.decode(sys.stdin.buffer.read(), type=Start)))
+
+
+def _detach() -> None:
+    if os.fork():
+        os._exit(0)  # the caller waits for this process only: the other one is nobody's child
+    os.umask(0o077)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # Python itself ignores these two
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
+async def _supervise(start: Start) -> None:
+    os.set_inheritable(start.held, False)
+    status = JobStatus(
+        name=start.spec.name,
+        kind=start.spec.kind,
+        phase="running",
+        token=start.token,
+        digest=start.spec.digest,
+        wanted=start.spec.instances,
+        created_at=time.time(),
+    )
+    hidden = JobFolder(Path(start.folder))
+    _own(hidden.supervisor_lock)
+    run_folder = WorkFolder(Path(start.work_folder)).new_run(status)
+    with Processes(_own(hidden.processes_lock)) as processes:
+        job = Job(
+            start.spec,
+            status=status,
+            folder=_target(start),
+            run_folder=run_folder,
+            processes=processes,
+            environ=os.environ,
+            secrets=start.secrets,
+            restarts=RestartPolicy(),
+        )
+        async with await asyncio.start_unix_server(job.serve, _socket(hidden, _target(start))):
+            try:
+                hidden.write_status(status)
+                hidden.path.rename(_target(start).path)
+                _tell(status)
+            except BaseException:
+                shutil.rmtree(run_folder)
+                _target(start).remove()
+                raise
+            os.close(start.held)
+            _redirect(run_folder / "supervisor.log")
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGTERM, job.stop, "its supervisor was told to stop")
+            await job.run()
+        job.close()
+
+
+def _target(start: Start) -> JobFolder:
+    return WorkFolder(Path(start.work_folder)).job(start.spec.name)
+
+
+def _own(lock: Path) -> int:
+    descriptor = locks.take(lock)
+    if descriptor is None:
+        raise BlockingIOError(f"{lock} is held by another process")
+    os.write(descriptor, str(os.getpid()).encode())
+    return descriptor
+
+
+def _socket(hidden: JobFolder, target: JobFolder) -> Path:
+    """Return where to listen, and write down where that will be found."""
+    path, address = hidden.path / "socket", target.path / "socket"
+    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+        path = address = Path(tempfile.mkdtemp(prefix="edl-")) / "socket"
+    hidden.address_file.write_text(str(address))
+    return path
+
+
+def _tell(status: JobStatus) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(status))
+    sys.stdout.buffer.flush()
+
+
+def _redirect(log: Path) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for source, descriptor in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, descriptor)
+    os.close(nothing)
+    os.close(output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m edl_runtime.cli` is the `edl` command."""
+
+from edl_runtime.cli import main
+
+main()
