@@ -36,23 +36,25 @@ _POOL = """{% extends "layout" %}{% block body %}
 {% if trouble %}<p class="failed">{{ trouble }}</p>{% endif %}
 <h2>Teachers ({{ teachers | length }})</h2>
 <table><tr><th>address</th><th>weight</th><th>id</th></tr>
-{% for teacher in teachers %}<tr><td>{{ teacher.address }}</td><td>{{ teacher.weight }}</td><td>{{ teacher.id }}</td></tr>
+{% for one in teachers %}<tr><td>{{ one.address }}</td><td>{{ one.weight }}</td><td>{{ one.id }}</td></tr>
 {% else %}<tr><td class="quiet">none registered</td></tr>{% endfor %}</table>
 <h2>Students ({{ students | length }})</h2>
 <table><tr><th>id</th><th>runs on</th><th>wants</th></tr>
-{% for student in students %}<tr><td>{{ student.id }}</td><td>{{ student.address }}</td>
-<td>{{ "all" if student.want is none else student.want }}</td></tr>
+{% for one in students %}<tr><td>{{ one.id }}</td><td>{{ one.address }}</td>
+<td>{{ "all" if one.want is none else one.want }}</td></tr>
 {% else %}<tr><td class="quiet">none attached</td></tr>{% endfor %}</table>
 {% if model %}<h2>Model</h2>
 <table><tr><td>platform</td><td>{{ model.platform }}</td></tr>
-{% for tensor in model.inputs %}<tr><td>takes</td><td>{{ tensor.name }} {{ tensor.datatype }} {{ tensor.shape | list }}</td></tr>{% endfor %}
-{% for tensor in model.outputs %}<tr><td>answers</td><td>{{ tensor.name }} {{ tensor.datatype }} {{ tensor.shape | list }}</td></tr>{% endfor %}
+{% for one in model.inputs %}<tr><td>takes</td><td>{{ one.name }} {{ one.datatype }} {{ one.shape | list }}</td></tr>
+{% endfor %}
+{% for one in model.outputs %}<tr><td>answers</td><td>{{ one.name }} {{ one.datatype }} {{ one.shape | list }}</td></tr>
+{% endfor %}
 </table>{% endif %}
 {% if status %}<h2>Instances (wanted {{ status.wanted }})</h2>
 <p class="{{ status.phase }}">{{ status.phase }}{{ ": " ~ status.reason if status.reason }}</p>
 <table><tr><th>number</th><th>phase</th><th>up for</th><th>restarts</th><th>exit status</th></tr>
 {% for one in status.instances %}<tr><td>{{ one.index }}</td><td class="{{ one.phase }}">{{ one.phase }}</td>
-<td>{{ (now - one.started_at) | round | int if one.phase == "running" else "-" }}{{ " s" if one.phase == "running" }}</td>
+<td>{{ (now - one.started_at) | round | int ~ " s" if one.phase == "running" }}</td>
 <td>{{ one.restarts }}</td><td>{{ "" if one.exit_code is none else one.exit_code }}</td></tr>{% endfor %}</table>
 {% if status.last_lines %}<pre>{% for line in status.last_lines %}{{ line }}
 {% endfor %}</pre>{% endif %}

@@ -1,0 +1,44 @@
+"""Airflow without a database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from unit.airflow.made_up import MadeUpSite, MadeUpTask
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> MadeUpSite:
+    """A made-up site that every connection leads to."""
+    site = MadeUpSite()
+
+    @asynccontextmanager
+    async def open_made_up(_: object) -> AsyncIterator[MadeUpSite]:
+        yield site
+
+    for module in ("operators.base", "operators.teacher_pool", "operators.resize", "sensors.teacher_pool"):
+        monkeypatch.setattr(f"edl_airflow.{module}.open_site", open_made_up)
+    for module in ("triggers.job", "triggers.teacher_pool"):
+        monkeypatch.setattr(f"edl_airflow.{module}.open_site", open_made_up)
+        monkeypatch.setattr(f"edl_airflow.{module}.FIRST_EVENT_AFTER_S", 0.0)
+    monkeypatch.setattr("edl_airflow.conductor.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("edl_airflow.pool_wait.LOOK_EVERY_S", 0.01)
+    return site
+
+
+@pytest.fixture(autouse=True)
+def connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection `edl_default`, which leads nowhere."""
+    given = {"conn_type": "edl", "host": "127.0.0.1", "port": 1, "password": "secret", "extra": {"namespace": "team"}}
+    monkeypatch.setenv("AIRFLOW_CONN_EDL_DEFAULT", json.dumps(given))
+
+
+@pytest.fixture
+def context() -> dict[str, Any]:
+    """What Airflow gives to `execute`."""
+    ti = MadeUpTask(id="try-1", dag_id="nightly", task_id="distill", run_id="manual__1", map_index=-1, xcoms={})
+    return {"ti": ti, "run_id": ti.run_id, "params": {"low": 1, "high": 3}}

@@ -1,0 +1,88 @@
+"""Stand-ins for Airflow, a backend and Redis, for tests of decisions. The real ones are in tests/integration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from edl_runtime.backends.base import InstanceStatus, JobStatus
+from edl_runtime.errors import RegistryUnavailableError, UnknownJobError
+from edl_runtime.progress import Progress
+from edl_runtime.specs import JobSpec
+
+
+class MadeUpBackend:
+    """Jobs in a dict; the test says how they end."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, JobStatus] = {}
+        self.deeds: list[tuple[str, str]] = []
+
+    async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
+        assert secrets["EDL_REDIS_URL"]
+        self.deeds.append(("submit", spec.name))
+        known = self.jobs.get(spec.name)
+        phase = known.phase if known and known.digest == spec.digest and known.phase != "failed" else "running"
+        self.jobs[spec.name] = job_status(spec.name, token, phase=phase, digest=spec.digest)
+        return self.jobs[spec.name]
+
+    async def get(self, name: str) -> JobStatus:
+        if name not in self.jobs:
+            raise UnknownJobError(name)
+        return self.jobs[name]
+
+    async def delete(self, name: str, *, token: str | None = None) -> bool:
+        if name not in self.jobs or token not in (None, self.jobs[name].token):
+            return False
+        self.deeds.append(("delete", name))
+        del self.jobs[name]
+        return True
+
+
+class MadeUpSite:
+    """A backend, and a Redis that knows what the test says; `away` makes it silent."""
+
+    secrets: Mapping[str, str] = {"EDL_REDIS_URL": "redis://:secret@nowhere:1/0"}
+
+    def __init__(self) -> None:
+        self.backend: Any = MadeUpBackend()
+        self.registered: list[str] = []
+        self.reports: dict[str, Progress] = {}
+        self.away = False
+
+    async def teachers(self, pool: str) -> list[str]:  # noqa: ARG002
+        self._fail_if_away()
+        return self.registered
+
+    async def members(self, pool: str, role: str) -> list[Any]:  # noqa: ARG002
+        self._fail_if_away()
+        return []
+
+    async def progress(self, job: str) -> Progress | None:
+        self._fail_if_away()
+        return self.reports.get(job)
+
+    def _fail_if_away(self) -> None:
+        if self.away:
+            raise RegistryUnavailableError("nowhere:1", "connection refused")
+
+
+def job_status(name: str, token: str = "try-1", **changes: Any) -> JobStatus:
+    """A job that runs, unless changed."""
+    given: dict[str, Any] = {"kind": "trainer", "phase": "running", "digest": "d", "wanted": 1, "created_at": 100.0}
+    return JobStatus(name=name, token=token, **{**given, **changes})
+
+
+def failed_status(name: str, exit_code: int, *lines: str, token: str = "try-1") -> JobStatus:
+    """A job whose first instance ended with `exit_code`."""
+    instance = InstanceStatus(index=0, phase="failed", started_at=100.0, exit_code=exit_code)
+    reason = f"instance 0 ended with {exit_code}"
+    return job_status(name, token, phase="failed", instances=(instance,), reason=reason, last_lines=lines)
+
+
+class MadeUpTask(SimpleNamespace):
+    """A task instance that remembers its XComs."""
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.xcoms[key] = value

@@ -1,0 +1,62 @@
+"""Which failures are tried again."""
+
+from __future__ import annotations
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException, AirflowTaskTimeout
+
+from edl_airflow.failures import UsersMistakeError, failing_clearly, failure_of
+from edl_airflow.work import Outcome
+from edl_runtime.errors import (
+    JobFailedError,
+    ModelError,
+    NoTeacherError,
+    PoolMismatchError,
+    RegistryUnavailableError,
+    SpecError,
+    SubmitError,
+)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        SpecError("bounds", "3:1", "min at most max"),
+        PoolMismatchError("p", ["inputs"]),
+        ModelError("m", "is no folder"),
+        AirflowNotFoundException("no such connection"),
+    ],
+)
+def test_the_users_mistakes_are_not_tried_again(mistake: Exception) -> None:
+    """They fail at once, in their own words."""
+    with pytest.raises(AirflowFailException) as caught, failing_clearly():
+        raise mistake
+    assert str(caught.value) == str(mistake)
+
+
+@pytest.mark.parametrize(
+    "trouble", [RegistryUnavailableError("a:1", "refused"), SubmitError("j", "no disk"), OSError()]
+)
+def test_infrastructure_is(trouble: Exception) -> None:
+    """They pass as they are, and Airflow's retries apply."""
+    with pytest.raises(type(trouble)) as caught, failing_clearly():
+        raise trouble
+    assert caught.value is trouble
+
+
+def test_each_outcome_has_its_error() -> None:
+    """What went well has none."""
+    assert failure_of(Outcome(ended="ready", name="p"), 5) is None
+    assert failure_of(Outcome(ended="succeeded", name="j"), 5) is None
+    failed = Outcome(ended="failed", name="j", reason="exit 1", last_lines=("Traceback", "boom"))
+    error = failure_of(failed, 5)
+    assert isinstance(error, JobFailedError)
+    assert "boom" in str(error)
+    permanent = failure_of(Outcome(ended="failed", name="j", last_lines=("boom",), permanent=True), 5)
+    assert isinstance(permanent, UsersMistakeError)
+    assert "boom" in str(permanent)
+    nobody = failure_of(Outcome(ended="no_teacher", name="p"), 5)
+    assert isinstance(nobody, NoTeacherError)
+    assert "'p' after 5 s" in str(nobody)
+    assert isinstance(failure_of(Outcome(ended="timed_out", name="j"), 5), AirflowTaskTimeout)
+    assert isinstance(failure_of(Outcome(ended="taken_over", name="j"), 5), JobFailedError)

@@ -1,0 +1,94 @@
+"""The connection "edl"."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from airflow.sdk import Connection
+from airflow.sdk.exceptions import AirflowNotFoundException
+
+from edl_airflow.hooks.edl import EdlHook, Surroundings
+from edl_runtime.errors import SpecError
+
+
+def _surroundings(extra: dict[str, Any] | None = None, **given: Any) -> Surroundings:
+    connection = Connection(conn_id="c", **{"conn_type": "edl", "host": "redis.example", **given})
+    return Surroundings.of(connection, extra or {})
+
+
+def test_a_host_is_enough() -> None:
+    """Everything else has a default."""
+    assert _surroundings() == Surroundings(
+        redis_url="redis://redis.example:6379/0", namespace="default", work_dir=str(Path("~/.edl").expanduser())
+    )
+
+
+def test_every_field_counts() -> None:
+    """Passwords may hold any letter."""
+    given = _surroundings(
+        {"tls": True, "namespace": "team", "work_dir": "/w", "backend": "local"}, port=7, login="me", password="p@:/ß"
+    )
+    url = urlsplit(given.redis_url)
+    assert (url.scheme, url.hostname, url.port, url.username) == ("rediss", "redis.example", 7, "me")
+    assert url.password == "p%40%3A%2F%C3%9F"
+    assert (given.namespace, given.work_dir) == ("team", "/w")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "field"),
+    [
+        ({"host": ""}, "Redis host"),
+        ({"host": None}, "Redis host"),
+        ({"conn_type": "redis"}, "type"),
+        ({"extra": {"backend": "mars"}}, "Backend"),
+    ],
+)
+def test_a_mistake_names_the_field_to_fill(mistake: dict[str, Any], field: str) -> None:
+    """And the connection that has it."""
+    with pytest.raises(SpecError, match=f"connection 'c'.*{field}"):
+        _surroundings(**mistake)
+
+
+async def test_it_is_looked_up_from_both_worlds() -> None:
+    """A worker blocks for it, a triggerer does not; an unknown one is an error in both."""
+    assert EdlHook().surroundings() == await EdlHook().asurroundings()
+    assert EdlHook().surroundings().namespace == "team"
+    with pytest.raises(AirflowNotFoundException, match="elsewhere"):
+        EdlHook("elsewhere").surroundings()
+    with pytest.raises(AirflowNotFoundException, match="elsewhere"):
+        await EdlHook("elsewhere").asurroundings()
+
+
+def _connect(monkeypatch: pytest.MonkeyPatch, redis_url: str, work_dir: Path) -> None:
+    url = urlsplit(redis_url)
+    given = {"conn_type": "edl", "host": url.hostname, "port": url.port, "password": url.password}
+    given |= {"login": url.username or None, "extra": {"work_dir": str(work_dir)}}
+    monkeypatch.setenv("AIRFLOW_CONN_EDL_DEFAULT", json.dumps(given))
+
+
+def test_a_good_connection_passes_the_test(monkeypatch: pytest.MonkeyPatch, redis_url: str, work_dir: Path) -> None:
+    """Redis answers and is new enough, and the work folder can be written to."""
+    _connect(monkeypatch, redis_url, work_dir)
+    assert EdlHook().test_connection()[0], EdlHook().test_connection()[1]
+
+
+def test_a_bad_one_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch, redis_url: str, work_dir: Path) -> None:
+    """A Redis that is away, a wrong password, a folder that is a file: never the password itself."""
+    good = urlsplit(redis_url)
+    file = work_dir.parent / "file"
+    file.write_text("")
+    for url, folder, word in (
+        (f"redis://:{good.password}@127.0.0.1:1/0", work_dir, "127.0.0.1:1"),
+        (f"redis://:wrong-one@127.0.0.1:{good.port}/0", work_dir, "password"),
+        (redis_url, file, str(file)),
+    ):
+        _connect(monkeypatch, url, folder)
+        passed, message = EdlHook().test_connection()
+        assert not passed
+        assert word in message
+        assert "wrong-one" not in message
+        assert not good.password or good.password not in message

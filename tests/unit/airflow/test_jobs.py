@@ -1,0 +1,71 @@
+"""Specs become jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl_airflow.jobs import pool_job, student_job
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Bounds, JobSpec, TeacherSpec, TrainerSpec
+
+FOLDER = Path("/dags")
+
+
+def _pool(**given: Any) -> JobSpec:
+    return pool_job("digits", TeacherSpec(**given), Bounds(1, 3), namespace="team", folder=FOLDER)
+
+
+def _student(**given: Any) -> JobSpec:
+    spec = TrainerSpec(**given)
+    return student_job("job", spec, pool="digits", namespace="team", teacher_wait_s=30, folder=FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [
+        ("/models/m", "/models/m"),
+        ("m.onnx", "/dags/m.onnx"),
+        ("../m", "/dags/../m"),
+        ("pkg.mod:answer", "pkg.mod:answer"),
+        ("s3://b/m", "s3://b/m"),
+    ],
+)
+def test_relative_models_start_from_the_folder_of_the_dag(model: str, given: str) -> None:
+    """Absolute paths, functions and URLs stay as they are."""
+    command = _pool(model=model).command
+    assert command[command.index("--model") + 1] == given
+
+
+def test_the_pools_command_says_what_the_spec_says() -> None:
+    """Each field of the spec reaches the teacher's command line."""
+    job = _pool(model="/m", outputs=("a", "b=c"), gpu_ids=(0, 1), mem_optim=True)
+    assert job.command[:4] == ("python", "-m", "edl_runtime.cli", "teacher")
+    assert job.command[4:] == (
+        *("--model", "/m", "--pool", "digits", "--outputs", "a,b=c", "--gpu_ids", "0,1", "--mem_optim"),
+    )
+    assert (job.kind, job.instances, job.bounds) == ("pool", 1, Bounds(1, 3))
+
+
+def test_instances_know_their_surroundings_and_no_secret() -> None:
+    """Pool, job and namespace stand in the spec; the address of Redis, which has a password, does not."""
+    job = _student(command=["python", "s.py"], env={"LR": "0.1"})
+    assert RuntimeSettings.from_env(job.env) == RuntimeSettings(
+        job="job", pool="digits", namespace="team", teacher_wait_s=30
+    )
+    assert job.env["LR"] == "0.1"
+    assert "EDL_REDIS_URL" not in job.env
+
+
+def test_the_same_spec_makes_the_same_job() -> None:
+    """Whether a retry may adopt a running job is told by the digest."""
+    assert _student(command=["a"]).digest == _student(command=("a",)).digest
+    assert _student(command=["a"]).digest != _student(command=["b"]).digest
+
+
+@pytest.mark.parametrize(("cwd", "given"), [("", ""), ("src", "/dags/src"), ("/src", "/src")])
+def test_a_students_folder_starts_from_the_dags(cwd: str, given: str) -> None:
+    """An empty one is the job's own work folder."""
+    assert _student(command=["a"], cwd=cwd).cwd == given

@@ -1,0 +1,210 @@
+"""Operators without a database: their fields, and the two halves of a deferred task."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, TaskDeferred
+from airflow.serialization.serialized_objects import DagSerialization
+from unit.airflow.made_up import MadeUpSite, failed_status, job_status
+
+from edl_airflow.identity import job_name, pool_name
+from edl_airflow.operators.base import EdlOperator
+from edl_airflow.operators.distill import EdlDistillOperator
+from edl_airflow.operators.resize import EdlResizeOperator
+from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
+from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
+from edl_airflow.work import Outcome
+from edl_runtime.errors import JobFailedError, NoTeacherError, SpecError
+from edl_runtime.specs import Bounds, TeacherSpec, TrainerSpec
+
+TEACHER = TeacherSpec(model="/models/{{ params.high }}", outputs=("logits",))
+STUDENT = TrainerSpec(command=["python", "s.py", "{{ run_id }}"], env={"LOW": "{{ params.low }}"})
+
+
+def _distill(**changes: Any) -> EdlDistillOperator:
+    given = {"task_id": "distill", "student": STUDENT, "teacher": TEACHER, "teachers": "1:3", "deferrable": True}
+    return EdlDistillOperator(**{**given, **changes})
+
+
+def _rendered(operator: Any, context: dict[str, Any]) -> Any:
+    operator.render_template_fields(context)
+    return operator
+
+
+def _deferred(operator: Any, context: dict[str, Any]) -> TaskDeferred:
+    with pytest.raises(TaskDeferred) as caught:
+        operator.execute(context)
+    return caught.value
+
+
+def test_templates_inside_specs_are_rendered(context: dict[str, Any]) -> None:
+    """Any text in a spec may hold one, and bounds may come from params."""
+    operator = _rendered(_distill(teachers="{{ params.low }}:{{ params.high }}"), context)
+    assert operator.teacher == TeacherSpec(model="/models/3", outputs=("logits",))
+    assert operator.student == TrainerSpec(command=("python", "s.py", "manual__1"), env={"LOW": "1"})
+    work = operator.plan(context, "team")
+    assert work.pool_job.bounds == Bounds(1, 3)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"teachers": "3:1"},
+        {"teachers": "0:1"},
+        {"teachers": "few"},
+        {"teacher_pool": "No Name"},
+        {"teacher": None},
+    ],
+)
+def test_what_holds_no_template_is_checked_when_the_dag_is_read(mistake: dict[str, Any]) -> None:
+    """The DAG's import error says what is wrong, before any run."""
+    with pytest.raises(SpecError):
+        _distill(**mistake)
+
+
+@pytest.mark.parametrize("teachers", ["{{ params.high }}:{{ params.low }}", "{{ run_id }}"])
+def test_what_a_template_makes_is_checked_before_anything_starts(
+    teachers: str, context: dict[str, Any], site: MadeUpSite
+) -> None:
+    """Bad params fail the task at once and leave nothing."""
+    operator = _rendered(_distill(teachers=teachers), context)
+    with pytest.raises(AirflowFailException, match="bounds"):
+        operator.execute(context)
+    assert site.backend.deeds == []
+
+
+def test_an_unknown_connection_fails_at_once(context: dict[str, Any]) -> None:
+    """Trying again would not make it known."""
+    with pytest.raises(AirflowFailException, match="elsewhere"):
+        _distill(edl_conn_id="elsewhere").execute(context)
+
+
+def test_the_first_half_starts_the_pool_and_defers(context: dict[str, Any], site: MadeUpSite) -> None:
+    """Links are there already, and what goes to the triggerer is plain data without the password."""
+    operator = _rendered(_distill(), context)
+    deferred = _deferred(operator, context)
+    pool = pool_name(context["ti"])
+    assert site.backend.deeds == [("submit", pool)]
+    assert deferred.timeout is None
+    sent = json.dumps([deferred.trigger.serialize(), deferred.kwargs])
+    assert "secret" not in sent
+    assert context["ti"].xcoms == {
+        "_link_StudentLogLink": f"/edl/jobs/edl_default/{job_name(context['ti'])}/log",
+        "_link_TeacherPoolLink": f"/edl/pools/edl_default/{pool}",
+    }
+    operator.on_kill()
+    assert pool in site.backend.jobs, "what the trigger has taken over is no longer the worker's to kill"
+
+
+def test_the_second_half_runs_on_a_fresh_operator(context: dict[str, Any], site: MadeUpSite) -> None:
+    """It stops the pool, forgets the student and returns the typed result."""
+    deferred = _deferred(_rendered(_distill(), context), context)
+    student, pool = job_name(context["ti"]), pool_name(context["ti"])
+    site.backend.jobs[student] = job_status(student, phase="succeeded")
+    left = {"checkpoint": "/c", "metrics": {"accuracy": 0.9}}
+    event = msgspec.to_builtins(Outcome(ended="succeeded", name=student, result=left, answered={"a:1": 4}))
+    result = _distill().execute_complete(context, event, **(deferred.kwargs or {}))
+    assert result == {"job": student, "pool": pool, **left, "answered": {"a:1": 4}}
+    assert site.backend.jobs == {}
+
+
+def test_a_failed_student_leaves_nothing_and_its_last_lines(context: dict[str, Any], site: MadeUpSite) -> None:
+    """The task's error is what the script said."""
+    deferred = _deferred(_rendered(_distill(), context), context)
+    event = msgspec.to_builtins(Outcome(ended="failed", name="job", reason="exit 1", last_lines=("KeyError: 'x'",)))
+    with pytest.raises(JobFailedError, match="KeyError: 'x'"):
+        _distill().execute_complete(context, event, **(deferred.kwargs or {}))
+    assert site.backend.jobs == {}
+
+
+def test_what_has_ended_already_is_not_deferred(context: dict[str, Any], site: MadeUpSite) -> None:
+    """A trigger that fires at once would race with the scheduler."""
+    site.registered = ["127.0.0.1:1", "127.0.0.1:2"]
+    operator = EdlTeacherPoolOperator(
+        task_id="start", teacher_pool="digits", teacher=TeacherSpec(model="/m"), teachers="2:3", deferrable=True
+    )
+    assert operator.execute(context) == {"pool": "digits", "teachers": site.registered}
+    assert "digits" in site.backend.jobs, "a pool that is ready goes on"
+
+
+def test_a_pool_that_is_not_ready_in_time_is_stopped(context: dict[str, Any], site: MadeUpSite) -> None:
+    """A failed task leaves no pool behind."""
+    operator = EdlTeacherPoolOperator(
+        task_id="start", teacher_pool="digits", teacher=TeacherSpec(model="/m"), teachers="1", wait_timeout_s=0.05
+    )
+    with pytest.raises(NoTeacherError, match="'digits' after 0 s"):
+        operator.execute(context)
+    assert site.backend.jobs == {}
+
+
+def test_execution_timeout_travels_along(context: dict[str, Any]) -> None:
+    """Airflow forgets it when a task defers, so the work carries it."""
+    assert _distill().plan(context, "team").deadline is None
+    work = _distill(execution_timeout=timedelta(seconds=90)).plan(context, "team")
+    assert work.deadline == pytest.approx(work.pool_deadline - 300 + 90, abs=5)
+
+
+def test_the_sensor_looks_once_and_defers(context: dict[str, Any], site: MadeUpSite) -> None:
+    """Then it needs no worker until the pool is there, or its time is up."""
+    sensor = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", at_least="{{ params.high }}", deferrable=True)
+    deferred = _deferred(_rendered(sensor, context), context)
+    assert deferred.kwargs
+    assert deferred.kwargs["wait"]["at_least"] == 3
+    site.registered = ["a", "b", "c"]
+    assert sensor.execute(context) == {"pool": "digits", "teachers": ["a", "b", "c"]}
+    late = msgspec.to_builtins(Outcome(ended="no_teacher", name="digits"))
+    with pytest.raises(AirflowSensorTimeout, match="digits"):
+        EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").execute_complete(context, late, **deferred.kwargs)
+
+
+def test_the_sensor_fails_with_its_pool(context: dict[str, Any], site: MadeUpSite) -> None:
+    """Nothing will come of waiting for it."""
+    site.backend.jobs = {"digits": failed_status("digits", 78, "no such model")}
+    with pytest.raises(AirflowFailException, match="no such model"):
+        EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").execute(context)
+
+
+@pytest.mark.parametrize("instances", [0, -1, "many", "1.5"])
+def test_a_size_that_is_no_count_is_refused(instances: int | str) -> None:
+    """When the DAG is read."""
+    with pytest.raises(SpecError, match="instances"):
+        EdlResizeOperator(task_id="grow", teacher_pool="digits", instances=instances)
+
+
+def _dag() -> DAG:
+    with DAG("steps", schedule=None) as dag:
+        start = EdlTeacherPoolOperator(task_id="start", teacher_pool="digits", teacher=TEACHER, teachers=Bounds(1, 3))
+        stop = EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits").as_teardown(setups=start)
+        wait = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits")
+        train = EdlDistillOperator(task_id="train", student=STUDENT, teacher_pool="digits")
+        grow = EdlResizeOperator(task_id="grow", teacher_pool="digits", instances="{{ params.high }}")
+        each = EdlDistillOperator.partial(task_id="each", student=STUDENT, teacher=TEACHER).expand(teachers=["1", "2"])
+        start >> wait >> [train, grow] >> each >> stop
+    return dag
+
+
+def test_a_dag_serializes_the_same_each_time_and_shows_its_specs() -> None:
+    """Airflow sees a new version only when the DAG has changed, and people can read the templates."""
+    first, second = (json.dumps(DagSerialization.to_dict(_dag()), sort_keys=True) for _ in range(2))
+    assert first == second
+    assert "TeacherSpec(model='/models/{{ params.high }}', outputs=('logits',)" in first
+    dag = DagSerialization.from_dict(json.loads(first))
+    assert dag.get_task("train").operator_extra_links
+
+
+@pytest.mark.parametrize(
+    "operator", [EdlDistillOperator, EdlTeacherPoolOperator, EdlStopTeacherPoolOperator, EdlResizeOperator]
+)
+def test_our_arguments_are_not_airflows(operator: type[Any]) -> None:
+    """`pool`, for one, is the name of Airflow's slot pool: a task of ours would never be scheduled."""
+    from airflow.sdk import BaseOperator
+
+    ours = set(operator.__init__.__kwdefaults__ or {}) | set(operator.template_fields)
+    assert not ours & set(BaseOperator._comps)
+    assert issubclass(operator, EdlOperator | EdlStopTeacherPoolOperator | EdlResizeOperator)

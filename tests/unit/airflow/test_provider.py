@@ -1,0 +1,86 @@
+"""What Airflow learns about the provider, and what learning it costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import jsonschema
+import pytest
+from airflow.sdk.module_loading import import_string
+
+from edl_airflow.provider_info import get_provider_info
+
+ROOT = Path(__file__).parents[3]
+
+
+def _python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip().splitlines()[-1]
+
+
+def test_the_provider_info_fits_airflows_schemas() -> None:
+    """Its own fields, and how the connection's form looks."""
+    folder = resources.files("airflow")
+    jsonschema.validate(get_provider_info(), json.loads((folder / "provider_info.schema.json").read_text()))
+    (connection,) = get_provider_info()["connection-types"]
+    behaviour = {name.replace("-", "_"): value for name, value in connection["ui-field-behaviour"].items()}
+    form = json.loads((folder / "customized_form_field_behaviours.schema.json").read_text())
+    jsonschema.validate(behaviour, form)
+    for field in connection["conn-fields"].values():
+        jsonschema.Draft7Validator.check_schema(field["schema"])
+
+
+def test_everything_it_names_is_there() -> None:
+    """Modules, the hook and the links."""
+    info = get_provider_info()
+    for kind in ("operators", "sensors", "hooks", "triggers"):
+        for module in info[kind][0]["python-modules"]:
+            assert resources.files("edl_airflow").joinpath(*module.split(".")[1:]).with_suffix(".py").is_file()
+    (connection,) = info["connection-types"]
+    hook = import_string(connection["hook-class-name"])
+    assert (hook.conn_type, hook.hook_name) == (connection["connection-type"], connection["hook-name"])
+    for link in info["extra-links"]:
+        assert import_string(link)().name
+
+
+@pytest.mark.slow
+def test_airflow_lists_the_provider() -> None:
+    """The entry point is found by Airflow's own command."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "airflow", "providers", "list", "-o", "json"], capture_output=True, text=True, check=True
+    )
+    assert "edl-airflow" in {provider["package_name"] for provider in json.loads(listed.stdout)}
+
+
+def test_importing_an_operator_is_cheap() -> None:
+    """It loads no heavy library and takes at most 0.1 s more than Airflow's own SDK."""
+    code = """
+import sys, time
+import airflow.sdk
+airflow.sdk.BaseOperator, airflow.sdk.BaseHook, airflow.sdk.conf, airflow.sdk.BaseOperatorLink
+started = time.perf_counter()
+import edl_airflow.operators.distill
+took_s = time.perf_counter() - started
+heavy = {"paddle", "kubernetes", "redis", "numpy", "fastapi", "kubernetes_asyncio"} & (set(sys.modules) - before)
+print(took_s, sorted(heavy))
+""".replace("started = time", "before = set(sys.modules)\nstarted = time", 1)
+    measured = [_python(code).split(" ", 1) for _ in range(3)]
+    assert {heavy for _, heavy in measured} == {"[]"}
+    assert min(float(took_s) for took_s, _ in measured) <= 0.1
+
+
+def test_the_plugins_folder_adds_nothing_where_the_entry_point_does() -> None:
+    """Airflow stops loading plugins at the second of the same name."""
+    code = f"""
+import runpy
+from airflow.sdk.plugins_manager import AirflowPlugin
+found = runpy.run_path({str(ROOT / "plugins" / "edl_plugin.py")!r})
+print([name for name, value in found.items() if isinstance(value, type) and issubclass(value, AirflowPlugin)])
+"""
+    assert _python(code) == "[]"
+    without = code.replace("found =", "import importlib.metadata as m\nm.entry_points = lambda **_: []\nfound =")
+    assert _python(without) == "['EdlPlugin']"
