@@ -1,0 +1,79 @@
+"""`edl teacher`: serve a model to students."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import click
+import msgspec
+
+from edl_runtime.errors import SpecError
+from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import check_name
+
+
+@click.command()
+@click.option(
+    "--model", required=True, help="Folder of a Paddle inference model, .onnx file, or package.module:function."
+)
+@click.option("--pool", default="", help="Pool to join; by default EDL_POOL, and none without it.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind; off loopback only with a token.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port; by default a free one.")
+@click.option("--name", default="teacher", show_default=True, help="Name of the served model.")
+@click.option("--outputs", default="", help="Outputs to serve, as in logits=fetch_name_0,hidden; by default all.")
+@click.option("--gpu_ids", default="", help="GPUs to run on, as in 0,1; by default the CPU.")
+@click.option("--mem_optim", is_flag=True, help="Let Paddle reuse memory between layers.")
+@click.option(
+    "--weight", type=float, default=1.0, show_default=True, help="Share of the pool's work, relative to others."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the address and what is served as one JSON object.")
+def teacher(
+    *,
+    model: str,
+    pool: str,
+    host: str,
+    port: int,
+    name: str,
+    outputs: str,
+    gpu_ids: str,
+    mem_optim: bool,
+    weight: float,
+    as_json: bool,
+) -> None:
+    """Serve a model over the Open Inference Protocol v2 until SIGTERM or Ctrl-C, then drain.
+
+    With a pool, students find it by the registry in EDL_REDIS_URL. EDL_TEACHER_TOKEN is the token that clients need.
+    """
+    from edl_runtime.teacher.models import ModelOptions
+    from edl_runtime.teacher.service import TeacherOptions, serve
+
+    settings = RuntimeSettings.from_env(os.environ)
+    pool = pool or settings.pool
+    options = TeacherOptions(
+        model=ModelOptions(model=model, name=name, outputs=_words(outputs), mem_optim=mem_optim),
+        gpu_ids=_gpu_ids(gpu_ids),
+        host=host,
+        port=port,
+        pool=check_name("pool", pool) if pool else "",
+        weight=weight,
+    )
+
+    def on_ready(address: str, signature: ModelSignature) -> None:
+        if as_json:
+            click.echo(msgspec.json.encode({"address": address, "pool": options.pool, "model": signature}))
+        else:
+            click.echo(f"teacher ready on {address}, serving {model}")
+
+    asyncio.run(serve(options, settings, on_ready))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word)
+
+
+def _gpu_ids(text: str) -> tuple[int, ...]:
+    if not all(word.isdecimal() for word in _words(text)):
+        raise SpecError("gpu_ids", text, "numbers, as in 0,1")
+    return tuple(int(word) for word in _words(text))

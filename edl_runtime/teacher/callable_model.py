@@ -1,0 +1,66 @@
+"""A Python function as a model."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from edl_runtime.errors import ModelError
+from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.protocol.tensors import Array, dtype_of
+from edl_runtime.teacher.models import ModelOptions, digest_of
+
+F = TypeVar("F", bound=Callable[[Mapping[str, Array]], Mapping[str, Array]])
+
+
+def served(*, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Callable[[F], F]:
+    """Say what a function takes and returns, so that `edl teacher --model package.module:function` can serve it.
+
+        @served(inputs=[TensorSpec("image", "FP32", (-1, 784))], outputs=[TensorSpec("logits", "FP32", (-1, 10))])
+        def teach(inputs): return {"logits": inputs["image"] @ WEIGHTS}
+
+    The arrays it is given are read-only and valid during the call only.
+    """
+
+    def mark(function: F) -> F:
+        function.inputs, function.outputs = tuple(inputs), tuple(outputs)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+class CallableModel:
+    """A function marked by `served`. Its answers are checked against what it said."""
+
+    def __init__(self, options: ModelOptions) -> None:
+        """Import it. Raises ModelError."""
+        module_name, _, function_name = options.model.partition(":")
+        try:
+            module = importlib.import_module(module_name)
+            function = getattr(module, function_name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ModelError(options.model, f"{error}; give package.module:function") from error
+        inputs, outputs = getattr(function, "inputs", None), getattr(function, "outputs", None)
+        if inputs is None or outputs is None:
+            raise ModelError(options.model, "the function does not say what it takes; mark it with @served(…)")
+        self._function = function
+        source = inspect.getsourcefile(module)
+        self.signature = ModelSignature(
+            name=options.name,
+            versions=(digest_of([Path(source)]),) if source else (),
+            platform="python",
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+        )
+        self._dtypes = {spec.name: dtype_of(spec.datatype) for spec in self.signature.outputs}
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        found: Mapping[str, Array] = self._function(inputs)
+        for name in outputs:
+            if name not in found or found[name].dtype != self._dtypes[name]:
+                given = f"dtype {found[name].dtype}" if name in found else "nothing"
+                raise ValueError(f"the function returned {given} for {name!r}, it said {self._dtypes[name]}")
+        return found

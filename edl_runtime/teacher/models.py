@@ -1,0 +1,128 @@
+"""What a teacher serves: the verbs of a model, and how one is found."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import structlog
+
+from edl_runtime.errors import ModelError
+from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.protocol.tensors import Array, dtype_of
+
+log = structlog.get_logger(__name__)
+
+
+class Model(Protocol):
+    """A loaded model. Used by one thread."""
+
+    @property
+    def signature(self) -> ModelSignature:
+        """What it takes and answers."""
+        ...
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        """Return at least `outputs` for `inputs`, which fit the signature, are read-only and only valid meanwhile."""
+        ...
+
+
+class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model to serve and how.
+
+    - `model`: a folder with a Paddle inference model, an `.onnx` file, or `package.module:function`.
+    - `name`: the name it is served under.
+    - `outputs`: the outputs to serve, empty for all; "logits=fetch_name_0" renames one.
+    - `gpu_id`: the GPU to run on; None for CPU.
+    - `mem_optim`: let Paddle reuse memory between layers.
+    """
+
+    model: str
+    name: str = "teacher"
+    outputs: tuple[str, ...] = ()
+    gpu_id: int | None = None
+    mem_optim: bool = False
+
+
+def load_model(options: ModelOptions) -> Model:
+    """Load a model, select its outputs and run it once. Raises ModelError."""
+    model = _load(options)
+    if options.outputs:
+        model = Selected(model, options)
+    _warm_up(model, options)
+    return model
+
+
+def _load(options: ModelOptions) -> Model:
+    path = Path(options.model)
+    if path.suffix == ".onnx":
+        from edl_runtime.teacher.onnx_model import OnnxModel
+
+        return OnnxModel(path, options)
+    if ":" in options.model and not path.exists():
+        from edl_runtime.teacher.callable_model import CallableModel
+
+        return CallableModel(options)
+    from edl_runtime.teacher.paddle_model import PaddleModel
+
+    return PaddleModel(path, options)
+
+
+class Selected:
+    """A model reduced to some of its outputs, under other names where asked for."""
+
+    def __init__(self, model: Model, options: ModelOptions) -> None:
+        """Raise ModelError for an output that the model does not have, or a name given twice."""
+        self._model = model
+        known = {spec.name: spec for spec in model.signature.outputs}
+        chosen: dict[str, TensorSpec] = {}
+        self._origin: dict[str, str] = {}
+        for wish in options.outputs:
+            name, _, origin = wish.partition("=")
+            origin = origin or name
+            if origin not in known:
+                raise ModelError(options.model, f"no output {origin!r}; it has {', '.join(known)}")
+            if name in chosen:
+                raise ModelError(options.model, f"output {name!r} is asked for twice")
+            chosen[name] = msgspec.structs.replace(known[origin], name=name)
+            self._origin[name] = origin
+        self.signature = msgspec.structs.replace(model.signature, outputs=tuple(chosen.values()))
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        found = self._model.run(inputs, [self._origin[name] for name in outputs])
+        return {name: found[self._origin[name]] for name in outputs}
+
+
+def _warm_up(model: Model, options: ModelOptions) -> None:
+    """Run once on zeros, so that the first student does not wait for what a first run prepares.
+
+    A model of which more than the batch is free may rightly refuse the smallest sizes; that is only logged.
+    """
+    inputs = {spec.name: zeros(spec) for spec in model.signature.inputs}
+    try:
+        outputs = model.run(inputs, [spec.name for spec in model.signature.outputs])
+    except Exception as error:
+        if any(-1 in spec.shape[1:] for spec in model.signature.inputs):
+            log.warning("model.not_warm", model=options.model, cause=str(error))
+            return
+        raise ModelError(options.model, f"its first run failed: {type(error).__name__}: {error}") from error
+    if missing := [spec.name for spec in model.signature.outputs if spec.name not in outputs]:
+        raise ModelError(options.model, f"its first run gave no {', '.join(missing)}")
+
+
+def zeros(spec: TensorSpec) -> Array:
+    """Return a smallest input: 1 wherever the size is free."""
+    return np.zeros([1 if size == -1 else size for size in spec.shape], dtype_of(spec.datatype))
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """Name the content of a model's files; equal on every machine that has the same model."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()[:16]

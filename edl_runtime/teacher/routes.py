@@ -1,0 +1,72 @@
+"""What a teacher answers without its model: health, metadata, and refusals."""
+
+from __future__ import annotations
+
+import hmac
+from importlib.metadata import version
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from edl_runtime.protocol.http import RequestHead
+from edl_runtime.protocol.oip import ModelSignature
+
+
+class Reply(NamedTuple):
+    """A JSON answer."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
+
+
+def reply(content: Any, status: int = 200) -> Reply:
+    return Reply(status, msgspec.json.encode(content))
+
+
+def refusal(status: int, reason: str, **headers: str) -> Reply:
+    return Reply(status, msgspec.json.encode({"error": reason}), headers)
+
+
+class Routes:
+    """The paths of one model. With a `token`, all but health asks for it as bearer token."""
+
+    def __init__(self, signature: ModelSignature, token: str = "") -> None:
+        self._token = token.encode()
+        model = f"/v2/models/{quote(signature.name, safe='')}"
+        bases = [model, *(f"{model}/versions/{one}" for one in signature.versions)]
+        self._infer = frozenset(f"{base}/infer" for base in bases)
+        self._ready = frozenset(["/v2/health/ready", *(f"{base}/ready" for base in bases)])
+        about = {"name": "edl-airflow", "version": version("edl-airflow"), "extensions": ["binary_tensor_data"]}
+        self._fixed = {"/v2": reply(about), **dict.fromkeys(bases, reply(signature))}
+        versions = f" in version {', '.join(signature.versions)}" if signature.versions else ""
+        self._served = f"served is model {signature.name!r}{versions}"
+
+    def route(self, head: RequestHead, *, draining: bool) -> Reply | None:
+        """Return what to answer, None for a request that the model has to answer."""
+        path = head.path
+        if head.method == "GET" and path == "/v2/health/live":
+            return reply({"live": True})
+        if head.method == "GET" and path in self._ready:
+            return reply({"ready": not draining}, 503 if draining else 200)
+        given = head.headers.get(b"authorization", b"")
+        if self._token and not hmac.compare_digest(given, b"Bearer " + self._token):
+            reason = "the bearer token is missing or wrong; it is in EDL_TEACHER_TOKEN"
+            return refusal(401, reason, **{"WWW-Authenticate": "Bearer"})
+        if path in self._infer:
+            return self._admit(head, draining=draining)
+        fixed = self._fixed.get(path.removesuffix("/"))
+        if fixed is None:
+            return refusal(404, f"nothing at {path[:200]}; {self._served}")
+        return fixed if head.method == "GET" else refusal(405, f"{head.method} is not allowed here", Allow="GET")
+
+    @staticmethod
+    def _admit(head: RequestHead, *, draining: bool) -> Reply | None:
+        if head.method != "POST":
+            return refusal(405, f"{head.method} is not allowed here", Allow="POST")
+        if draining:
+            return refusal(503, "this teacher is leaving; ask another")
+        if head.headers.get(b"content-encoding", b"identity") != b"identity":
+            return refusal(415, "Content-Encoding is not supported; send the body as it is")
+        return None

@@ -1,0 +1,164 @@
+"""A teacher from its first breath to its last: load, serve, register, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+import structlog
+
+from edl_runtime.errors import EdlError, SpecError, TeacherError
+from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.registry.lease import hold_lease
+from edl_runtime.registry.members import Member
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.client import connect
+from edl_runtime.store.keys import Service
+from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.models import ModelOptions
+from edl_runtime.teacher.predictors import run_predictors
+from edl_runtime.teacher.server import BODY_LIMIT, Front
+
+T = TypeVar("T")
+
+DRAIN_S = 8.0
+"""Longest wait for requests in flight: a little less than a backend's default grace."""
+
+log = structlog.get_logger(__name__)
+
+
+class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a teacher serves, where, and which pool it joins.
+
+    - `gpu_ids`: one predictor process on each; empty for one on the CPU.
+    - `port`: 0 for a free one.
+    - `pool`: empty for a fixed teacher, which needs no Redis.
+    - `weight`: its share of the pool's work, relative to the others.
+    """
+
+    model: ModelOptions
+    gpu_ids: tuple[int, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 0
+    pool: str = ""
+    weight: float = 1.0
+
+
+async def serve(
+    options: TeacherOptions, settings: RuntimeSettings, on_ready: Callable[[str, ModelSignature], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT: then leave the pool, answer what is in flight and return.
+
+    `on_ready` is called with the address once requests are answered, right before the teacher registers.
+
+    Raises SpecError, ModelError and PoolMismatchError for what a restart can't mend; RegistryUnavailableError without
+    Redis at the start; TeacherError when it can't listen or a predictor ends by itself.
+    """
+    _check_exposure(options.host, settings.teacher_token)
+    if options.pool and not settings.redis_url:
+        raise SpecError("EDL_REDIS_URL", "", f"the Redis of pool {options.pool!r}, as in redis://127.0.0.1:6379/0")
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with AsyncExitStack() as stack:
+        arena = Arena.create(BODY_LIMIT)
+        stack.callback(arena.close)
+        predictors = await _unless(stop, stack.enter_async_context(run_predictors(_each_device(options), arena)))
+        if predictors is None:
+            return
+        front = Front(predictors.signature, predictors, arena, token=settings.teacher_token)
+        address = await stack.enter_async_context(_listening(front, options))
+        on_ready(address, predictors.signature)
+        reason: EdlError | None = None
+        async with AsyncExitStack() as membership:
+            member = Member(id=address, address=address, weight=options.weight, signature=predictors.signature)
+            refused = await _unless(stop, membership.enter_async_context(_registered(member, options, settings)))
+            if refused is not None:
+                reason = await _unless(stop, _first(predictors.lost(), refused))
+        drained = await front.drain(DRAIN_S)
+        log.info("teacher.left", address=address, drained=drained)
+        if reason is not None:
+            raise reason
+
+
+def _check_exposure(host: str, token: str) -> None:
+    """Raise SpecError for a host that others can reach, unless they need a token."""
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback and not token:
+        raise SpecError("host", host, "127.0.0.1 (or ::1), unless EDL_TEACHER_TOKEN holds a token to ask for")
+
+
+def _each_device(options: TeacherOptions) -> list[ModelOptions]:
+    if not options.gpu_ids:
+        return [options.model]
+    return [msgspec.structs.replace(options.model, gpu_id=gpu_id) for gpu_id in options.gpu_ids]
+
+
+@asynccontextmanager
+async def _listening(front: Front, options: TeacherOptions) -> AsyncIterator[str]:
+    """Take connections; yields the address to reach this teacher at."""
+    loop = asyncio.get_running_loop()
+    try:
+        server = await loop.create_server(front.connect, options.host, options.port)
+    except OSError as error:
+        raise TeacherError(f"can't listen on {options.host} port {options.port}: {error.strerror or error}") from None
+    watch = asyncio.create_task(front.disconnect_stalled())
+    try:
+        host, port, *_ = server.sockets[0].getsockname()
+        if ipaddress.ip_address(host).is_unspecified:
+            host = socket.gethostbyname(socket.gethostname())
+        yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    finally:
+        watch.cancel()
+        server.close()
+
+
+@asynccontextmanager
+async def _registered(
+    member: Member, options: TeacherOptions, settings: RuntimeSettings
+) -> AsyncIterator[Coroutine[Any, Any, EdlError]]:
+    """Be in the pool, if there is one; yields what waits until the registration can never come back."""
+    if not options.pool:
+        yield _never()
+        return
+    service = Service(settings.namespace, options.pool)
+    async with (
+        connect(settings.redis_url) as client,
+        hold_lease(client, service, member, ttl_s=settings.lease_ttl_s) as lease,
+    ):
+        yield lease.refused()
+
+
+async def _never() -> NoReturn:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def _first(*waits: Coroutine[Any, Any, T]) -> T:
+    """Return what the first to end returns, or raise what it raises; the others are cancelled."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    return done.pop().result()
+
+
+async def _unless(stop: asyncio.Event, wait: Coroutine[Any, Any, T]) -> T | None:
+    """Return what `wait` returns, or None when `stop` comes first."""
+    return await _first(wait, _none_after(stop))
+
+
+async def _none_after(event: asyncio.Event) -> None:
+    await event.wait()
