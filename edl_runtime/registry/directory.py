@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,6 +29,8 @@ SETTLE_S = 1.5
 """How long members stay listed that Redis has forgotten: so soon is back who lives."""
 BLOCK_S = 0.7
 """Longest single wait inside Redis; below the client's time limit for an answer."""
+REDIS_TICK_S = 0.1
+"""How much later than asked Redis may end a wait; a deadline's last moments are waited for here."""
 NO_EVENT = (0, 0)
 
 log = structlog.get_logger(__name__)
@@ -45,8 +47,8 @@ class Directory:
         """Return the members whose lease has not run out, by id. Raises RegistryUnavailableError."""
         return list((await self._look(Service(self._namespace, pool, role))).members)
 
-    async def watch(self, pool: str, role: Role = "teachers") -> AsyncIterator[list[Member]]:
-        """Yield the members, by id, at once and again after each change, for ever.
+    async def watch(self, pool: str, role: Role = "teachers") -> AsyncGenerator[list[Member], None]:
+        """Yield the members, by id, at once and again after each change, for ever; close it when leaving it early.
 
         A killed member goes at its deadline. While Redis is away the last list stands; members that Redis forgot
         (it was emptied) stay listed for `SETTLE_S`, in which those alive come back.
@@ -113,11 +115,12 @@ class Directory:
     async def _wait_for_news(self, service: Service, seen: _Snapshot, at_most_s: float) -> None:
         until = time.monotonic() + min(seen.runs_out_in_s, at_most_s, LOOK_EVERY_S)
         ms, sequence = seen.newest_event
-        while (rest_s := until - time.monotonic()) > 0:
+        while (rest_s := until - time.monotonic()) > REDIS_TICK_S:
+            block_ms = math.ceil(min(rest_s - REDIS_TICK_S, BLOCK_S) * 1000)
             with unavailable_if_lost(self._client):
-                block_ms = math.ceil(min(rest_s, BLOCK_S) * 1000)
                 if await self._client.xread({keys.events(service): f"{ms}-{sequence}"}, count=1, block=block_ms):
                     return
+        await asyncio.sleep(max(0.0, rest_s))
 
 
 class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):

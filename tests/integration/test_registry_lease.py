@@ -1,0 +1,227 @@
+"""A lease against a real Redis: joined, renewed, left, refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edl_runtime.errors import PoolMismatchError, RegistryUnavailableError, SpecError, SupersededError
+from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.registry.directory import Directory
+from edl_runtime.registry.lease import hold_lease
+from edl_runtime.registry.members import Member
+from edl_runtime.store import keys
+from edl_runtime.store.client import address_of, connect, run_script
+from edl_runtime.store.keys import Service
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+DIGITS = ModelSignature(name="digits", inputs=(TensorSpec("image", "FP32", (-1, 784)),))
+LETTERS = ModelSignature(name="letters", inputs=(TensorSpec("image", "FP32", (-1, 784)),))
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[Redis]:
+    async with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def service(namespace: str) -> Service:
+    return Service(namespace, "pool")
+
+
+@pytest.fixture
+def directory(client: Redis, namespace: str) -> Directory:
+    return Directory(client, namespace)
+
+
+def teacher(name: str = "a", model: ModelSignature | None = DIGITS) -> Member:
+    return Member(id=name, address=f"{name}:1", signature=model)
+
+
+async def ids(directory: Directory) -> list[str]:
+    return [member.id for member in await directory.members("pool")]
+
+
+async def test_a_member_is_listed_from_the_first_line_of_the_block_to_its_end(
+    client: Redis, service: Service, directory: Directory
+) -> None:
+    """Registered means listed, with all its data; left means gone at once, and the pool with it."""
+    async with hold_lease(client, service, teacher()) as lease:
+        [listed] = await directory.members("pool")
+        assert listed == Member(id="a", address="a:1", signature=DIGITS, fence=lease.fence)
+        assert await directory.pools() == ["pool"]
+        assert await directory.contract("pool") == DIGITS
+    assert await directory.members("pool") == []
+    assert await directory.contract("pool") is None
+    assert await directory.pools() == []
+
+
+async def test_students_and_teachers_are_listed_apart(client: Redis, service: Service, directory: Directory) -> None:
+    """A student of a pool is none of its teachers, and has no part in its contract."""
+    student = Member(id="s", address="here", want=2)
+    async with hold_lease(client, Service(service.namespace, "pool", "students"), student):
+        assert [member.want for member in await directory.members("pool", "students")] == [2]
+        assert await directory.members("pool") == []
+        assert await directory.pools() == ["pool"]
+
+
+async def test_a_lease_outlives_its_time_by_being_renewed(
+    client: Redis, service: Service, directory: Directory
+) -> None:
+    """After many times its length a held lease is the same registration."""
+    async with hold_lease(client, service, teacher(), ttl_s=0.2) as lease:
+        before = lease.fence
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            assert await ids(directory) == ["a"]
+        assert lease.fence == before
+
+
+async def test_a_lease_that_ran_out_is_taken_anew_with_a_larger_fence(
+    client: Redis, service: Service, directory: Directory
+) -> None:
+    """A holder that was stopped for too long comes back as a new registration, and its old token is void."""
+    async with hold_lease(client, service, teacher(), ttl_s=0.3) as lease:
+        before = lease.fence
+        await run_script(client, "release", keys.of_service(service), ["a", before])
+        assert await ids(directory) == []
+        await until(directory, ["a"])
+        assert lease.fence > before
+        assert await run_script(client, "release", keys.of_service(service), ["a", before]) == 0
+        assert await run_script(client, "renew", keys.of_service(service), ["a", before, 1000]) == "taken"
+        assert await ids(directory) == ["a"]
+
+
+async def test_fences_grow_even_when_redis_was_emptied(client: Redis, service: Service) -> None:
+    """A token of a Redis that lost its memory is larger than all it gave before."""
+    async with hold_lease(client, service, teacher()) as lease:
+        first = lease.fence
+        await client.delete(*keys.of_service(service), keys.fence(service))
+        await asyncio.sleep(0.01)  # Redis's clock counts in ms
+        async with hold_lease(client, service, teacher("b")) as second:
+            assert second.fence > first
+
+
+async def test_a_later_registration_of_an_id_supersedes_the_earlier(
+    client: Redis, service: Service, directory: Directory
+) -> None:
+    """The earlier holder is told, does not fight back, and does not take the later one down by leaving."""
+    async with (
+        hold_lease(client, service, teacher(), ttl_s=0.3) as earlier,
+        hold_lease(client, service, teacher(), ttl_s=0.3) as later,
+    ):
+        assert later.fence > earlier.fence
+        assert isinstance(await asyncio.wait_for(earlier.refused(), 2), SupersededError)
+        assert [member.fence for member in await directory.members("pool")] == [later.fence]
+
+
+async def test_a_teacher_of_another_model_is_refused(client: Redis, service: Service, directory: Directory) -> None:
+    """The error names the pool and what differs; the pool stays as it was."""
+    async with hold_lease(client, service, teacher(), ttl_s=0.3):
+        with pytest.raises(PoolMismatchError, match="name is letters and the pool's digits") as caught:
+            async with hold_lease(client, service, teacher("b", LETTERS), ttl_s=0.3):
+                pytest.fail("it was let in")
+        assert caught.value.pool == "pool"
+        assert await ids(directory) == ["a"]
+        assert await directory.contract("pool") == DIGITS
+
+
+async def test_a_pool_can_start_again_with_another_model_while_dead_teachers_run_out(
+    client: Redis, service: Service, directory: Directory
+) -> None:
+    """The leases of killed teachers delay a new model, they do not refuse it."""
+    record = '{"id":"dead","address":"dead:1"}'
+    contract = '{"name":"digits"}'
+    named = [*keys.of_service(service), keys.fence(service)]
+    await run_script(client, "register", named, ["dead", 400, record, contract])
+    async with hold_lease(client, service, teacher("b", LETTERS)):
+        assert await ids(directory) == ["b"]
+        assert await directory.contract("pool") == LETTERS
+
+
+async def test_the_same_model_in_other_words_is_let_in(client: Redis, service: Service, directory: Directory) -> None:
+    """Models are compared by what they say, not by how their JSON is written."""
+    record = '{"id":"z","address":"z:1"}'
+    contract = '{ "inputs": [{"shape": [-1, 784], "datatype": "FP32", "name": "image"}], "name": "digits" }'
+    named = [*keys.of_service(service), keys.fence(service)]
+    await run_script(client, "register", named, ["z", 60_000, record, contract])
+    async with hold_lease(client, service, teacher()):
+        assert await ids(directory) == ["a", "z"]
+
+
+async def test_a_pool_taken_over_by_another_model_refuses_those_who_come_back(
+    client: Redis, service: Service, directory: Directory
+) -> None:
+    """A teacher whose pool has become another's learns that it can never come back."""
+    async with hold_lease(client, service, teacher(), ttl_s=0.3) as lease:
+        await client.delete(*keys.of_service(service))
+        async with hold_lease(client, service, teacher("b", LETTERS), ttl_s=0.3):
+            assert isinstance(await asyncio.wait_for(lease.refused(), 3), PoolMismatchError)
+            assert await ids(directory) == ["b"]
+
+
+async def test_nobody_is_registered_when_the_block_is_cancelled(
+    client: Redis, service: Service, directory: Directory
+) -> None:
+    """Cancelling the holder releases the lease."""
+    entered = asyncio.Event()
+
+    async def hold() -> None:
+        async with hold_lease(client, service, teacher()):
+            entered.set()
+            await asyncio.Event().wait()
+
+    holder = asyncio.create_task(hold())
+    await entered.wait()
+    holder.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await holder
+    assert await ids(directory) == []
+
+
+async def test_a_record_that_nobody_can_read_hides_no_other(
+    client: Redis, service: Service, directory: Directory
+) -> None:
+    """One member written by something else is left out, the rest is listed."""
+    named = [*keys.of_service(service), keys.fence(service)]
+    await run_script(client, "register", named, ["odd", 60_000, '{"weight":"much"}', ""])
+    async with hold_lease(client, service, teacher()):
+        assert await ids(directory) == ["a"]
+
+
+def test_a_lease_needs_a_length(service: Service) -> None:
+    """A lease of no time would have run out before it began."""
+    with pytest.raises(SpecError, match="lease_ttl_s"):
+        hold_lease(connect("redis://127.0.0.1:1/0"), service, teacher(), ttl_s=0)
+
+
+async def until(directory: Directory, wanted: list[str], within_s: float = 3.0) -> None:
+    """Wait until the pool's teachers are those `wanted`."""
+    async with asyncio.timeout(within_s), contextlib.aclosing(directory.watch("pool")) as changes:
+        async for members in changes:
+            if [member.id for member in members] == wanted:
+                return
+
+
+@pytest.mark.parametrize("url", ["redis://:secret@127.0.0.1:1/0", "redis://:secret@HERE", "redis://HERE"])
+async def test_a_redis_that_can_not_be_used_is_said_so_at_once(url: str, redis_url: str, service: Service) -> None:
+    """Nobody there, a wrong password or none: an error with the address, without the password, in under two seconds."""
+    url = url.replace("HERE", redis_url.rpartition("@")[2])
+    async with connect(url) as client, asyncio.timeout(2):
+        for attempt in (
+            Directory(client, "n").members("p"),
+            Directory(client, "n").pools(),
+            anext(Directory(client, "n").watch("p")),
+            hold_lease(client, service, teacher()).__aenter__(),
+        ):
+            with pytest.raises(RegistryUnavailableError) as caught:
+                await attempt
+            assert f"Redis at {address_of(url)}" in str(caught.value)
+            assert "secret" not in str(caught.value)

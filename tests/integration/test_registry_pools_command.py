@@ -1,0 +1,109 @@
+"""`edl pools`, as a person runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner, Result
+
+from edl_runtime.cli.pools import pools
+from edl_runtime.errors import RegistryUnavailableError, SpecError
+from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.registry.lease import hold_lease
+from edl_runtime.registry.members import Member
+from edl_runtime.store.client import connect
+from edl_runtime.store.keys import Role, Service
+
+DIGITS = ModelSignature(
+    name="digits", inputs=(TensorSpec("image", "FP32", (-1, 784)),), outputs=(TensorSpec("logits", "FP32", (-1, 10)),)
+)
+MEMBERS: list[tuple[str, Role, Member]] = [
+    ("digits", "teachers", Member(id="t0", address="h:1", signature=DIGITS, weight=2.0)),
+    ("digits", "teachers", Member(id="t1", address="h:2", signature=DIGITS)),
+    ("digits", "students", Member(id="s0", address="here", want=3)),
+    ("waiting", "students", Member(id="s[red]1", address="there")),
+]
+
+
+@pytest.fixture
+def populated(redis_url: str, namespace: str) -> Iterator[dict[str, str]]:
+    """Two pools, and the environment to see them."""
+
+    async def populate(stack: contextlib.AsyncExitStack) -> None:
+        client = await stack.enter_async_context(connect(redis_url))
+        for pool, role, member in MEMBERS:
+            await stack.enter_async_context(hold_lease(client, Service(namespace, pool, role), member, ttl_s=60))
+
+    with asyncio.Runner() as runner:
+        stack = contextlib.AsyncExitStack()
+        runner.run(populate(stack))
+        yield {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "COLUMNS": "120"}
+        runner.run(stack.aclose())
+
+
+def run(env: dict[str, str], *args: str) -> Result:
+    return CliRunner(env=env).invoke(pools, args, catch_exceptions=True)
+
+
+def test_a_table_shows_each_pool(populated: dict[str, str]) -> None:
+    """Name, number of teachers and students, model, inputs and outputs."""
+    result = run(populated)
+    assert result.exit_code == 0
+    [digits] = [line for line in result.output.splitlines() if "digits" in line]
+    assert [cell.strip() for cell in digits.strip("│").split("│")] == [
+        "digits",
+        "2",
+        "1",
+        "digits",
+        "image FP32 [-1, 784]",
+        "logits FP32 [-1, 10]",
+    ]
+    assert "waiting" in result.output
+
+
+def test_a_name_shows_its_members(populated: dict[str, str]) -> None:
+    """Who is in the pool, as they call themselves."""
+    assert [word for word in ("t0", "h:1", "t1", "s0", "here") if word not in run(populated, "digits").output] == []
+    assert "s[red]1" in run(populated, "waiting").output
+    assert "no members" in run(populated, "absent").output
+
+
+def test_json_has_it_all(populated: dict[str, str]) -> None:
+    """A program reads the same, with the model once."""
+    [digits, waiting] = json.loads(run(populated, "--json").output)
+    assert digits["name"] == "digits"
+    assert digits["model"]["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 784]}]
+    assert [(teacher["id"], teacher["address"], teacher["weight"]) for teacher in digits["teachers"]] == [
+        ("t0", "h:1", 2.0),
+        ("t1", "h:2", 1.0),
+    ]
+    assert [(student["id"], student["want"]) for student in digits["students"]] == [("s0", 3)]
+    assert waiting["model"] is None
+    assert json.loads(run(populated, "absent", "--json").output) == [
+        {"name": "absent", "model": None, "teachers": [], "students": []}
+    ]
+
+
+def test_a_namespace_without_pools_says_so(redis_url: str, namespace: str) -> None:
+    """Nothing to show is not an empty table."""
+    result = run({"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace})
+    assert result.output == "no pools have members now\n"
+
+
+def test_without_an_address_the_error_names_the_variable() -> None:
+    """A person learns what to set."""
+    error = run({"EDL_REDIS_URL": ""}).exception
+    assert isinstance(error, SpecError)
+    assert "EDL_REDIS_URL" in str(error)
+
+
+def test_without_redis_the_error_names_the_address() -> None:
+    """A person learns which Redis does not answer, and nobody the password."""
+    error = run({"EDL_REDIS_URL": "redis://:secret@127.0.0.1:1/0"}).exception
+    assert isinstance(error, RegistryUnavailableError)
+    assert "127.0.0.1:1" in str(error)
+    assert "secret" not in str(error)

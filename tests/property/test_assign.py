@@ -1,0 +1,198 @@
+"""The assignment of teachers to students, for any lists."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from statistics import mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl_runtime.balance.assign import assign
+
+Teachers = Mapping[str, float]
+Students = Mapping[str, int | None]
+
+NAMES = st.text("abcdé\0 -9", min_size=1, max_size=6)
+SOME_TEACHERS = st.dictionaries(NAMES, st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=1, max_size=25)
+EQUAL_TEACHERS = st.dictionaries(NAMES, st.just(1.0), min_size=1, max_size=25)
+ANY_TEACHERS = st.dictionaries(NAMES, st.floats(1e-6, 1e6), min_size=1, max_size=12)
+STUDENTS = st.dictionaries(NAMES, st.none(), min_size=1, max_size=25)
+CAPPED_STUDENTS = st.dictionaries(NAMES, st.none() | st.integers(1, 4), min_size=1, max_size=12)
+
+
+def users(assignment: Mapping[str, tuple[str, ...]]) -> Counter[str]:
+    """Return how many students each teacher serves."""
+    return Counter(teacher for chosen in assignment.values() for teacher in chosen)
+
+
+def moves(before: tuple[Teachers, Students], after: tuple[Teachers, Students]) -> int:
+    """Return how many students lose a teacher although both are still there, counted by teacher."""
+    then, now = assign(*before), assign(*after)
+    return sum(
+        teacher in after[0] and teacher not in now[student] for student in now for teacher in then.get(student, ())
+    )
+
+
+def fewest_moves(before: tuple[Teachers, Students], after: tuple[Teachers, Students]) -> int:
+    """Return the least that any assignment must move to be as even after as it was before, were all weights equal."""
+    teachers, students = after
+    kept = [(student, t) for student, chosen in assign(*before).items() if student in students for t in chosen]
+    kept = [(student, teacher) for student, teacher in kept if teacher in teachers]
+    if len(teachers) >= len(students):
+        has, shared_out = Counter(student for student, _ in kept), len(teachers)
+    else:
+        has, shared_out = Counter(teacher for _, teacher in kept), len(students)
+    each, with_one_more = divmod(shared_out, min(len(teachers), len(students)))
+    stays = sum(min(count, each) for count in has.values())
+    stays += min(with_one_more, sum(count > each for count in has.values()))
+    return len(kept) - stays
+
+
+@given(ANY_TEACHERS, CAPPED_STUDENTS)
+def test_everyone_has_work(teachers: Teachers, students: Students) -> None:
+    """Every student has a teacher and no more than it wants; every teacher is used, if anyone can use it."""
+    assignment = assign(teachers, students)
+    assert list(assignment) == list(students)
+    for student, want in students.items():
+        assert 1 <= len(assignment[student]) <= (want or math.inf)
+        assert len(set(assignment[student])) == len(assignment[student])
+        assert set(assignment[student]) <= set(teachers)
+    usable = sum(want or math.inf for want in students.values())
+    assert len(users(assignment)) == min(len(teachers), usable)
+
+
+@given(ANY_TEACHERS, CAPPED_STUDENTS)
+def test_the_fewer_share_the_more(teachers: Teachers, students: Students) -> None:
+    """With enough teachers each serves one student at most; with too few each student has exactly one."""
+    assignment = assign(teachers, students)
+    if len(teachers) >= len(students):
+        assert set(users(assignment).values()) == {1}
+    else:
+        assert {len(chosen) for chosen in assignment.values()} == {1}
+
+
+@given(SOME_TEACHERS, STUDENTS)
+def test_students_get_fair_weights(teachers: Teachers, students: Students) -> None:
+    """With enough teachers, no student has more than another by over the heaviest teacher's weight."""
+    sums = [sum(teachers[teacher] for teacher in chosen) for chosen in assign(teachers, students).values()]
+    if len(teachers) >= len(students):
+        assert max(sums) - min(sums) <= max(teachers.values())
+
+
+@given(SOME_TEACHERS, STUDENTS)
+def test_teachers_get_students_by_weight(teachers: Teachers, students: Students) -> None:
+    """With too few teachers, no student would be better off with another teacher."""
+    served = users(assign(teachers, students))
+    if len(teachers) < len(students):
+        for crowded in teachers:
+            for other in teachers:
+                if served[crowded] > 1:
+                    assert served[crowded] / teachers[crowded] <= (served[other] + 1) / teachers[other]
+
+
+@given(EQUAL_TEACHERS, STUDENTS)
+def test_equal_teachers_get_equal_numbers(teachers: Teachers, students: Students) -> None:
+    """On either side, with equal weights the numbers differ by one at most."""
+    assignment = assign(teachers, students)
+    counts = [len(chosen) for chosen in assignment.values()]
+    served = [users(assignment)[teacher] for teacher in teachers]
+    assert max(counts) - min(counts) <= 1
+    assert max(served) - min(served) <= 1
+
+
+@given(ANY_TEACHERS, CAPPED_STUDENTS, st.randoms(use_true_random=False))
+def test_the_order_of_the_lists_does_not_matter(teachers: Teachers, students: Students, rng: random.Random) -> None:
+    """Each student may read the lists in an order of its own."""
+    shuffled_teachers = dict(rng.sample(list(teachers.items()), len(teachers)))
+    shuffled_students = dict(rng.sample(list(students.items()), len(students)))
+    assert assign(shuffled_teachers, shuffled_students) == assign(teachers, students)
+
+
+def test_each_process_computes_the_same() -> None:
+    """Python's own hashes differ from process to process; the assignment does not."""
+    teachers = {f"teacher-{n}": 1.0 + n % 2 for n in range(11)}
+    students = dict.fromkeys((f"student-{n}" for n in range(4)), None)
+    program = (
+        "import json, sys; from edl_runtime.balance.assign import assign;"
+        "teachers, students = json.load(sys.stdin); json.dump(assign(teachers, students), sys.stdout)"
+    )
+    for seed in ("1", "2"):
+        said = subprocess.run(
+            [sys.executable, "-c", program],
+            input=json.dumps([teachers, students]),
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert {student: tuple(chosen) for student, chosen in json.loads(said).items()} == assign(teachers, students)
+
+
+def test_nobody_to_assign() -> None:
+    """Without teachers each student has none; without students there is nothing to say."""
+    assert assign({}, {"s": None}) == {"s": ()}
+    assert assign({"t": 1.0}, {}) == {}
+    assert assign({}, {}) == {}
+
+
+@pytest.mark.parametrize(("students", "teachers"), [(16, 31), (2, 3), (5, 9), (31, 16), (3, 2), (1, 40)])
+def test_no_teacher_is_idle_where_the_original_left_some(students: int, teachers: int) -> None:
+    """EDL's rule left `teachers mod students` idle: 48 % of 31 with 16 students, a third of 3 with 2."""
+    assignment = assign({f"t{n}": 1.0 for n in range(teachers)}, {f"s{n}": None for n in range(students)})
+    assert len(users(assignment)) == teachers
+
+
+def test_a_heavier_teacher_serves_more_students() -> None:
+    """Students are shared out in proportion to weight, as evenly as whole numbers allow."""
+    served = users(assign({"big": 4.0, "mid": 2.0, "small": 1.0}, {f"s{n}": None for n in range(14)}))
+    assert served == {"big": 8, "mid": 4, "small": 2}
+
+
+def test_heavy_teachers_are_spread() -> None:
+    """Two heavy and two light teachers of two students are one of each for each."""
+    assignment = assign({"a": 2.0, "b": 2.0, "c": 1.0, "d": 1.0}, {"s": None, "t": None})
+    assert [sorted(w > "b" for w in chosen) for chosen in assignment.values()] == [[False, True]] * 2
+
+
+@given(EQUAL_TEACHERS, STUDENTS)
+def test_a_change_moves_little_more_than_it_must(teachers: Teachers, students: Students) -> None:
+    """However the hashes fall, one teacher or student more or less sets off a few chains and no reshuffle."""
+    fewer_teachers = dict(list(teachers.items())[1:])
+    fewer_students = dict(list(students.items())[1:])
+    chains = 4 * (1 + math.log(max(len(teachers), len(students))))
+    for other in ((fewer_teachers, students), (teachers, fewer_students)):
+        if all(other):
+            for before, after in (((teachers, students), other), (other, (teachers, students))):
+                assert moves(before, after) <= fewest_moves(before, after) + chains
+
+
+@pytest.mark.parametrize(("teachers", "students"), [(3, 2), (16, 4), (31, 16), (40, 4), (20, 20), (10, 11), (4, 16)])
+@pytest.mark.parametrize("weights", [(1.0,), (1.0, 2.0)])
+def test_moves_are_few_on_average(teachers: int, students: int, weights: tuple[float, ...]) -> None:
+    """Over many pools a change moves about ln n pairs, for each weight there is, on top of the fewest possible."""
+    rng = random.Random(7)
+    made: dict[str, list[int]] = {"teacher": [], "student": []}
+    needed: dict[str, list[int]] = {"teacher": [], "student": []}
+    for _ in range(25):
+        pool = {f"t{rng.random()}": rng.choice(weights) for _ in range(teachers)}
+        served = {f"s{rng.random()}": None for _ in range(students)}
+        one_less = {
+            "teacher": (dict(list(pool.items())[1:]), served),
+            "student": (pool, dict(list(served.items())[1:])),
+        }
+        for who, other in one_less.items():
+            for before, after in (((pool, served), other), (other, (pool, served))):
+                made[who].append(moves(before, after))
+                needed[who].append(fewest_moves(before, after))
+    for who in made:
+        print(f"{teachers}/{students} a {who}: {mean(made[who]):.2f}, needed {mean(needed[who]):.2f}")  # noqa: T201
+        assert mean(made[who]) <= mean(needed[who]) + len(weights) * (1 + math.log(max(teachers, students)))
