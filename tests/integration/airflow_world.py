@@ -1,0 +1,219 @@
+"""One machine with a Redis, a work folder and a folder of DAG files, and tasks that run on it without a scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import psutil
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.module_loading import import_string
+
+from edl_airflow.work import Outcome
+from edl_runtime.backends.local import LocalBackend
+from edl_runtime.registry.lease import hold_lease
+from edl_runtime.registry.members import Member
+from edl_runtime.specs import TeacherSpec, TrainerSpec
+from edl_runtime.store.client import connect
+from edl_runtime.store.keys import Service
+
+MODEL = """
+from edl_runtime.protocol.oip import TensorSpec
+from edl_runtime.teacher.callable_model import served
+
+@served(inputs=[TensorSpec("x", "FP32", (-1, 2))], outputs=[TensorSpec("y", "FP32", (-1, 2))])
+def double(inputs):
+    return {"y": inputs["x"] * 2}
+"""
+
+STUDENT = """
+import os, sys, time
+from pathlib import Path
+from edl_runtime.result import write_result
+
+folder, does = Path(sys.argv[1]), sys.argv[2]
+with open(folder / "started", "a") as started:
+    print(os.getpid(), file=started)
+print("student: started", flush=True)
+while does == "waits" and not (folder / "go").exists():
+    time.sleep(0.02)
+if does == "fails":
+    sys.exit("ValueError: loss is not a number")
+write_result(checkpoint=str(folder / "model"), metrics={"accuracy": 0.5})
+"""
+
+REPORTS = """
+import asyncio, os, sys, time
+from edl_runtime.progress import Progress, publish
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.client import connect
+
+async def main():
+    settings = RuntimeSettings.from_env(os.environ)
+    async with connect(settings.redis_url) as client:
+        for step in range(1, 4):
+            progress = Progress(step=step, total_steps=3, updated_at=time.time(), loss=0.25, answered={"a:1": step})
+            await publish(client, settings.namespace, settings.job, progress)
+            await asyncio.sleep(0.7)
+
+asyncio.run(main())
+"""
+
+
+class World:
+    """Connections, scripts, and what runs."""
+
+    def __init__(self, folder: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.redis_url = redis_url
+        self.namespace = namespace
+        self.work_dir = folder / "edl"
+        self.backend = LocalBackend(self.work_dir)
+        self._monkeypatch = monkeypatch
+        for name, text in (("answers", MODEL), ("student", STUDENT), ("reports", REPORTS)):
+            (folder / f"{name}.py").write_text(text)
+        self.connect_to(redis_url)
+
+    def connect_to(self, redis_url: str) -> None:
+        """Make the connection `edl_default` lead to this Redis."""
+        url = urlsplit(redis_url)
+        given: dict[str, Any] = {"conn_type": "edl", "host": url.hostname, "port": url.port}
+        given |= {"login": url.username or None, "password": url.password}
+        given["extra"] = {"namespace": self.namespace, "work_dir": str(self.work_dir)}
+        self._monkeypatch.setenv("AIRFLOW_CONN_EDL_DEFAULT", json.dumps(given))
+
+    def dag(self) -> DAG:
+        """A DAG of a file in this world's folder."""
+        dag = DAG("nightly", schedule=None)
+        dag.fileloc = str(self.folder / "nightly.py")
+        return dag
+
+    def context(self, token: str = "try-1") -> Any:
+        """What Airflow gives to `execute`; `token` is the task instance's id, another one in each try."""
+        xcoms: dict[str, Any] = {}
+        ti = SimpleNamespace(
+            id=token,
+            dag_id="nightly",
+            task_id="distill",
+            run_id="manual__1",
+            map_index=-1,
+            xcom_push=lambda key, value: xcoms.update({key: value}),
+        )
+        return {"ti": ti, "run_id": ti.run_id, "xcoms": xcoms}
+
+    def student(self, does: str = "ends") -> TrainerSpec:
+        """A script that "ends", "fails", or "waits" until `go` is called."""
+        return TrainerSpec(command=["python", str(self.folder / "student.py"), str(self.folder), does])
+
+    def teacher(self, model: str = "answers:double") -> TeacherSpec:
+        """A real teacher of a Python function."""
+        return TeacherSpec(model=model)
+
+    def go(self) -> None:
+        """Let the waiting student end."""
+        (self.folder / "go").touch()
+
+    def starts(self) -> list[int]:
+        """The process ids of the students started so far."""
+        file = self.folder / "started"
+        return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+    def jobs(self) -> dict[str, str]:
+        """Jobs and pools that the backend knows, and their phase."""
+        return {status.name: status.phase for status in asyncio.run(self.backend.list())}
+
+    def processes(self) -> list[psutil.Process]:
+        """What runs on this world's behalf: supervisors, teachers, students."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE or process.pid == psutil.Process().pid:
+                return False
+            ours = process.environ().get("EDL_NAMESPACE") == self.namespace
+            return ours or any(str(self.folder) in word for word in process.cmdline())
+        except psutil.Error:
+            return False
+
+
+def defer(operator: Any, context: Any) -> TaskDeferred:
+    """Run the first half of a task that defers."""
+    with pytest.raises(TaskDeferred) as caught:
+        operator.execute(context)
+    return caught.value
+
+
+def trigger_of(deferred: TaskDeferred) -> Any:
+    """The trigger as another process makes it, from JSON."""
+    path, kwargs = deferred.trigger.serialize()
+    return import_string(path)(**json.loads(json.dumps(kwargs)))
+
+
+async def fired(trigger: Any) -> dict[str, Any]:
+    """Run a trigger to its one event."""
+    (event,) = [event async for event in trigger.run()]
+    payload: dict[str, Any] = json.loads(json.dumps(event.payload))
+    msgspec.convert(payload, Outcome)
+    return payload
+
+
+def resume(operator: Any, context: Any, deferred: TaskDeferred, event: dict[str, Any]) -> Any:
+    """Run the second half on a fresh operator."""
+    return operator.execute_complete(context, event, **json.loads(json.dumps(deferred.kwargs)))
+
+
+def run_task(operator: Any, context: Any) -> Any:
+    """Run a task to its end, through a trigger if it is deferrable."""
+    if not operator.deferrable:
+        return operator.execute(context)
+    deferred = defer(operator, context)
+    return resume(operator, context, deferred, asyncio.run(fired(trigger_of(deferred))))
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 30) -> Any:
+    """Wait for something to be true, and return it."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)
+    return found
+
+
+@contextmanager
+def registered(world: World, pool: str, *addresses: str) -> Iterator[None]:
+    """Register teachers that are only a lease, for students that never ask one."""
+    loop = asyncio.new_event_loop()
+    ready, over = threading.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        async with connect(world.redis_url) as client, asyncio.TaskGroup() as group:
+            held = [group.create_task(lease(client, address)) for address in addresses]
+            await over.wait()
+            for task in held:
+                task.cancel()
+
+    async def lease(client: Any, address: str) -> None:
+        async with hold_lease(client, Service(world.namespace, pool), Member(id=address, address=address)):
+            ready.set()
+            await over.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=[hold()])
+    thread.start()
+    try:
+        assert ready.wait(10)
+        yield
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+        loop.close()
