@@ -1,0 +1,50 @@
+"""The heads of HTTP/1.1 requests and responses."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl_runtime.errors import ProtocolError
+from edl_runtime.protocol.http import RequestHead, ResponseHead, render_request, render_response
+
+
+def test_a_request_head_is_read() -> None:
+    """Method, path without its query, and headers in lower case."""
+    head = RequestHead(render_request("POST", "/v2/models/m/infer?x=1", {"Content-Length": 12, "X-Y": "z"}))
+    assert (head.method, head.path, head.keep_alive) == ("POST", "/v2/models/m/infer", True)
+    assert (head.size(b"content-length"), head.size(b"absent"), head.headers[b"x-y"]) == (12, None, b"z")
+
+
+def test_a_response_head_is_read() -> None:
+    """Status, sizes, and whether the connection stays."""
+    head = ResponseHead(render_response(503, {"Content-Length": 0, "Connection": "close"}))
+    assert (head.status, head.keep_alive, head.size(b"content-length")) == (503, False, 0)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n",
+        b"GARBAGE\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET / HTTP/1.1\r\nAuthorization: a\r\nauthorization: b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+        b"CONNECT a:1 HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+    ],
+)
+def test_a_malformed_head_is_refused(head: bytes) -> None:
+    """Garbage, ambiguous heads and other protocols raise ProtocolError."""
+    with pytest.raises(ProtocolError):
+        RequestHead(head)
+
+
+@pytest.mark.parametrize("size", ["-1", "1e3", "0x10", "+1", "9" * 30, "1 2"])
+def test_a_size_is_a_plain_number(size: str) -> None:
+    """What is not digits is no number of bytes."""
+    with pytest.raises(ProtocolError):
+        RequestHead(render_request("POST", "/", {"Inference-Header-Content-Length": size})).size(
+            b"inference-header-content-length"
+        )
