@@ -63,6 +63,15 @@ async def test_a_member_is_listed_from_the_first_line_of_the_block_to_its_end(
     assert await directory.pools() == []
 
 
+async def test_a_pool_that_is_joined_while_it_is_struck_off_stays_listed(
+    client: Redis, service: Service, directory: Directory
+) -> None:
+    """A reader that found a pool empty, and then somebody joins, does not hide it."""
+    async with hold_lease(client, service, teacher()):
+        assert await directory._forget("pool") is False
+        assert await directory.pools() == ["pool"]
+
+
 async def test_students_and_teachers_are_listed_apart(client: Redis, service: Service, directory: Directory) -> None:
     """A student of a pool is none of its teachers, and has no part in its contract."""
     student = Member(id="s", address="here", want=2)
