@@ -123,7 +123,7 @@ class WorkFolder:
 
     def jobs(self) -> list[str]:
         """Return the names of all jobs, sorted."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             return sorted(entry.name for entry in (self.path / "jobs").iterdir() if not entry.name.startswith("."))
         return []
 
@@ -146,7 +146,7 @@ class WorkFolder:
 
     def runs(self, name: str) -> list[Path]:
         """Return the folders of the runs whose logs are kept, oldest first; empty for a job that never was."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             return sorted((self.path / "logs" / name).iterdir())
         return []
 

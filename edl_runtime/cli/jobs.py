@@ -1,0 +1,90 @@
+"""`edl jobs`: which jobs and pools run on this machine, and how far they are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from edl_runtime.backends.base import JobStatus
+from edl_runtime.backends.local import LocalBackend
+from edl_runtime.errors import RegistryUnavailableError
+from edl_runtime.progress import Progress
+from edl_runtime.settings import RuntimeSettings
+
+
+@click.command
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of jobs, or with NAME that job.")
+def jobs(name: str | None, *, as_json: bool) -> None:
+    """Show the jobs and pools in the work folder EDL_WORK_DIR; with NAME, that one.
+
+    How far they are is known when EDL_REDIS_URL names the Redis that they report to.
+    """
+    settings = RuntimeSettings.from_env(os.environ)
+    statuses, reports = asyncio.run(_look(settings, name))
+    if as_json:
+        views = [_plain(status, reports.get(status.name)) for status in statuses]
+        click.echo(msgspec.json.format(msgspec.json.encode(views[0] if name else views)))
+    elif statuses:
+        _print_table(statuses, reports)
+    else:
+        click.echo(f"no jobs in {settings.work_dir}")
+
+
+async def _look(settings: RuntimeSettings, name: str | None) -> tuple[list[JobStatus], dict[str, Progress]]:
+    backend = LocalBackend(settings.work_dir)
+    statuses = [await backend.get(name)] if name else await backend.list()
+    try:
+        return statuses, await _progress(settings, [status.name for status in statuses])
+    except RegistryUnavailableError as error:
+        click.echo(f"edl: progress is unknown: {error}", err=True)
+        return statuses, {}
+
+
+async def _progress(settings: RuntimeSettings, names: Sequence[str]) -> dict[str, Progress]:
+    if not settings.redis_url or not names:
+        return {}
+    from edl_runtime.progress import read
+    from edl_runtime.store.client import connect
+
+    async with connect(settings.redis_url) as client:
+        reports = {name: await read(client, settings.namespace, name) for name in names}
+    return {name: report for name, report in reports.items() if report}
+
+
+def _plain(status: JobStatus, report: Progress | None) -> dict[str, Any]:
+    return {**msgspec.to_builtins(status), "age_s": time.time() - status.created_at, "progress": report}
+
+
+def _print_table(statuses: Sequence[JobStatus], reports: dict[str, Progress]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("name", "kind", "phase", "instances", "age", "progress or reason")
+    for status in statuses:
+        report = reports.get(status.name)
+        said = status.reason or (report.line() if report else "")
+        age = _duration(time.time() - status.created_at)
+        table.add_row(*map(Text, [status.name, status.kind, status.phase, _instances(status), age, said]))
+    Console().print(table)
+
+
+def _instances(status: JobStatus) -> str:
+    running = sum(instance.phase == "running" for instance in status.instances)
+    return f"{running}/{status.wanted}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = ((days, "d"), (hours, "h"), (minutes, "m"), (seconds, "s"))
+    first = next((place for place, (number, _) in enumerate(parts) if number), 3)
+    return " ".join(f"{number}{unit}" for number, unit in parts[first : first + 2])

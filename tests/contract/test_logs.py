@@ -1,0 +1,75 @@
+"""Reading what instances wrote."""
+
+from __future__ import annotations
+
+import asyncio
+
+from contract.asking import WAITS, WITHIN_S, ended, job, lines, says
+
+from edl_runtime.backends.base import Backend
+
+COUNTS = "import os\nfor n in range(5): print(os.environ['EDL_INSTANCE'], n)"
+
+
+async def test_logs_are_those_of_all_instances_or_of_one(backend: Backend) -> None:
+    """Each line comes with its instance, in the order it was written."""
+    await backend.submit(job(COUNTS, kind="trainer", instances=2), token="mine", secrets={})
+    await ended(backend)
+    everything = await lines(backend)
+    assert sorted(everything) == [(index, f"{index} {n}") for index in range(2) for n in range(5)]
+    assert await lines(backend, instance=1) == [(1, f"1 {n}") for n in range(5)]
+
+
+async def test_a_tail_is_the_end_of_each_log(backend: Backend) -> None:
+    """The last lines of every instance, and no more of them than there are."""
+    await backend.submit(job(COUNTS, kind="trainer", instances=2), token="mine", secrets={})
+    await ended(backend)
+    assert sorted(await lines(backend, tail=2)) == [(0, "0 3"), (0, "0 4"), (1, "1 3"), (1, "1 4")]
+    assert len(await lines(backend, tail=100)) == 10
+    assert await lines(backend, tail=0) == []
+
+
+async def test_standard_error_and_broken_text_are_in_the_log(backend: Backend) -> None:
+    """Nothing that an instance writes is lost or breaks the reader, a last line without a newline included."""
+    code = "import os; os.write(2, b'an error\\n'); os.write(1, b'\\xff broken\\n'); os.write(1, b'unfinished')"
+    await backend.submit(job(code, kind="trainer"), token="mine", secrets={})
+    await ended(backend)
+    assert await lines(backend) == [(0, "an error"), (0, "\N{REPLACEMENT CHARACTER} broken"), (0, "unfinished")]
+
+
+async def test_following_shows_later_instances_and_ends_with_the_job(backend: Backend) -> None:
+    """Whoever follows sees the output of instances that come later, and is let go when the job ends."""
+    await backend.submit(job(WAITS), token="mine", secrets={})
+    seen: list[tuple[int, str]] = []
+    later = asyncio.Event()
+
+    async def follow() -> None:
+        async for line in backend.logs("job", follow=True):
+            seen.append((line.instance, line.text))
+            if line.instance == 1:
+                later.set()
+            elif len(seen) == 1:
+                await backend.resize("job", 2)
+
+    async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as group:
+        group.create_task(follow())
+        await later.wait()
+        await backend.delete("job")
+    assert seen == [(0, "up"), (1, "up")]
+
+
+async def test_logs_outlive_the_job(backend: Backend) -> None:
+    """The output of a deleted job can still be read."""
+    await backend.submit(job(WAITS), token="mine", secrets={})
+    await says(backend, "up")
+    await backend.delete("job")
+    assert await lines(backend) == [(0, "up")]
+
+
+async def test_a_new_run_starts_a_new_log(backend: Backend) -> None:
+    """Logs are those of the last run, not of what had the same name before."""
+    await backend.submit(job("print('old')", kind="trainer"), token="mine", secrets={})
+    await ended(backend)
+    await backend.submit(job("print('new')", kind="trainer"), token="mine", secrets={})
+    await ended(backend)
+    assert await lines(backend) == [(0, "new")]

@@ -1,0 +1,100 @@
+"""How jobs end, what instances are given and what they hand back."""
+
+from __future__ import annotations
+
+import signal
+
+import msgspec
+from contract.asking import ended, job, lines, reach
+
+from edl_runtime.backends.base import Backend, JobStatus
+
+LEAVES_A_RESULT = """
+from edl_runtime.result import write_result
+write_result(checkpoint="/tmp/model", metrics={"accuracy": 0.5})
+"""
+
+ENDS_SOON = "import sys, time; time.sleep(0.3); sys.exit(1)"
+
+
+async def test_a_trainer_job_succeeds_when_all_instances_exit_with_0(backend: Backend) -> None:
+    """Success is known with the exit code of each instance."""
+    await backend.submit(job("pass", kind="trainer", instances=2), token="mine", secrets={})
+    status = await ended(backend)
+    assert (status.phase, status.reason, status.last_lines, status.result) == ("succeeded", "", (), None)
+    assert [(instance.phase, instance.exit_code) for instance in status.instances] == [("succeeded", 0)] * 2
+
+
+async def test_a_failing_trainer_fails_its_job_and_says_why(backend: Backend) -> None:
+    """The first instance that fails ends the job; its exit code and last lines are in the status."""
+    code = """
+import os, time
+for n in range(100): print("line", n)
+if os.environ["EDL_INSTANCE"] == "1": raise SystemExit("out of ideas")
+time.sleep(600)
+"""
+    await backend.submit(job(code, kind="trainer", instances=2), token="mine", secrets={})
+    status = await ended(backend)
+    assert (status.phase, status.reason) == ("failed", "instance 1 exited with 1")
+    assert status.last_lines[-2:] == ("line 99", "out of ideas")
+    assert len(status.last_lines) == 30
+    stopped = await reach(backend, "job", lambda status: all(one.phase != "running" for one in status.instances))
+    assert [instance.exit_code for instance in stopped.instances] == [-signal.SIGTERM, 1]
+
+
+async def test_a_signal_is_named_as_the_cause(backend: Backend) -> None:
+    """An instance that was killed, by the out-of-memory killer for one, has a negative exit code."""
+    code = "import os; os.kill(os.getpid(), 9)"
+    await backend.submit(job(code, kind="trainer"), token="mine", secrets={})
+    status = await ended(backend)
+    assert (status.reason, status.instances[0].exit_code) == ("instance 0 was killed by SIGKILL", -9)
+
+
+async def test_a_command_that_is_not_there_fails_the_job(backend: Backend) -> None:
+    """A program that can't be run is a failure that names it."""
+    spec = msgspec.structs.replace(job("", kind="trainer"), command=("no-such-program",))
+    await backend.submit(spec, token="mine", secrets={})
+    status = await ended(backend)
+    assert (status.phase, status.instances[0].exit_code) == ("failed", 127)
+    assert "no-such-program" in status.last_lines[-1]
+
+
+async def test_an_instance_of_a_pool_is_started_again(backend: Backend) -> None:
+    """A pool replaces who ends and counts how often."""
+    await backend.submit(job(ENDS_SOON), token="mine", secrets={})
+
+    def is_back(status: JobStatus) -> bool:
+        return [(instance.phase, instance.restarts) for instance in status.instances] == [("running", 1)]
+
+    assert (await reach(backend, "job", is_back)).phase == "running"
+
+
+async def test_the_first_instances_result_is_in_the_status(backend: Backend) -> None:
+    """What a script leaves by `write_result` outlives it."""
+    await backend.submit(job(LEAVES_A_RESULT, kind="trainer"), token="mine", secrets={})
+    assert (await ended(backend)).result == {"checkpoint": "/tmp/model", "metrics": {"accuracy": 0.5}}
+
+
+async def test_instances_are_told_who_they_are(backend: Backend) -> None:
+    """Each has the job's name, its own number and the spec's variables."""
+    code = "import os; print(os.environ['EDL_JOB'], os.environ['EDL_INSTANCE'], os.environ['COLOUR'])"
+    await backend.submit(job(code, kind="trainer", instances=2, env={"COLOUR": "blue"}), token="mine", secrets={})
+    await ended(backend)
+    assert sorted(await lines(backend)) == [(0, "job 0 blue"), (1, "job 1 blue")]
+
+
+async def test_secrets_reach_instances_and_stand_nowhere_else(backend: Backend) -> None:
+    """A secret is in the instances' environment, and in no status."""
+    code = "import os; print(len(os.environ['PASSWORD']))"
+    submitted = await backend.submit(job(code, kind="trainer"), token="mine", secrets={"PASSWORD": "open sesame"})
+    status = await ended(backend)
+    assert await lines(backend) == [(0, str(len("open sesame")))]
+    assert b"sesame" not in msgspec.json.encode([submitted, status])
+
+
+async def test_capacity_is_of_this_world(backend: Backend) -> None:
+    """There is at least a core and some memory to run this test."""
+    capacity = await backend.capacity()
+    assert capacity.cpus >= 1
+    assert capacity.free_memory > 0
+    assert capacity.gpus >= 0
