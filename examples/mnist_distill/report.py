@@ -1,0 +1,72 @@
+"""Shows what came out of a distillation as a table, and keeps it.
+
+    python report.py --keep DIR < result.json     # the table, kept as DIR/summary.txt with the numbers beside it
+    python report.py DIR/summary.json             # the same table again
+
+A result is what `EdlDistillOperator` returns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+WIDTH = 100
+
+
+def table_of(result: dict[str, Any]) -> Table:
+    """Return accuracies and speeds, and who answered how much, as a table."""
+    metrics = result["metrics"]
+    alone, distilled = metrics["alone"], metrics["distilled"]
+    answered = metrics["answered"]
+    seeds = f"{len(metrics['seeds'])} seed{'s' if len(metrics['seeds']) > 1 else ''}"
+    table = Table(
+        title=f"{metrics['labels']} labels, {metrics['images']:,} images; mean ± standard deviation of {seeds}",
+        title_justify="left",
+    )
+    table.add_column("")
+    for heading in ("accuracy", "samples/s", "accuracy by seed"):
+        table.add_column(heading, justify="right")
+    table.add_row("teacher", f"{metrics['teacher_accuracy']:.1%}")
+    for name, way in (("student alone", alone), ("student distilled", distilled)):
+        accuracy = f"{way['accuracy_mean']:.1%} ± {way['accuracy_spread']:.1%}"
+        by_seed = "  ".join(f"{value:.1%}" for value in way["accuracies"])
+        table.add_row(name, accuracy, f"{way['samples_per_s']:,}", by_seed)
+    table.add_section()
+    table.add_row("teachers used", str(len(answered)))
+    for address, batches in sorted(answered.items()):
+        table.add_row(f"  {address}", "", "", f"{batches:,} batches answered")
+    return table
+
+
+def keep(result: dict[str, Any], folder: Path) -> Path:
+    """Write the result and its table into `folder`; return the path of the first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = folder / "summary.json"
+    numbers.write_text(json.dumps(result, indent=2) + "\n")
+    with (folder / "summary.txt").open("w") as file:
+        Console(file=file, width=WIDTH).print(table_of(result))
+    return numbers
+
+
+def main() -> None:
+    """Read a result, show it and keep it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("summary", nargs="?", type=Path, help="a kept result; by default standard input")
+    parser.add_argument("--keep", type=Path, help="the folder to keep it in")
+    options = parser.parse_args()
+    result = json.loads(options.summary.read_text() if options.summary else sys.stdin.read())
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console.print(table_of(result))
+    if options.keep:
+        print(keep(result, options.keep))  # the last line: what a BashOperator returns
+
+
+if __name__ == "__main__":
+    main()

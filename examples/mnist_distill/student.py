@@ -1,0 +1,219 @@
+"""Trains a small student that knows few labels: alone, and on the answers of teachers to all images.
+
+    python student.py --use_distill_service                                          # where Airflow says (EDL_POOL)
+    python student.py --use_distill_service --distill_teachers=127.0.0.1:9000,127.0.0.1:9001
+    python student.py                                                                # alone only
+
+Both get the same number of steps on batches of the same size, for several seeds. What differs: alone, it can learn only
+from the images whose labels it knows; the teachers' answers let it learn from all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F  # noqa: N812 -- as Paddle's own documents name it
+import safetensors.numpy
+from digits import Digits, Images, Labels, hide_labels, load_digits, shift
+from networks import STUDENTS, accuracy
+
+from edl_runtime.distill import DistillReader, Fixed, JobReporter, ReaderStats
+from edl_runtime.distill.losses import UNLABELLED, distill_loss
+from edl_runtime.result import write_result
+
+TEACHER_BATCH_SIZE = 32
+LEARNING_RATE = 5e-3
+
+
+class Batches:
+    """An epoch of shuffled, shifted images and their labels for each iteration."""
+
+    def __init__(self, images: Images, labels: Labels, options: argparse.Namespace, seed: int) -> None:
+        self.images = images
+        self.labels = labels
+        self.batch_size = options.batch_size
+        self.rng = np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        return len(self.labels) // self.batch_size
+
+    def __iter__(self) -> Iterator[tuple[Images, Labels]]:
+        for chosen in np.split(self.rng.permutation(len(self.labels))[: len(self) * self.batch_size], len(self)):
+            yield shift(self.images[chosen], self.rng), self.labels[chosen]
+
+
+class Trained(NamedTuple):
+    """A student, how good it is and how fast it was trained."""
+
+    student: paddle.nn.Layer
+    accuracy: float
+    samples_per_s: float
+    stats: ReaderStats = ReaderStats()
+
+
+def train_distilled(digits: Digits, options: argparse.Namespace, seed: int, reporter: JobReporter) -> Trained:
+    """Train on all images: the teachers' answers to each, and the few labels."""
+    batches = Batches(digits.images, hide_labels(digits.labels, options.labels, seed), options, seed)
+    student, optimizer = new_student(options, seed)
+    started = time.monotonic()
+
+    # This is all that service distillation asks of a training script: a reader around one's own batches, to iterate
+    # over. What teachers there are, and when they come and go, is not the script's business.
+    with DistillReader(
+        batches,
+        inputs=["image", None],  # the slots of a batch: what the teachers take, and what they don't
+        outputs=["logits"],  # what the teachers answer, appended to the batch
+        teachers=fixed_teachers(options),
+        teacher_batch_size=TEACHER_BATCH_SIZE,
+        reporter=reporter,
+    ) as reader:
+        for _ in range(options.epochs):
+            for images, labels, teacher_logits in reader:
+                loss = distill_loss(
+                    student(paddle.to_tensor(images)),
+                    paddle.to_tensor(labels),
+                    paddle.to_tensor(teacher_logits),
+                    temperature=options.temperature,
+                    weight=options.weight,
+                )
+                loss.backward()
+                optimizer.step()
+                optimizer.clear_grad()
+                reporter.report(loss=float(loss))
+
+    samples_per_s = reader.stats().samples / (time.monotonic() - started)
+    return Trained(student, accuracy_of(student, digits), samples_per_s, reader.stats())
+
+
+def train_alone(digits: Digits, options: argparse.Namespace, seed: int, reporter: JobReporter) -> Trained:
+    """Train as many steps on the images whose labels are known, again and again."""
+    known = np.flatnonzero(hide_labels(digits.labels, options.labels, seed) != UNLABELLED)
+    often = np.resize(known, len(digits.labels))
+    batches = Batches(digits.images[often], digits.labels[often], options, seed)
+    student, optimizer = new_student(options, seed)
+    started = time.monotonic()
+    for _ in range(options.epochs):
+        for images, labels in batches:
+            loss = F.cross_entropy(student(paddle.to_tensor(images)), paddle.to_tensor(labels))
+            loss.backward()
+            optimizer.step()
+            optimizer.clear_grad()
+            reporter.advance(len(labels))
+            reporter.report(loss=float(loss))
+    samples_per_s = options.epochs * len(batches) * options.batch_size / (time.monotonic() - started)
+    return Trained(student, accuracy_of(student, digits), samples_per_s)
+
+
+def ask_teachers(digits: Digits, options: argparse.Namespace, reporter: JobReporter) -> float:
+    """Return how many of the held-out digits the teachers name right, 0 to 1."""
+    batch = [(digits.test_images, digits.test_labels)]
+    teachers = fixed_teachers(options)
+    with DistillReader(
+        batch, inputs=["image", None], outputs=["logits"], teachers=teachers, reporter=reporter
+    ) as reader:
+        ((_, labels, teacher_logits),) = reader
+    return float((teacher_logits.argmax(axis=1) == labels).mean())
+
+
+def new_student(options: argparse.Namespace, seed: int) -> tuple[paddle.nn.Layer, paddle.optimizer.Optimizer]:
+    """Return an untrained student, the same for the same seed, and what trains it."""
+    paddle.seed(seed)
+    student = STUDENTS[options.model]()
+    return student, paddle.optimizer.Adam(LEARNING_RATE, parameters=student.parameters())
+
+
+def fixed_teachers(options: argparse.Namespace) -> Fixed | None:
+    """Return the teachers of `--distill_teachers`; None leaves it to the environment."""
+    return Fixed.parse(options.distill_teachers) if options.distill_teachers else None
+
+
+def accuracy_of(student: paddle.nn.Layer, digits: Digits) -> float:
+    """Return the share of the held-out digits that the student names right, 0 to 1."""
+    return accuracy(student, paddle.to_tensor(digits.test_images), paddle.to_tensor(digits.test_labels))
+
+
+def save(student: paddle.nn.Layer, checkpoint: Path) -> None:
+    """Keep the student's weights, in one step: there is an old checkpoint, or the whole new one."""
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    partial = checkpoint.with_name(f"partial-{checkpoint.name}")
+    safetensors.numpy.save_file({name: weight.numpy() for name, weight in student.state_dict().items()}, partial)
+    partial.replace(checkpoint)
+
+
+def summary(trained: list[Trained]) -> dict[str, Any]:
+    """Return the accuracies of all seeds with their mean and standard deviation, and the mean speed."""
+    accuracies = [each.accuracy for each in trained]
+    return {
+        "accuracies": [round(value, 4) for value in accuracies],
+        "accuracy_mean": round(statistics.mean(accuracies), 4),
+        "accuracy_spread": round(statistics.stdev(accuracies), 4) if len(accuracies) > 1 else 0.0,
+        "samples_per_s": round(statistics.mean(each.samples_per_s for each in trained)),
+    }
+
+
+def main() -> None:
+    """Train for all seeds, and leave the checkpoint of the last student and what came out."""
+    options = _options()
+    digits = load_digits(options.data_dir)
+    seeds = range(options.seed, options.seed + options.seeds)
+    ways = 2 if options.use_distill_service else 1
+    steps = ways * len(seeds) * options.epochs * (len(digits.labels) // options.batch_size)
+    metrics: dict[str, Any] = {"labels": options.labels, "images": len(digits.labels), "seeds": list(seeds)}
+    with JobReporter(total_steps=steps + ways - 1) as reporter:
+        trained = []
+        for seed in seeds:
+            reporter.report(note=f"alone, seed {seed}")
+            trained.append(train_alone(digits, options, seed, reporter))
+            print(f"alone, seed {seed}: accuracy {trained[-1].accuracy:.1%}", flush=True)
+        metrics["alone"] = summary(trained)
+        if options.use_distill_service:
+            trained, answered = [], Counter[str]()
+            metrics["teacher_accuracy"] = round(ask_teachers(digits, options, reporter), 4)
+            for seed in seeds:
+                reporter.report(note=f"distilled, seed {seed}")
+                trained.append(train_distilled(digits, options, seed, reporter))
+                answered.update(trained[-1].stats.answered)
+                print(f"distilled, seed {seed}: accuracy {trained[-1].accuracy:.1%}", flush=True)
+            metrics["distilled"] = summary(trained)
+            metrics["answered"] = dict(answered)
+    checkpoint = options.checkpoint.absolute()
+    save(trained[-1].student, checkpoint)
+    write_result(checkpoint=str(checkpoint), metrics=metrics)
+    print(f"the last student is in {checkpoint}", flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=sorted(STUDENTS), default="mlp", help="the student's network")
+    parser.add_argument("--data_dir", type=Path, default=Path("data"), help="keeps the digits")
+    parser.add_argument(
+        "--use_distill_service", nargs="?", type=_yes_or_no, const=True, default=False, help="train it distilled, too"
+    )
+    parser.add_argument("--distill_teachers", default="", help="host:port,…; by default EDL_TEACHERS or EDL_POOL")
+    parser.add_argument("--epochs", type=int, default=24, help="passes over all images, for each seed")
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--labels", type=int, default=100, help="how many labels the student knows")
+    parser.add_argument("--temperature", type=float, default=4.0, help="softens the teachers' answers")
+    parser.add_argument("--weight", type=float, default=0.9, help="of the teachers' answers against the labels, 0 to 1")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from the first on")
+    parser.add_argument("--checkpoint", type=Path, default=Path("student.safetensors"))
+    return parser.parse_args()
+
+
+def _yes_or_no(text: str) -> bool:
+    if text.lower() not in {"true", "false", "1", "0", "yes", "no"}:
+        raise argparse.ArgumentTypeError(f"got {text!r}, allowed is True or False")
+    return text.lower() in {"true", "1", "yes"}
+
+
+if __name__ == "__main__":
+    main()
