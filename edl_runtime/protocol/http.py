@@ -45,6 +45,21 @@ class Head:
             raise ProtocolError(f"header {name.decode()!r}: got {text[:40]!r}, allowed is a number of bytes")
         return int(text)
 
+    def _feed(self, parser: Any, head: bytes) -> None:
+        if not head.endswith(END_OF_HEAD):
+            raise ProtocolError("the head does not end")
+        try:
+            parser.feed_data(head)
+        except httptools.HttpParserUpgrade:
+            raise ProtocolError("another protocol is asked for, spoken is HTTP/1.1") from None
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, ProtocolError):
+                raise error.__context__ from None
+            raise ProtocolError(f"not HTTP/1.1: {error}") from None
+        # The parser's own answer is wrong once a message without a body is complete.
+        wish = self.headers.get(b"connection", b"").lower()
+        self.keep_alive = b"close" not in wish if parser.get_http_version() == "1.1" else b"keep-alive" in wish
+
 
 class RequestHead(Head):
     """The head of a request. `path` has no query."""
@@ -56,9 +71,8 @@ class RequestHead(Head):
         super().__init__()
         self.path = ""
         parser = httptools.HttpRequestParser(self)
-        _feed(parser, head)
+        self._feed(parser, head)
         self.method: str = parser.get_method().decode("ascii")
-        self.keep_alive = parser.should_keep_alive()
 
     def on_url(self, url: bytes) -> None:
         self.path += url.partition(b"?")[0].decode("latin-1")
@@ -73,22 +87,8 @@ class ResponseHead(Head):
         """Read `head`, its empty line included. Raises ProtocolError."""
         super().__init__()
         parser = httptools.HttpResponseParser(self)
-        _feed(parser, head)
+        self._feed(parser, head)
         self.status: int = parser.get_status_code()
-        self.keep_alive = parser.should_keep_alive()
-
-
-def _feed(parser: Any, head: bytes) -> None:
-    if not head.endswith(END_OF_HEAD):
-        raise ProtocolError("the head does not end")
-    try:
-        parser.feed_data(head)
-    except httptools.HttpParserUpgrade:
-        raise ProtocolError("another protocol is asked for, spoken is HTTP/1.1") from None
-    except httptools.HttpParserError as error:
-        if isinstance(error.__context__, ProtocolError):
-            raise error.__context__ from None
-        raise ProtocolError(f"not HTTP/1.1: {error}") from None
 
 
 def render_request(method: str, path: str, headers: Mapping[str, str | int]) -> bytes:

@@ -153,9 +153,8 @@ class Connection(asyncio.BufferedProtocol):
         self._end += nbytes
         if self._phase is _Phase.HEAD:
             self._advance()
-        elif self._end == len(self._ahead):
-            self._paused = True
-            self._transport.pause_reading()
+        else:
+            self._make_room()
 
     def eof_received(self) -> None:
         """Let asyncio close the connection: nobody is left to answer."""
@@ -196,10 +195,9 @@ class Connection(asyncio.BufferedProtocol):
         self._body[: self._received] = self._view[self._start : self._start + self._received]
         self._start += self._received
         self._phase = _Phase.BODY
+        self._make_room()
         if self._received == self._size:
             self._run()
-        else:
-            self._read_on()
 
     # from head to answer
 
@@ -220,8 +218,7 @@ class Connection(asyncio.BufferedProtocol):
             except ProtocolError as error:
                 self._close_with(refusal(400, str(error)))
         self._advancing = False
-        if self._phase is _Phase.HEAD:
-            self._read_on()
+        self._make_room()
 
     def _wait_for_more(self) -> None:
         if self._end - self._start >= HEAD_LIMIT:
@@ -243,7 +240,7 @@ class Connection(asyncio.BufferedProtocol):
             if head.headers.get(b"expect", b"").lower() == b"100-continue":
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._front.take_slot(self)
-        elif size or b"transfer-encoding" in head.headers or self._front.draining:
+        elif size or answer.status == 411 or self._front.draining:
             self._close_with(answer)
         else:
             self._transport.write(self._render(answer))
@@ -292,9 +289,7 @@ class Connection(asyncio.BufferedProtocol):
         self._keep_alive = False
         self._phase = _Phase.LINGERING
         self._transport.write(self._render(answer))
-        self._read_on()
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
+        self._transport.write_eof()
         asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)
 
     def _render(self, answer: Reply) -> bytes:
@@ -309,12 +304,15 @@ class Connection(asyncio.BufferedProtocol):
             self._body = self._view[:0]
             self._front.return_slot(slot, self._size, self._answer_size)
 
-    def _read_on(self) -> None:
-        """Make room for what comes next, and ask for it if that had been stopped."""
-        rest = self._end - self._start
+    def _make_room(self) -> None:
+        """Drop what has been used of what was read ahead, and read no further while there is no room."""
         if self._start:
+            rest = self._end - self._start
             self._ahead[:rest] = self._ahead[self._start : self._end]
             self._start, self._end = 0, rest
-        if self._paused:
-            self._paused = False
+        full = self._end == len(self._ahead) and self._phase is not _Phase.LINGERING
+        if full and not self._paused:
+            self._transport.pause_reading()
+        elif self._paused and not full:
             self._transport.resume_reading()
+        self._paused = full

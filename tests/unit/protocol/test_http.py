@@ -48,3 +48,17 @@ def test_a_size_is_a_plain_number(size: str) -> None:
         RequestHead(render_request("POST", "/", {"Inference-Header-Content-Length": size})).size(
             b"inference-header-content-length"
         )
+
+
+@pytest.mark.parametrize(
+    ("head", "stays"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", True),
+        (b"GET / HTTP/1.1\r\nConnection: Close\r\n\r\n", False),
+        (b"GET / HTTP/1.0\r\n\r\n", False),
+        (b"POST / HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\n", True),
+    ],
+)
+def test_a_connection_stays_as_its_client_wishes(head: bytes, *, stays: bool) -> None:
+    """HTTP/1.1 keeps connections unless told otherwise, HTTP/1.0 closes them."""
+    assert RequestHead(head).keep_alive is stays

@@ -1,0 +1,442 @@
+"""The front of a teacher, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from teacher_process import wait_until
+
+from edl_runtime.errors import InferenceError, ProtocolError, SpecError
+from edl_runtime.protocol.client import TeacherConnection
+from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.callable_model import CallableModel
+from edl_runtime.teacher.models import ModelOptions
+from edl_runtime.teacher.runner import Done, InlineRunner
+from edl_runtime.teacher.server import Front
+
+LIMIT = 1 << 20
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+class HeldRunner(InlineRunner):
+    """Holds requests until they are let go."""
+
+    def __init__(self, model: CallableModel, arena: Arena) -> None:
+        super().__init__(model, arena)
+        self.held: list[Callable[[], None]] = []
+
+    def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
+        self.held.append(lambda: InlineRunner.submit(self, slot, size, json_size, done))
+
+
+class Served:
+    """A front that serves in a thread of its own."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, front: Front, port: int) -> None:
+        self.loop = loop
+        self.front = front
+        self.port = port
+        self.address = f"127.0.0.1:{port}"
+
+    def get(self, path: str, **headers: str) -> Any:
+        request = urllib.request.Request(f"http://{self.address}{path}", headers=headers)
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return json.load(answer)
+
+    def post(self, path: str, body: Any, **headers: str) -> Any:
+        request = urllib.request.Request(f"http://{self.address}{path}", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return json.load(answer)
+
+    def exchange(self, sent: bytes) -> bytes:
+        """Send raw bytes and return all that comes back until the teacher closes."""
+        with socket.create_connection(("127.0.0.1", self.port), 5) as raw:
+            raw.sendall(sent)
+            answer = b""
+            while part := raw.recv(65536):
+                answer += part
+            return answer
+
+
+@contextmanager
+def serving(name: str = "arithmetic", runner: type[InlineRunner] = InlineRunner, **options: Any) -> Iterator[Served]:
+    model = CallableModel(ModelOptions(model=f"served_models:{name}"))
+    arena = Arena.create(LIMIT, slots=options.pop("slots", 4))
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> tuple[Front, asyncio.Server, asyncio.Task[None]]:
+        front = Front(model.signature, runner(model, arena), arena, **options)
+        server = await loop.create_server(front.connect, "127.0.0.1", 0)
+        return front, server, loop.create_task(front.disconnect_stalled())
+
+    async def end() -> None:
+        watch.cancel()
+        server.close()
+        await front.drain(0.1)
+        await asyncio.sleep(0)
+
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        front, server, watch = asyncio.run_coroutine_threadsafe(begin(), loop).result()
+        yield Served(loop, front, server.sockets[0].getsockname()[1])
+        asyncio.run_coroutine_threadsafe(end(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+        arena.close()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serving() as running:
+        yield running
+
+
+def test_metadata_and_health_are_told(served: Served) -> None:
+    """Server and model metadata, live and ready are where the protocol says."""
+    assert served.get("/v2")["extensions"] == ["binary_tensor_data"]
+    assert served.get("/v2/health/live") == {"live": True}
+    assert served.get("/v2/health/ready") == {"ready": True}
+    about = served.get("/v2/models/teacher")
+    assert (about["name"], about["platform"]) == ("teacher", "python")
+    assert about["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+    (version,) = about["versions"]
+    assert served.get(f"/v2/models/teacher/versions/{version}") == about
+    assert served.get("/v2/models/teacher/ready") == {"ready": True}
+
+
+def test_our_client_gets_answers(served: Served) -> None:
+    """Arrays and rows, some or all outputs, over one connection."""
+    with TeacherConnection(served.address) as teacher:
+        assert teacher.ready()
+        assert [spec.name for spec in teacher.signature().outputs] == ["double", "sum"]
+        assert np.array_equal(teacher.infer({"x": X}, ["sum"])["sum"], X.sum(axis=1))
+        answer = teacher.infer({"x": list(X)}, [])
+        assert list(answer) == ["double", "sum"]
+        answer["double"] += 1  # it is the caller's own
+        assert len(served.front.connections) == 1
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_tritons_client_gets_answers(served: Served, *, binary: bool) -> None:
+    """The reference client of the protocol agrees with our server, in binary and in JSON."""
+    import tritonclient.http as triton
+
+    with triton.InferenceServerClient(served.address) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("teacher")
+        assert client.get_server_metadata()["name"] == "edl-airflow"
+        assert client.get_model_metadata("teacher")["outputs"][1]["name"] == "sum"
+        x = triton.InferInput("x", list(X.shape), "FP32")
+        x.set_data_from_numpy(X, binary_data=binary)
+        wanted = [triton.InferRequestedOutput("sum", binary_data=binary)]
+        answer = client.infer("teacher", [x], outputs=wanted, request_id="seven")
+        assert answer.get_response()["id"] == "seven"
+        assert np.array_equal(answer.as_numpy("sum"), X.sum(axis=1))
+        assert np.array_equal(client.infer("teacher", [x]).as_numpy("double"), X * 2)
+        with pytest.raises(triton.InferenceServerException, match="the model has double, sum"):
+            client.infer("teacher", [x], outputs=[triton.InferRequestedOutput("nothing")])
+
+
+def test_plain_json_is_answered_in_json(served: Served) -> None:
+    """A JSON file is enough for curl, the request's id comes back, and the version may be named."""
+    (version,) = served.get("/v2/models/teacher")["versions"]
+    body = {"id": "a", "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [[1, 2, 3, 4]]}]}
+    for path in ("/v2/models/teacher/infer", f"/v2/models/teacher/versions/{version}/infer"):
+        answer = served.post(path, body)
+        assert (answer["id"], answer["model_name"]) == ("a", "teacher")
+        assert answer["outputs"][0] == {"name": "double", "datatype": "FP32", "shape": [1, 4], "data": [2, 4, 6, 8]}
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/v2/models/other/infer", 404, "served is model 'teacher'"),
+        ("/v2/models/teacher/versions/9/infer", 404, "served is model 'teacher' in version"),
+        ("/nothing", 404, "nothing at /nothing"),
+        ("/v2/models/teacher/infer", 400, "input x is missing"),
+        ("/v2/models/teacher", 405, "POST is not allowed"),
+    ],
+)
+def test_a_refusal_says_why(served: Served, path: str, status: int, said: str) -> None:
+    """Unknown paths, models and versions, wrong methods and bad requests have their status and an error text."""
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        served.post(path, {"inputs": []})
+    with refused.value as answer:
+        assert answer.code == status
+        assert said in json.load(answer)["error"]
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (np.zeros((2, 5), np.float32), r"input 'x': shape is \[2, 5\], the model takes \[-1, 4\]"),
+        (np.zeros((2, 4)), "input 'x': datatype is 'FP64', the model takes FP32"),
+    ],
+)
+def test_a_wrong_input_is_refused_and_the_connection_stays(served: Served, x: Any, said: str) -> None:
+    """The error names the tensor, says what the model takes, and other teachers need not be asked."""
+    with TeacherConnection(served.address) as teacher:
+        with pytest.raises(InferenceError, match=said) as refused:
+            teacher.infer({"x": x}, [])
+        assert (refused.value.status, refused.value.retryable) == (400, False)
+        assert len(teacher.infer({"x": X}, [])) == 2
+        assert len(served.front.connections) == 1
+
+
+def test_a_failing_model_is_an_error_that_another_teacher_may_not_have() -> None:
+    """What the model raises comes as 500, and the teacher goes on."""
+    with serving("fragile") as served, TeacherConnection(served.address) as teacher:
+        with pytest.raises(InferenceError, match="ArithmeticError: one is too many") as refused:
+            teacher.infer({"x": np.ones((1, 4), np.float32)}, [])
+        assert (refused.value.status, refused.value.retryable) == (500, True)
+        assert len(teacher.infer({"x": X}, [])) == 1
+
+
+def test_a_token_is_asked_for_except_for_health() -> None:
+    """With a token, only health is open to all."""
+    with serving(token="secret") as served:
+        assert served.get("/v2/health/ready") == {"ready": True}
+        for token in ("", "wrong"):
+            with TeacherConnection(served.address, token=token) as teacher, pytest.raises(InferenceError) as refused:
+                teacher.infer({"x": X}, [])
+            assert (refused.value.status, refused.value.retryable) == (401, False)
+        with TeacherConnection(served.address, token="secret") as teacher:
+            assert teacher.signature().name == "teacher"
+            assert len(teacher.infer({"x": X}, [])) == 2
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"\x16\x03\x01 hello\r\n\r\n", 400),
+        (b"GET /v2 HTTP/1.1\r\nContent-Length: x\r\n\r\n", 400),
+        (b"GET /v2 HTTP/1.1\r\nX: " + b"y" * 20_000, 431),
+        (b"POST /v2/models/teacher/infer HTTP/1.1\r\nHost: a\r\n\r\n", 411),
+        (b"POST /v2/models/teacher/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", 411),
+        (b"POST /v2/models/teacher/infer HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", 413),
+        (b"POST /v2/models/teacher/infer HTTP/1.1\r\nContent-Length: 1\r\nContent-Encoding: gzip\r\n\r\nx", 415),
+    ],
+)
+def test_a_request_that_can_not_be_taken_is_refused_and_closed(served: Served, sent: bytes, status: int) -> None:
+    """Malformed or oversized heads and bodies get their status, then the connection ends; the teacher goes on."""
+    assert served.exchange(sent).startswith(b"HTTP/1.1 %d " % status)
+    assert served.get("/v2/health/live") == {"live": True}
+
+
+def test_a_body_over_the_limit_is_refused_while_it_is_sent(served: Served) -> None:
+    """The client gets the 413 although it was still sending, with the limit in it."""
+    with TeacherConnection(served.address) as teacher, pytest.raises(InferenceError, match=f"allowed are {LIMIT}"):
+        teacher.infer({"x": np.zeros((LIMIT, 4), np.float32)}, [])
+
+
+def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
+    """Requests sent at once are answered one by one, in order, heads and bodies arriving in any pieces."""
+    one = b'{"id":"%d","inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
+    requests = b""
+    for number in range(300):
+        body = one % number
+        requests += b"POST /v2/models/teacher/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        requests += b"GET /v2/health/live HTTP/1.1\r\n\r\n"
+    requests += b"GET /v2 HTTP/1.1\r\nConnection: close\r\n\r\n"
+    answer = served.exchange(requests)
+    positions = [answer.find(b'"id":"%d"' % number) for number in range(300)]
+    assert positions == sorted(positions)
+    assert positions[0] >= 0
+    assert answer.count(b"HTTP/1.1 200 OK") == 601
+
+
+def test_a_request_in_single_bytes_is_answered(served: Served) -> None:
+    """How the network cuts a request does not matter."""
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
+    head = b"POST /v2/models/teacher/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(("127.0.0.1", served.port), 5) as raw:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in head + body:
+            raw.send(bytes([byte]))
+        assert raw.recv(65536).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_client_that_waits_for_continue_is_told_to(served: Served) -> None:
+    """`Expect: 100-continue`, as curl sends it, gets its answer before the body."""
+    head = b"POST /v2/models/teacher/infer HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", served.port), 5) as raw:
+        raw.sendall(head)
+        assert raw.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        raw.sendall(b"{}")
+        assert raw.recv(65536).startswith(b"HTTP/1.1 400 ")
+
+
+def test_an_answer_keeps_its_slot_until_the_network_has_taken_it() -> None:
+    """A client that reads late gets its own answer, though others were served meanwhile."""
+    size = LIMIT - 1024
+    tensor = b'{"name":"x","datatype":"UINT8","shape":[1,%d],"parameters":{"binary_data_size":%d}}' % (size, size)
+    header = b'{"inputs":[%b],"parameters":{"binary_data_output":true}}' % tensor
+    head = b"POST /v2/models/teacher/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n" % (
+        len(header) + size
+    )
+    head += b"Inference-Header-Content-Length: %d\r\n\r\n" % len(header)
+    with serving("echo", slots=2) as served, socket.socket() as late:
+        late.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        late.settimeout(5)
+        late.connect(("127.0.0.1", served.port))
+        late.sendall(head + header + b"\x09" * size)
+        for number in range(4):
+            with TeacherConnection(served.address) as teacher:
+                body = np.full((1, size), number, np.uint8)
+                assert np.array_equal(teacher.infer({"x": body}, ["x"])["x"], body)
+        answer = b""
+        while part := late.recv(65536):
+            answer += part
+        assert answer.endswith(b"\x09" * size)
+
+
+def test_more_requests_than_slots_wait_for_their_turn() -> None:
+    """Requests beyond the slots are answered when others are; none is lost or refused."""
+    with serving(runner=HeldRunner, slots=2) as served, ThreadPoolExecutor(6) as threads:
+        runner = served.front.runner
+        assert isinstance(runner, HeldRunner)
+
+        def ask(number: int) -> float:
+            with TeacherConnection(served.address) as teacher:
+                return float(teacher.infer({"x": np.full((1, 4), number, np.float32)}, ["sum"])["sum"][0])
+
+        answers = [threads.submit(ask, number) for number in range(6)]
+        for _ in range(6):
+            wait_until(lambda: len(runner.held) > 0)
+            assert len(runner.held) <= 2
+            served.loop.call_soon_threadsafe(runner.held.pop(0))
+        assert [answer.result(5) for answer in answers] == [4.0 * number for number in range(6)]
+
+
+def test_a_client_that_leaves_takes_nothing_along() -> None:
+    """Slots of clients that went away halfway, waiting or while their request ran, are free again."""
+    with serving(runner=HeldRunner, slots=1) as served:
+        runner = served.front.runner
+        assert isinstance(runner, HeldRunner)
+        halfway = b"POST /v2/models/teacher/infer HTTP/1.1\r\nContent-Length: 9\r\n\r\n{}"
+        with socket.create_connection(("127.0.0.1", served.port), 5) as receiving:
+            receiving.sendall(halfway)
+            wait_until(lambda: not served.front._free)
+            with socket.create_connection(("127.0.0.1", served.port), 5) as waiting:
+                waiting.sendall(halfway)
+                wait_until(lambda: len(served.front._waiting) == 1)
+        with socket.create_connection(("127.0.0.1", served.port), 5) as running:
+            running.sendall(halfway + b"       ")
+            wait_until(lambda: len(runner.held) == 1)
+        wait_until(lambda: not served.front.connections)
+        served.loop.call_soon_threadsafe(runner.held.pop())
+        wait_until(lambda: len(served.front._free) == 1)
+        assert served.front._in_flight == 0
+
+
+def test_a_client_that_stalls_halfway_is_disconnected() -> None:
+    """A silent client keeps no slot; one that is idle between requests is left alone."""
+    with serving(stall_s=0.1) as served, TeacherConnection(served.address) as idle:
+        assert idle.ready()
+        with socket.create_connection(("127.0.0.1", served.port), 5) as raw, suppress(ConnectionResetError):
+            raw.sendall(b"POST /v2/models/teacher/infer HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
+            assert raw.recv(1) == b""
+        wait_until(lambda: len(served.front._free) == 4)
+        assert idle.ready()
+
+
+def test_a_draining_teacher_answers_what_it_has_and_refuses_the_rest() -> None:
+    """In flight: answered. New: 503, which another teacher may answer. Health says not ready, then all is closed."""
+    with serving(runner=HeldRunner) as served, ThreadPoolExecutor(1) as thread:
+        runner = served.front.runner
+        assert isinstance(runner, HeldRunner)
+        early, late = TeacherConnection(served.address), TeacherConnection(served.address)
+        assert late.ready()
+        answer = thread.submit(early.infer, {"x": X}, ["sum"])
+        wait_until(lambda: len(runner.held) == 1)
+        drained = asyncio.run_coroutine_threadsafe(served.front.drain(5), served.loop)
+        wait_until(lambda: served.front.draining)
+        assert not late.ready()
+        with pytest.raises(InferenceError, match="this teacher is leaving") as refused:
+            late.infer({"x": X}, [])
+        assert (refused.value.status, refused.value.retryable) == (503, True)
+        assert not drained.done()
+        served.loop.call_soon_threadsafe(runner.held.pop())
+        assert np.array_equal(answer.result(5)["sum"], X.sum(axis=1))
+        assert drained.result(5)
+        wait_until(lambda: not served.front.connections)
+        early.close()
+        late.close()
+
+
+def test_a_call_can_be_broken_off_from_another_thread() -> None:
+    """close() makes a waiting call raise OSError at once, and the connection stays closed."""
+    with serving(runner=HeldRunner) as served, ThreadPoolExecutor(1) as thread:
+        runner = served.front.runner
+        assert isinstance(runner, HeldRunner)
+        teacher = TeacherConnection(served.address)
+        call = thread.submit(teacher.infer, {"x": X}, [])
+        wait_until(lambda: len(runner.held) == 1)
+        teacher.close()
+        assert isinstance(call.exception(2), OSError)
+        with pytest.raises(ConnectionAbortedError):
+            teacher.ready()
+        served.loop.call_soon_threadsafe(runner.held.pop())
+
+
+def test_a_call_does_not_outlast_its_time_limit() -> None:
+    """A silent teacher makes TimeoutError, and the next call connects anew."""
+    with serving(runner=HeldRunner) as served, TeacherConnection(served.address, timeout_s=0.2) as teacher:
+        runner = served.front.runner
+        assert isinstance(runner, HeldRunner)
+        begin = time.monotonic()
+        with pytest.raises(TimeoutError, match=r"longer than 0\.2 s"):
+            teacher.infer({"x": X}, [])
+        assert time.monotonic() - begin < 1
+        assert teacher.ready()
+        served.loop.call_soon_threadsafe(runner.held.pop())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"outputs":[]}',
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nInference-Header-Content-Length: 9\r\n\r\n{}",
+        b"X" * 20_000,
+    ],
+)
+def test_an_answer_that_is_none_is_refused(answer: bytes) -> None:
+    """Garbage, missing lengths, giant claims and left-out outputs raise ProtocolError."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+
+        def garble() -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(65536)
+                client.sendall(answer)
+                client.recv(65536)
+
+        thread.submit(garble)
+        with TeacherConnection(f"127.0.0.1:{server.getsockname()[1]}") as teacher, pytest.raises(ProtocolError):
+            teacher.infer({"x": X}, ["y"])
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:0", "host:x"])
+def test_an_address_is_host_and_port(address: str) -> None:
+    """A wrong address is refused before anything is connected."""
+    with pytest.raises(SpecError, match="host:port"):
+        TeacherConnection(address)

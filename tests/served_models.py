@@ -1,0 +1,57 @@
+"""Models for the tests of teachers, as `edl teacher --model served_models:NAME` serves them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from edl_runtime.protocol.oip import TensorSpec
+from edl_runtime.protocol.tensors import Array
+from edl_runtime.teacher.callable_model import served
+
+X = TensorSpec("x", "FP32", (-1, 4))
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4)), TensorSpec("sum", "FP32", (-1,))])
+def arithmetic(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Answers at once."""
+    return {"double": inputs["x"] * 2, "sum": inputs["x"].sum(axis=1)}
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def slow(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Takes as many seconds as the first number says."""
+    time.sleep(float(inputs["x"][0, 0]))
+    return {"double": inputs["x"] * 2}
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def fragile(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Raises for 1, takes its process along for 2."""
+    if inputs["x"][0, 0] == 1:
+        raise ArithmeticError("one is too many")
+    if inputs["x"][0, 0] == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"double": inputs["x"] * 2}
+
+
+@served(inputs=[TensorSpec("x", "UINT8", (-1, -1))], outputs=[TensorSpec("x", "UINT8", (-1, -1))])
+def echo(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Answers its input itself."""
+    return inputs
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def wrong(inputs: Mapping[str, Array]) -> dict[str, Any]:
+    """Answers another dtype than it says."""
+    return {"double": inputs["x"].astype(np.float64)}
+
+
+def unmarked(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Does not say what it takes."""
+    return inputs
