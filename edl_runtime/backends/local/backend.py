@@ -90,7 +90,7 @@ class LocalBackend:
         job = self._job(name)
         runs = await asyncio.to_thread(self._work.runs, name)
         if not runs:
-            raise self._unknown(name)
+            raise UnknownJobError(name, self._work.logged())
 
         def ended() -> bool:
             if not follow:
@@ -120,17 +120,20 @@ class LocalBackend:
             raise SubmitError(spec.name, str(error)) from error
 
     def _start(self, spec: JobSpec, token: str, secrets: Mapping[str, str], held: int) -> JobStatus:
-        folder = self._work.new_job(spec.name)
-        return launch(
-            Start(
-                spec=spec,
-                token=token,
-                secrets=dict(secrets),
-                work_folder=str(self._work.path),
-                folder=str(folder.path),
-                held=held,
+        try:
+            folder = self._work.new_job(spec.name)
+            return launch(
+                Start(
+                    spec=spec,
+                    token=token,
+                    secrets=dict(secrets),
+                    work_folder=str(self._work.path),
+                    folder=str(folder.path),
+                    held=held,
+                )
             )
-        )
+        except OSError as error:
+            raise SubmitError(spec.name, str(error)) from error
 
     def _job(self, name: str) -> JobFolder:
         try:

@@ -72,10 +72,11 @@ class JobFolder:
 
     def remove(self) -> None:
         """Remove the folder, and the socket if that lies elsewhere. A job of the same name may be made meanwhile."""
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             socket = self.address()
             if socket.parent != self.path:
-                shutil.rmtree(socket.parent, ignore_errors=True)
+                socket.unlink(missing_ok=True)
+                socket.parent.rmdir()
         rubbish = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", dir=self.path.parent))
         with suppress(FileNotFoundError):
             self.path.replace(rubbish)
@@ -123,9 +124,7 @@ class WorkFolder:
 
     def jobs(self) -> list[str]:
         """Return the names of all jobs, sorted."""
-        with suppress(FileNotFoundError, NotADirectoryError):
-            return sorted(entry.name for entry in (self.path / "jobs").iterdir() if not entry.name.startswith("."))
-        return []
+        return _names(self.path / "jobs")
 
     def new_job(self, name: str) -> JobFolder:
         """Make a hidden folder for a job to be, and remove those of earlier ones that never came to be.
@@ -146,9 +145,12 @@ class WorkFolder:
 
     def runs(self, name: str) -> list[Path]:
         """Return the folders of the runs whose logs are kept, oldest first; empty for a job that never was."""
-        with suppress(FileNotFoundError, NotADirectoryError):
-            return sorted((self.path / "logs" / name).iterdir())
-        return []
+        folder = self.path / "logs" / name
+        return [folder / run for run in _names(folder)]
+
+    def logged(self) -> list[str]:
+        """Return the names of all jobs whose logs are kept, sorted."""
+        return _names(self.path / "logs")
 
     def new_run(self, status: JobStatus) -> Path:
         """Make the folder for a new run's logs, and drop the oldest so that KEPT_RUNS are left."""
@@ -164,6 +166,12 @@ def write_atomically(file: Path, content: bytes) -> None:
     partial = file.with_name(f"{file.name}.partial")
     partial.write_bytes(content)
     partial.replace(file)
+
+
+def _names(folder: Path) -> list[str]:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    return []
 
 
 def _orphaned(status: JobStatus) -> JobStatus:

@@ -80,6 +80,7 @@ def _run(command: list[str], lifeline: int) -> int:
     exit_status = _wait(child, lifeline, woken, terminations)
     _kill_group(child)
     if exit_status is None:
+        os.kill(child, signal.SIGKILL)  # it may have left its group
         exit_status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     kill_descendants()
     return exit_status

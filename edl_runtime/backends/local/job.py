@@ -170,7 +170,7 @@ class Job:
         index = slot.status.index
         try:
             await self._occupy(slot)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError for a null byte in the command or a variable
             self._end("failed", f"instance {index} could not be started: {error}")
         slot.finished = True
         if self._ending.is_set():

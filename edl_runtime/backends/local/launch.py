@@ -21,7 +21,7 @@ START_WITHIN_S = 30.0
 def launch(start: Start) -> JobStatus:
     """Start a supervisor and return its job's status once it is up. Blocks for some tenths of a second.
 
-    Raises SubmitError. Whatever happens to the caller, there is then a job that is up or nothing.
+    Raises SubmitError or OSError. Whatever happens to the caller, there is then a job that is up or nothing.
     """
     name = start.spec.name
     folder = WorkFolder(Path(start.work_folder)).job(name).path
@@ -38,8 +38,6 @@ def launch(start: Start) -> JobStatus:
             start_new_session=True,
             timeout=START_WITHIN_S,
         )
-    except OSError as error:
-        raise SubmitError(name, str(error)) from error
     except subprocess.TimeoutExpired as error:
         raise SubmitError(name, f"its supervisor was not up within {START_WITHIN_S:.0f} s") from error
     if not run.stdout:

@@ -59,7 +59,8 @@ async def _supervise(start: Start) -> None:
     )
     hidden = JobFolder(Path(start.folder))
     _own(hidden.supervisor_lock)
-    run_folder = WorkFolder(Path(start.work_folder)).new_run(status)
+    work = WorkFolder(Path(start.work_folder))
+    run_folder = work.run_folder(status)
     with Processes(_own(hidden.processes_lock)) as processes:
         job = Job(
             start.spec,
@@ -73,11 +74,12 @@ async def _supervise(start: Start) -> None:
         )
         async with await asyncio.start_unix_server(job.serve, _socket(hidden, _target(start))):
             try:
+                work.new_run(status)
                 hidden.write_status(status)
                 hidden.path.rename(_target(start).path)
                 _tell(status)
             except BaseException:
-                shutil.rmtree(run_folder)
+                shutil.rmtree(run_folder, ignore_errors=True)
                 _target(start).remove()
                 raise
             os.close(start.held)

@@ -1,0 +1,49 @@
+"""When an instance of a pool is started again."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl_runtime.backends.local.restarts import Again, GiveUp, RestartPolicy, after_end, ending
+from edl_runtime.errors import EX_CONFIG
+
+POLICY = RestartPolicy()
+
+
+def test_each_further_restart_waits_twice_as_long_up_to_a_limit() -> None:
+    """An instance that ends at once is started again ever more slowly."""
+    patient = RestartPolicy(most_short_lives=100)
+    delays = []
+    decision: Again | GiveUp = Again(0.0, 0)
+    for _ in range(7):
+        assert isinstance(decision, Again)
+        decision = after_end(patient, 1, 0.1, decision.short_lives)
+        delays.append(getattr(decision, "delay_s", None))
+    assert delays == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+def test_a_long_life_clears_the_record() -> None:
+    """Who worked for a while is started again at once, however often it ended before."""
+    assert after_end(POLICY, 1, 10.0, 4) == Again(0.2, 0)
+
+
+def test_the_last_short_life_in_a_row_is_one_too_many() -> None:
+    """The pool gives up and says how it ended, also when the exit status was 0."""
+    assert after_end(POLICY, 0, 9.9, 3) == Again(1.6, 4)
+    assert after_end(POLICY, 0, 9.9, 4) == GiveUp(
+        "ended 5 times in a row within 10 s of its start, the last time it exited with 0"
+    )
+
+
+def test_what_can_never_work_is_not_tried_again() -> None:
+    """Exit status 78 ends the pool, however long the instance lived."""
+    assert isinstance(after_end(POLICY, EX_CONFIG, 100.0, 0), GiveUp)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "said"),
+    [(0, "exited with 0"), (-9, "was killed by SIGKILL"), (-40, "was killed by signal 40")],
+)
+def test_an_ending_is_said_in_words(exit_code: int, said: str) -> None:
+    """People read the names of signals, also of those that have none."""
+    assert ending(exit_code) == said

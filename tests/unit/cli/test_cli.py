@@ -1,0 +1,170 @@
+"""The `edl` command on jobs of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edl_runtime.backends.base import JobStatus
+from edl_runtime.backends.local import LocalBackend
+from edl_runtime.cli import SUMMARIES, main
+from edl_runtime.errors import EX_CONFIG
+from edl_runtime.progress import Progress, publish
+from edl_runtime.specs import Bounds, JobKind, JobSpec
+from edl_runtime.store.client import connect
+
+Edl = Callable[..., tuple[int, str, str]]
+
+PRINTS = "import os; print('hello', os.environ['EDL_INSTANCE']); print('bye')"
+
+
+@pytest.fixture
+def edl(work_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edl:
+    """Runs `edl` with the words given: its exit status, what it printed and what it complained of."""
+    monkeypatch.setenv("EDL_WORK_DIR", str(work_dir))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("EDL_REDIS_URL", raising=False)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["edl", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def pool(work_dir: Path) -> Iterator[JobStatus]:
+    """A pool of two instances that run."""
+    backend = LocalBackend(work_dir)
+    yield submit(backend, "pool", "import time; time.sleep(600)")
+    asyncio.run(backend.delete("pool"))
+
+
+def submit(backend: LocalBackend, name: str, code: str) -> JobStatus:
+    kind: JobKind = "pool" if name == "pool" else "trainer"
+    command = ("python", "-c", code)
+    spec = JobSpec(name=name, kind=kind, command=command, bounds=Bounds(1, 3), instances=2)
+
+    async def start() -> JobStatus:
+        status = await backend.submit(spec, token="mine", secrets={})
+        while (kind == "trainer" and status.phase == "running") or len(status.instances) < 2:
+            status = await backend.get(name)
+            await asyncio.sleep(0.02)
+        return status
+
+    return asyncio.run(asyncio.wait_for(start(), timeout=30))
+
+
+def test_help_loads_no_subcommand() -> None:
+    """`edl --help` is quick because it imports nothing that a subcommand needs."""
+    code = """
+import sys
+from edl_runtime.cli import main
+try: main()
+finally:
+    heavy = {"redis", "numpy", "paddle", "rich", "structlog", "edl_runtime.backends.local", "edl_runtime.teacher"}
+    print("loaded", sorted(heavy & set(sys.modules)))
+"""
+    run = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "loaded []"
+    assert all(name in run.stdout for name in SUMMARIES)
+
+
+@pytest.mark.parametrize("command", SUMMARIES)
+def test_every_subcommand_explains_itself(edl: Edl, command: str) -> None:
+    """Each has a help page and a way to get JSON."""
+    status, printed, _ = edl(command, "--help")
+    assert (status, "--json" in printed) == (0, True)
+
+
+def test_the_module_is_the_command(work_dir: Path) -> None:
+    """`python -m edl_runtime.cli` does the same, and an error is a message and an exit status, no traceback."""
+    run = subprocess.run(
+        [sys.executable, "-m", "edl_runtime.cli", "jobs", "nobody"],
+        env={"EDL_WORK_DIR": str(work_dir)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == "edl: no job or pool named 'nobody'; there are none\n"
+
+
+def test_no_jobs_are_no_error(edl: Edl) -> None:
+    """A work folder that nobody has used is empty, for people and for programs."""
+    status, printed, _ = edl("jobs")
+    assert (status, printed.startswith("no jobs in")) == (0, True)
+    assert edl("jobs", "--json")[1] == "[]\n"
+
+
+@pytest.mark.usefixtures("pool")
+def test_jobs_are_listed(edl: Edl) -> None:
+    """The table shows what runs, the JSON all that is known."""
+    status, table, _ = edl("jobs")
+    assert status == 0
+    assert all(word in table for word in ("pool", "running", "2/2"))
+    [listed] = msgspec.json.decode(edl("jobs", "--json")[1])
+    assert (listed["name"], listed["wanted"], listed["progress"]) == ("pool", 2, None)
+    assert 0 <= listed["age_s"] < 60
+    assert msgspec.json.decode(edl("jobs", "pool", "--json")[1])["digest"] == listed["digest"]
+
+
+@pytest.mark.usefixtures("pool")
+def test_progress_comes_from_redis(edl: Edl, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a Redis configured, jobs say how far they are."""
+
+    async def report() -> None:
+        async with connect(redis_url) as client:
+            await publish(client, namespace, "pool", Progress(step=7, total_steps=9, updated_at=1.0))
+
+    asyncio.run(report())
+    monkeypatch.setenv("EDL_REDIS_URL", redis_url)
+    monkeypatch.setenv("EDL_NAMESPACE", namespace)
+    assert "step 7/9" in edl("jobs")[1]
+    assert msgspec.json.decode(edl("jobs", "pool", "--json")[1])["progress"]["step"] == 7
+
+
+@pytest.mark.usefixtures("pool")
+def test_jobs_are_shown_without_their_redis(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Redis that does not answer costs the progress and a word about it, never the list."""
+    monkeypatch.setenv("EDL_REDIS_URL", "redis://:a-password@127.0.0.1:9/0")
+    status, table, complaint = edl("jobs")
+    assert (status, "running" in table) == (0, True)
+    assert "127.0.0.1:9" in complaint
+    assert "a-password" not in complaint
+
+
+def test_logs_say_who_wrote_what(edl: Edl, work_dir: Path) -> None:
+    """Lines carry their instance, unless one was chosen."""
+    submit(LocalBackend(work_dir), "job", PRINTS)
+    everything = sorted(edl("logs", "job")[1].splitlines())
+    assert everything == ["[0] bye", "[0] hello 0", "[1] bye", "[1] hello 1"]
+    assert edl("logs", "job", "--instance", "1", "--tail", "1")[1] == "bye\n"
+    [line] = edl("logs", "job", "--instance", "0", "--tail", "1", "--json")[1].splitlines()
+    assert msgspec.json.decode(line) == {"instance": 0, "text": "bye"}
+    assert edl("logs", "job", "--follow")[0] == 0
+    asyncio.run(LocalBackend(work_dir).delete("job"))
+    assert sorted(edl("logs", "job")[1].splitlines()) == everything
+
+
+@pytest.mark.usefixtures("pool")
+def test_a_pool_is_resized(edl: Edl) -> None:
+    """The wish is recorded and confirmed."""
+    assert edl("resize", "pool", "3") == (0, "pool will have 3 instances\n", "")
+    assert msgspec.json.decode(edl("resize", "pool", "1", "--json")[1])["wanted"] == 1
+
+
+@pytest.mark.usefixtures("pool")
+def test_a_number_outside_the_bounds_is_a_configuration_error(edl: Edl) -> None:
+    """The exit status tells scripts that trying again is pointless."""
+    status, _, complaint = edl("resize", "pool", "4")
+    assert (status, complaint) == (EX_CONFIG, "edl: instances: got 4, allowed is 1 to 3\n")
