@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ def arithmetic(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 @served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
 def slow(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Takes as many seconds as the first number says."""
+    """Takes as many seconds as the first number says, and leaves a file when it begins if it is told where."""
+    if begun := os.environ.get("SLOW_MODEL_BEGAN"):
+        Path(begun).touch()
     time.sleep(float(inputs["x"][0, 0]))
     return {"double": inputs["x"] * 2}
 

@@ -68,3 +68,11 @@ def wait_until(condition: Callable[[], bool], within_s: float = 5.0) -> float:
         assert time.monotonic() - begin < within_s, f"not so within {within_s} s"
         time.sleep(0.01)
     return time.monotonic() - begin
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Whether it has ended; somebody may still have to collect its exit status."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

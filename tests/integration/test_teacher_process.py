@@ -1,0 +1,185 @@
+"""`edl teacher` as a process: it registers, drains, and leaves nothing behind however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+from teacher_process import is_gone, running_teacher, start, wait_until
+
+from edl_runtime.errors import EX_CONFIG, InferenceError
+from edl_runtime.protocol.client import TeacherConnection
+from edl_runtime.registry.directory import Directory
+from edl_runtime.registry.members import Member
+from edl_runtime.store.client import connect
+
+X = np.ones((1, 4), np.float32)
+
+
+async def members(redis_url: str, namespace: str) -> list[Member]:
+    async with connect(redis_url) as client:
+        return await Directory(client, namespace).members("pool")
+
+
+def ended(*flags: str, model: str = "served_models:arithmetic", **env: str) -> tuple[int, str]:
+    """Run a teacher that is to end by itself; return its exit status and what it said."""
+    process = start(model, *flags, env=env)
+    _, said = process.communicate(timeout=20)
+    return process.returncode, said
+
+
+def test_a_teacher_without_a_pool_needs_no_redis() -> None:
+    """A fixed teacher serves under the name and with the outputs it was told, and ends on SIGTERM with 0."""
+    flags = ("--name", "doubler", "--outputs", "twice=double")
+    with running_teacher("served_models:arithmetic", *flags) as teacher:
+        with TeacherConnection(teacher.address, model="doubler") as connection:
+            assert [spec.name for spec in connection.signature().outputs] == ["twice"]
+            assert np.array_equal(connection.infer({"x": X}, ["twice"])["twice"], X * 2)
+        predictor = teacher.predictor
+        teacher.terminate()
+        assert teacher.process.wait(5) == 0
+        assert is_gone(predictor)
+
+
+def test_two_predictors_share_the_work() -> None:
+    """One process a device: while one is busy, the other answers."""
+    with running_teacher("served_models:slow", "--gpu_ids", "0,1") as teacher, ThreadPoolExecutor(1) as thread:
+        assert len(psutil.Process(teacher.process.pid).children()) == 2
+        with TeacherConnection(teacher.address) as one, TeacherConnection(teacher.address) as other:
+            long = thread.submit(one.infer, {"x": X}, [])  # takes a second
+            for _ in range(5):
+                other.infer({"x": X * 0.01}, [])
+            assert not long.done()
+            long.result(5)
+
+
+async def test_a_teacher_is_in_its_pool_from_ready_to_sigterm(redis_url: str, namespace: str, tmp_path: Path) -> None:
+    """It registers once it answers; it leaves the list first, answers what is in flight, refuses the rest, exits."""
+    begun = tmp_path / "begun"
+    env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "SLOW_MODEL_BEGAN": str(begun)}
+    with running_teacher("served_models:slow", "--pool", "pool", "--weight", "2", env=env) as teacher:
+        while not (found := await members(redis_url, namespace)):
+            pass
+        assert [(one.address, one.weight) for one in found] == [(teacher.address, 2.0)]
+        predictor = teacher.predictor
+        with (
+            TeacherConnection(teacher.address) as early,
+            TeacherConnection(teacher.address) as late,
+            ThreadPoolExecutor(1) as thread,
+        ):
+            assert found[0].signature == late.signature()
+            answer = thread.submit(early.infer, {"x": X}, [])  # takes a second
+            wait_until(begun.exists)
+            teacher.terminate()
+            wait_until(lambda: not late.ready())
+            assert await members(redis_url, namespace) == []
+            assert not answer.done()
+            with pytest.raises(InferenceError) as refused:
+                late.infer({"x": X}, [])
+            assert (refused.value.status, refused.value.retryable) == (503, True)
+            assert np.array_equal(answer.result(5)["double"], X * 2)
+        assert teacher.process.wait(5) == 0
+        assert is_gone(predictor)
+
+
+def test_the_predictor_dies_with_a_killed_front() -> None:
+    """SIGKILL of the front leaves no process, even in the middle of a run; their memory has no name to leak by."""
+    with running_teacher("served_models:slow") as teacher, ThreadPoolExecutor(1) as thread:
+        predictor = teacher.predictor
+        with TeacherConnection(teacher.address) as connection:
+            connection.infer({"x": X * 0}, [])
+            answer = thread.submit(connection.infer, {"x": X * 30}, [])
+            os.kill(teacher.process.pid, signal.SIGKILL)
+            assert isinstance(answer.exception(5), OSError)
+        assert wait_until(lambda: is_gone(predictor), 2) < 1
+
+
+async def test_a_teacher_whose_predictor_died_leaves(redis_url: str, namespace: str) -> None:
+    """Requests in flight get an error that another teacher may not have; the teacher leaves the list and fails."""
+    env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "EDL_POOL": "pool"}
+    with running_teacher("served_models:fragile", env=env) as teacher:
+        while not await members(redis_url, namespace):
+            pass
+        with TeacherConnection(teacher.address) as connection:
+            with pytest.raises(InferenceError, match="predictor has ended") as refused:
+                connection.infer({"x": X * 2}, [])
+            assert refused.value.retryable
+        assert teacher.process.wait(5) == 1
+        assert "edl: the predictor was killed by SIGKILL" in teacher.process.communicate()[1]
+        assert await members(redis_url, namespace) == []
+
+
+def test_a_teacher_that_is_stopped_while_it_loads_ends_quietly() -> None:
+    """SIGTERM before it is ready is no failure and leaves no predictor."""
+    process = start("served_models:arithmetic", "--host", "127.0.0.1")
+    parent = psutil.Process(process.pid)
+    wait_until(lambda: len(parent.children()) == 1)
+    (predictor,) = parent.children()
+    process.terminate()
+    _, said = process.communicate(timeout=5)
+    assert (process.returncode, said) == (0, "")
+    assert is_gone(predictor)
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "message"),
+    [
+        (["--host", "0.0.0.0"], EX_CONFIG, "host: got '0.0.0.0', allowed is 127.0.0.1"),
+        (["--outputs", "nothing"], EX_CONFIG, "no output 'nothing'; it has double, sum"),
+        (["--pool", "Bad Name"], EX_CONFIG, "pool: got 'Bad Name'"),
+        (["--pool", "pool"], EX_CONFIG, "EDL_REDIS_URL: got ''"),
+        (["--gpu_ids", "all"], EX_CONFIG, "gpu_ids: got 'all'"),
+    ],
+)
+def test_what_a_restart_can_not_mend_exits_with_config(flags: list[str], status: int, message: str) -> None:
+    """The error output is the message alone, no traceback."""
+    code, said = ended(*flags)
+    assert code == status
+    assert said.startswith("edl: ")
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_redis_down_at_the_start_may_be_mended_by_a_restart() -> None:
+    """The message names the address and not the password; the status says that starting again may help."""
+    code, said = ended("--pool", "pool", EDL_REDIS_URL="redis://:secret@127.0.0.1:1/0")
+    assert code == 1
+    assert "Redis at 127.0.0.1:1 does not answer" in said
+    assert "secret" not in said
+    assert "Traceback" not in said
+
+
+def test_a_teacher_of_another_model_does_not_join(redis_url: str, namespace: str) -> None:
+    """A teacher that differs from its pool says in what and exits with the status that stops restarts."""
+    env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "EDL_POOL": "pool", "EDL_LEASE_TTL_S": "0.5"}
+    with running_teacher("served_models:arithmetic", env=env):
+        code, said = ended(model="served_models:slow", **env)
+    assert code == EX_CONFIG
+    assert "differs from pool 'pool'" in said
+    assert "sum" in said
+
+
+def test_a_port_in_use_is_named() -> None:
+    """Two teachers can't have one port; the second says which."""
+    with running_teacher("served_models:arithmetic") as teacher:
+        port = teacher.address.rpartition(":")[2]
+        code, said = ended("--port", port)
+    assert code == 1
+    assert f"can't listen on 127.0.0.1 port {port}" in said
+
+
+def test_off_loopback_a_token_is_asked_for() -> None:
+    """With EDL_TEACHER_TOKEN a teacher serves all hosts, tells a reachable address, and wants the token."""
+    with running_teacher("served_models:arithmetic", "--host", "0.0.0.0", env={"EDL_TEACHER_TOKEN": "t"}) as teacher:
+        port = teacher.address.rpartition(":")[2]
+        assert not teacher.address.startswith("0.0.0.0")
+        with TeacherConnection(f"127.0.0.1:{port}", token="t") as connection:
+            assert connection.signature().name == "teacher"
+        assert "EDL_TEACHER_TOKEN" not in teacher.predictor.environ()
+        assert msgspec.json.encode("t").decode() not in " ".join(teacher.predictor.cmdline())

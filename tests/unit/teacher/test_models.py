@@ -1,0 +1,99 @@
+"""How a model is found, chosen from and warmed up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edl_runtime.errors import ModelError
+from edl_runtime.protocol.oip import TensorSpec
+from edl_runtime.protocol.tensors import Array
+from edl_runtime.teacher.models import ModelOptions, digest_of, load_model
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (None, "there is no such folder"),
+        ([], "the folder is empty"),
+        (["readme.txt"], r"no model in it: .* one \.json or \.pdmodel file and its \.pdiparams; there are readme\.txt"),
+        (["net.json"], "no model in it"),
+        (["net.pdiparams"], "no model in it"),
+        (["net.json", "other.pdiparams"], "no model in it"),
+        (["a.json", "a.pdiparams", "b.pdmodel", "b.pdiparams"], r"several models in it \(a\.json, b\.pdmodel\)"),
+        (["a.json", "a.pdmodel", "a.pdiparams"], "several models in it"),
+    ],
+)
+def test_a_folder_without_one_model_is_refused(tmp_path: Path, files: list[str] | None, message: str) -> None:
+    """The error says what is there and what a model is; Paddle is not even imported."""
+    folder = tmp_path / "model"
+    if files is not None:
+        folder.mkdir()
+        for file in files:
+            (folder / file).touch()
+    with pytest.raises(ModelError, match=message) as refused:
+        load_model(ModelOptions(model=str(folder)))
+    assert str(folder) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("no.such.module:f", "No module named 'no'"),
+        ("served_models:nothing", "has no attribute 'nothing'"),
+        ("served_models:unmarked", "mark it with @served"),
+        ("served_models:wrong", "returned dtype float64 for 'double', it said float32"),
+        (":f", "Empty module name"),
+    ],
+)
+def test_a_function_that_can_not_be_served_is_refused(model: str, message: str) -> None:
+    """A missing module or function, one without signature, and one that breaks its word."""
+    with pytest.raises(ModelError, match=message):
+        load_model(ModelOptions(model=model))
+
+
+def test_outputs_are_chosen_and_renamed() -> None:
+    """Only the wanted outputs are in the signature, in the wanted order, under their new names."""
+    options = ModelOptions(model="served_models:arithmetic", name="t", outputs=("total=sum", "double"))
+    model = load_model(options)
+    assert model.signature.name == "t"
+    assert model.signature.outputs == (TensorSpec("total", "FP32", (-1,)), TensorSpec("double", "FP32", (-1, 4)))
+    assert list(model.run({"x": np.ones((1, 4), np.float32)}, ["total"])) == ["total"]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [(("logits",), "no output 'logits'; it has double, sum"), (("a=sum", "a=double"), "output 'a' is asked for twice")],
+)
+def test_outputs_that_can_not_be_served_are_named(outputs: tuple[str, ...], message: str) -> None:
+    """The error lists what there is."""
+    with pytest.raises(ModelError, match=message):
+        load_model(ModelOptions(model="served_models:arithmetic", outputs=outputs))
+
+
+def test_a_version_is_the_content_of_the_files(tmp_path: Path) -> None:
+    """Where a model lies does not matter; what is in it, and in which file, does."""
+    one, other, changed = tmp_path / "one", tmp_path / "other", tmp_path / "changed"
+    one.write_text("a")
+    other.write_text("a")
+    changed.write_text("b")
+    assert digest_of([one, changed]) == digest_of([other, changed]) != digest_of([changed, one])
+
+
+def test_the_model_protocol_is_met_by_a_class_of_ones_own() -> None:
+    """Two verbs make a model: mypy checks this, and it runs."""
+    from edl_runtime.teacher.models import Model, Selected
+
+    class Ones:
+        def __init__(self) -> None:
+            inner = load_model(ModelOptions(model="served_models:arithmetic"))
+            self.signature = inner.signature
+
+        def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+            return {name: np.ones(len(inputs["x"]), np.float32) for name in outputs}
+
+    model: Model = Selected(Ones(), ModelOptions(model="ones", outputs=("sum",)))
+    assert model.run({"x": np.zeros((2, 4), np.float32)}, ["sum"])["sum"].tolist() == [1, 1]
