@@ -96,9 +96,10 @@ class Job:
         """Write down what became of the job, or remove it if it was deleted."""
         if self._deleted:
             self._folder.remove()
+            _log().info("job.deleted", job=self._spec.name)
         else:
             self._save()
-        _log().info("job.ended", job=self._spec.name, phase=self._status.phase, reason=self._status.reason)
+            _log().info("job.ended", job=self._spec.name, phase=self._status.phase, reason=self._status.reason)
 
     def stop(self, reason: str) -> None:
         """End the job as failed because of `reason`, which lies outside of it."""
