@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from edl_runtime.errors import ModelError
 from edl_runtime.protocol.oip import Datatype, ModelSignature, TensorSpec
 from edl_runtime.protocol.tensors import Array
@@ -27,6 +29,8 @@ _DATATYPES: dict[str, Datatype] = {
     "FP32": "FP32",
     "FP64": "FP64",
 }
+log = structlog.get_logger(__name__)
+
 _FIRST_GPU_MEMORY_MB = 100  # it grows as needed
 
 
@@ -43,8 +47,7 @@ class PaddleModel:
         except ModelError:
             raise
         except Exception as error:  # whatever Paddle makes of a file that is not a model
-            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-            raise ModelError(options.model, f"Paddle can't load {program.name}: {reason}") from error
+            raise ModelError(options.model, f"Paddle can't load {program.name}: {_reason(error)}") from error
         names = self._predictor.get_output_names()
         self.signature = ModelSignature(
             name=options.name,
@@ -135,7 +138,7 @@ def _kind_of(name: str, value: Any, options: ModelOptions) -> tuple[Datatype, tu
 def _create_predictor(paddle: Any, program: Path, parameters: Path, options: ModelOptions) -> Any:
     config = paddle.inference.Config(str(program), str(parameters))
     config.disable_glog_info()
-    config.enable_memory_optim(options.mem_optim)
+    config.enable_memory_optim(_can_optimise_memory(program, options))
     if options.gpu_id is None:
         config.disable_gpu()
         config.set_cpu_math_library_num_threads(1)
@@ -144,3 +147,17 @@ def _create_predictor(paddle: Any, program: Path, parameters: Path, options: Mod
     else:
         config.enable_use_gpu(_FIRST_GPU_MEMORY_MB, options.gpu_id)
     return paddle.inference.create_predictor(config)
+
+
+def _can_optimise_memory(program: Path, options: ModelOptions) -> bool:
+    """Whether to let memory be reused. On CPUs, Paddle 3.3 fails to load a .json model with it."""
+    if options.mem_optim and options.gpu_id is None and program.suffix == ".json":
+        log.warning("model.mem_optim_ignored", model=options.model, cause="Paddle has it for .json models on GPUs only")
+        return False
+    return options.mem_optim
+
+
+def _reason(error: Exception) -> str:
+    """Return the line of Paddle's many that says what is wrong: "(NotFound) …" or the last."""
+    lines = str(error).split("\n") if str(error).strip() else [type(error).__name__]
+    return next((line for line in lines if line.startswith("(")), lines[-1])

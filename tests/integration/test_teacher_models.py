@@ -85,6 +85,9 @@ def test_paddle_models_are_loaded_or_say_why_not(saved: Path, tmp_path: Path) ->
     assert same == load_model(ModelOptions(model=str(saved / "new"))).signature.versions
     assert same != old.signature.versions
 
+    with_mem_optim = load_model(ModelOptions(model=str(copy), mem_optim=True))  # a wish that Paddle can't fulfil here
+    assert outputs_of(with_mem_optim, ids=IDS, mask=MASK)["fetch_name_0"].shape == (2, 3)
+
     with pytest.raises(ModelError, match="no output 'logits'; it has fetch_name_0, fetch_name_1"):
         load_model(ModelOptions(model=str(copy), outputs=("logits",)))
     with pytest.raises(ModelError, match="built for CPUs"):
