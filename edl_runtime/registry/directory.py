@@ -35,6 +35,10 @@ NO_EVENT = (0, 0)
 
 log = structlog.get_logger(__name__)
 
+# Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
+_member_decoder = msgspec.json.Decoder(Member)
+_signature_decoder = msgspec.json.Decoder(ModelSignature)
+
 
 class Directory:
     """The members of all pools of one namespace."""
@@ -106,7 +110,7 @@ class Directory:
         records, contract, runs_out_ms, oldest, newest = answer
         return _Snapshot(
             members=sorted((m for m in map(_member, records) if m), key=lambda member: member.id),
-            contract=msgspec.json.decode(contract, type=ModelSignature) if contract else None,
+            contract=_signature_decoder.decode(contract) if contract else None,
             runs_out_in_s=runs_out_ms / 1000 if runs_out_ms >= 0 else math.inf,
             oldest_event=_event(oldest),
             newest_event=_event(newest),
@@ -161,7 +165,7 @@ class _Listing:
 
 def _member(record: str) -> Member | None:
     try:
-        return msgspec.json.decode(record, type=Member)
+        return _member_decoder.decode(record)
     except msgspec.ValidationError as error:
         log.warning("member.unreadable", record=record[:200], cause=str(error))
         return None

@@ -107,6 +107,7 @@ class Lease:
                 "register", self._member.id, _ms(self._ttl_s), record, contract, more_keys=[keys.fence(self._service)]
             )
             if granted:
+                self.fence = answer[0]
                 break
             theirs, runs_out_ms = msgspec.json.decode(answer[0], type=ModelSignature), answer[1]
             different = differences(theirs, ours) if ours else []
@@ -119,7 +120,6 @@ class Lease:
                 await asyncio.sleep(runs_out_ms / 1000 + 0.01)
         with unavailable_if_lost(self._client):
             await self._client.sadd(keys.pools(self._service.namespace), self._service.pool)
-        self.fence = answer[0]
         log.info(
             "member.registered",
             pool=self._service.pool,

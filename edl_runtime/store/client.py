@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -59,7 +60,11 @@ def address_of(url: str) -> str:
 
 @contextmanager
 def unavailable_if_lost(client: Redis) -> Iterator[None]:
-    """Raise RegistryUnavailableError for whatever says that Redis can't be reached, read or written."""
+    """Raise RegistryUnavailableError for whatever says that Redis can't be reached, read or written.
+
+    Every command runs inside one of these, for it also makes a cancelled command end: the client library sends by
+    `asyncio.wait_for`, which until Python 3.12 may lose a cancellation that comes just as it is done.
+    """
     from redis import exceptions
 
     lost = (
@@ -70,10 +75,17 @@ def unavailable_if_lost(client: Redis) -> Iterator[None]:
         exceptions.OutOfMemoryError,
         exceptions.ReadOnlyError,
     )
+    task = asyncio.current_task()
+    cancelled_before = task.cancelling() if task else 0
+    failure = None
     try:
         yield
     except lost as error:
-        raise RegistryUnavailableError(_address(client), _cause(error)) from None
+        failure = error
+    if task and task.cancelling() > cancelled_before:
+        raise asyncio.CancelledError
+    if failure is not None:
+        raise RegistryUnavailableError(_address(client), _cause(failure))
 
 
 async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
