@@ -97,7 +97,7 @@ class TeacherConnection:
             if status != 200:
                 raise self._refusal(status, body)
             try:
-                return msgspec.json.decode(body, type=ModelSignature)
+                return _signature_decoder.decode(body)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ProtocolError(f"teacher {self.address}: its model metadata is not usable: {error}") from None
 
@@ -183,7 +183,7 @@ class TeacherConnection:
 
     def _refusal(self, status: int, body: Buffer) -> InferenceError:
         try:
-            reason = msgspec.json.decode(body, type=_Refusal).error
+            reason = _refusal_decoder.decode(body).error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             reason = bytes(body[:200]).decode("utf-8", "replace") or "no reason given"
         retryable = status >= 500 or status in _REFUSED_FOR_NOW
@@ -192,6 +192,11 @@ class TeacherConnection:
 
 class _Refusal(msgspec.Struct):
     error: str
+
+
+# Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
+_signature_decoder = msgspec.json.Decoder(ModelSignature)
+_refusal_decoder = msgspec.json.Decoder(_Refusal)
 
 
 def _split(address: str) -> tuple[str, int]:
