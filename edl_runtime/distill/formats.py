@@ -67,8 +67,8 @@ def join(kind: Format, batch: Batch) -> Iterable[Any]:
         return [
             (*batch.payload, *(_joined([part[wanted.name] for part in answers], wanted) for wanted in plan.answers))
         ]
-    columns = (chain.from_iterable([part[wanted.name] for part in answers]) for wanted in plan.answers)
-    samples = [(*slots, *row) for slots, *row in zip(batch.payload, *columns, strict=True)]
+    predictions = (chain.from_iterable([part[wanted.name] for part in answers]) for wanted in plan.answers)
+    samples = list(zip(*batch.payload, *predictions, strict=True))
     return samples if kind == "sample" else [samples]
 
 
@@ -94,10 +94,9 @@ def _cut_batch(item: Any, plan: Plan, size: int, where: Where) -> tuple[Batch, l
 
 
 def _cut_samples(items: Sequence[Any], plan: Plan, size: int, where: Where) -> tuple[Batch, list[Request]]:
-    samples = [_slots(item, plan, where, number) for number, item in enumerate(items)]
-    columns = list(zip(*samples, strict=True)) or [()] * len(plan.slots)
+    columns = _columns(items, plan, where)
     inputs = {feed.name: feed.rows(columns[feed.slot], where) for feed in plan.feeds}
-    return _requests(samples, plan, len(samples), inputs, size)
+    return _requests(columns, plan, len(items), inputs, size)
 
 
 def _requests(
@@ -117,12 +116,34 @@ def _requests(
 
 
 def _slots(item: Any, plan: Plan, where: Where, number: int) -> Slots:
-    """Return the slots of an item as arrays; Python's lists and numbers become arrays of numpy's choice."""
+    """Return the slots of an item as arrays."""
     if not isinstance(item, list | tuple):
         raise SampleError("item", where(number), type(item).__name__, f"a tuple of {plan.slots_in_words}")
     if len(item) != len(plan.slots):
         raise SampleError("item", where(number), f"{len(item)} slots", plan.slots_in_words)
+    return tuple([_array(slot, where, number) for slot in item])
+
+
+def _columns(items: Sequence[Any], plan: Plan, where: Where) -> list[Slots]:
+    """Return the slots of all samples as arrays, slot by slot: what Python does at once for many costs least."""
+    if not set(map(type, items)) <= {tuple, list} or set(map(len, items)) != {len(plan.slots)}:
+        items = [_slots(item, plan, where, number) for number, item in enumerate(items)]
+    columns = list(zip(*items, strict=True)) or [()] * len(plan.slots)
+    return [column if set(map(type, column)) <= {np.ndarray} else _arrays(column, where) for column in columns]
+
+
+def _arrays(column: Sequence[Any], where: Where) -> Slots:
     try:
-        return tuple([slot if type(slot) is np.ndarray else np.asarray(slot) for slot in item])
+        return tuple(map(np.asarray, column))
+    except ValueError:  # of one of them
+        return tuple([_array(slot, where, number) for number, slot in enumerate(column)])
+
+
+def _array(slot: Any, where: Where, number: int) -> Array:
+    """Return `slot` as it is, or as an array of numpy's choice if it is a list or a number of Python's."""
+    if type(slot) is np.ndarray:
+        return slot
+    try:
+        return np.asarray(slot)
     except ValueError as error:
         raise SampleError("item", where(number), f"a slot that is no array ({error})", "arrays") from error
