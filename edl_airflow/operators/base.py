@@ -90,6 +90,7 @@ class EdlOperator(SpecTemplates):
     _surroundings: Surroundings
     _work: Work | None = None
     _cancel: Callable[[], object] | None = None
+    _killed = False
 
     def plan(self, context: Context, namespace: str) -> Work:
         """Say what to do, from the rendered fields. Raises SpecError."""
@@ -106,7 +107,7 @@ class EdlOperator(SpecTemplates):
             work = self.plan(context, self._surroundings.namespace)
         push_links(self, context)
         outcome = self._run(work, self._begin)
-        return self._finish(work, outcome) if outcome else self._defer(work)
+        return self._finish(work, outcome) if outcome else self._hand_over(work, context)
 
     def execute_complete(self, context: Context, event: dict[str, Any], work: dict[str, Any]) -> Any:  # noqa: ARG002
         """Finish what the triggerer followed, on an operator that has never executed."""
@@ -119,10 +120,11 @@ class EdlOperator(SpecTemplates):
 
         Talks to no Airflow service: the code that was interrupted may be in the middle of that.
         """
+        self._killed = True
         if self._cancel:
             self._cancel()
         elif self._work:
-            thread = threading.Thread(target=asyncio.run, args=[self._stopped(self._work)])
+            thread = threading.Thread(target=asyncio.run, args=[self._stop(self._work)])
             thread.start()
             thread.join()
 
@@ -143,10 +145,19 @@ class EdlOperator(SpecTemplates):
             outcome = await conductor.conduct(work, site, self.log.info)
         return outcome
 
-    def _defer(self, work: Work) -> NoReturn:
+    def _hand_over(self, work: Work, context: Context) -> NoReturn:
+        """Defer, unless the task has been ended meanwhile: Airflow would refuse, and nobody would stop the work."""
         from edl_airflow.triggers.job import EdlJobTrigger
 
-        self._work = None  # from here on the work is the trigger's
+        wanted = False
+        try:
+            wanted = _is_running(context["ti"])
+        finally:
+            if not wanted:
+                self._run(work, conductor.stop)
+        if not wanted:
+            raise TaskKilledError
+        self._work = None  # from here on it is the trigger's
         plain = msgspec.to_builtins(work)
         self.defer(trigger=EdlJobTrigger(work=plain), method_name="execute_complete", kwargs={"work": plain})
 
@@ -154,6 +165,7 @@ class EdlOperator(SpecTemplates):
         failure = failure_of(outcome, work.waits_s)
         if failure or not self.keeps_pool:
             self._run(work, conductor.stop)
+        self._work = None
         if failure:
             raise failure
         return self.result(work, outcome)
@@ -169,20 +181,27 @@ class EdlOperator(SpecTemplates):
 
     async def _guarded(self, work: Work, do: Callable[[Work, Site], Awaitable[Result]]) -> Result:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        async with open_site(self._surroundings) as site:
-            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel) if task else None
-            try:
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel) if task else None
+        if self._killed:  # before there was anything to cancel
+            self._cancel()
+        try:
+            async with open_site(self._surroundings) as site:
                 return await do(work, site)
-            except BaseException:
-                self._cancel = None  # a second signal must not stop the stopping
-                await conductor.stop(work, site)
-                raise
-            finally:
-                self._cancel = None
+        except BaseException:
+            self._cancel = None  # a second signal must not stop the stopping
+            await self._stop(work)
+            raise
+        finally:
+            self._cancel = None
 
-    async def _stopped(self, work: Work) -> None:
+    async def _stop(self, work: Work) -> None:
         async with open_site(self._surroundings) as site:
             await conductor.stop(work, site)
+
+
+def _is_running(ti: Any) -> bool:
+    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index)
+    return all(state == "running" for state in states.get(ti.run_id, {}).values())
 
 
 def _made(struct: type[Struct], plain: Any) -> Struct:

@@ -40,5 +40,6 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def context() -> dict[str, Any]:
     """What Airflow gives to `execute`."""
-    ti = MadeUpTask(id="try-1", dag_id="nightly", task_id="distill", run_id="manual__1", map_index=-1, xcoms={})
+    given = {"id": "try-1", "dag_id": "nightly", "task_id": "distill", "run_id": "manual__1", "map_index": -1}
+    ti = MadeUpTask(**given, state="running", xcoms={})
     return {"ti": ti, "run_id": ti.run_id, "params": {"low": 1, "high": 3}}

@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, T
 from airflow.serialization.serialized_objects import DagSerialization
 from unit.airflow.made_up import MadeUpSite, failed_status, job_status
 
+from edl_airflow.failures import TaskKilledError
 from edl_airflow.identity import job_name, pool_name
 from edl_airflow.operators.base import EdlOperator
 from edl_airflow.operators.distill import EdlDistillOperator
@@ -100,6 +101,37 @@ def test_the_first_half_starts_the_pool_and_defers(context: dict[str, Any], site
     }
     operator.on_kill()
     assert pool in site.backend.jobs, "what the trigger has taken over is no longer the worker's to kill"
+
+
+@pytest.mark.parametrize("state", ["failed", "success", "restarting"])
+def test_a_task_that_was_ended_meanwhile_does_not_defer(context: dict[str, Any], site: MadeUpSite, state: str) -> None:
+    """Airflow would refuse it, and no trigger would ever stop what was started."""
+    context["ti"].state = state
+    with pytest.raises(TaskKilledError):
+        _rendered(_distill(), context).execute(context)
+    assert site.backend.jobs == {}
+
+
+def test_a_task_killed_before_it_began_starts_nothing(
+    context: dict[str, Any], site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow lets `execute` go on after `on_kill`."""
+    operator = _rendered(_distill(), context)
+    monkeypatch.setattr("edl_airflow.operators.base.push_links", lambda *_: operator.on_kill())
+    with pytest.raises(TaskKilledError):
+        operator.execute(context)
+    assert site.backend.deeds == []
+
+
+def test_a_pool_that_is_ready_is_not_killed_any_more(context: dict[str, Any], site: MadeUpSite) -> None:
+    """Airflow ends the process of a finished task by force when it lingers."""
+    site.registered = ["127.0.0.1:1"]
+    start = EdlTeacherPoolOperator(
+        task_id="start", teacher_pool="digits", teacher=TeacherSpec(model="/m"), teachers="1"
+    )
+    start.execute(context)
+    start.on_kill()
+    assert "digits" in site.backend.jobs
 
 
 def test_the_second_half_runs_on_a_fresh_operator(context: dict[str, Any], site: MadeUpSite) -> None:
