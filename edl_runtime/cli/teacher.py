@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 
 import click
 import msgspec
+import structlog
 
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.oip import ModelSignature
@@ -49,6 +51,7 @@ def teacher(
     from edl_runtime.teacher.models import ModelOptions
     from edl_runtime.teacher.service import TeacherOptions, serve
 
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     settings = RuntimeSettings.from_env(os.environ)
     pool = pool or settings.pool
     options = TeacherOptions(

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from edl_runtime.errors import InferenceError, ProtocolError, SpecError
-from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, ResponseHead
+from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, ResponseHead, render_request
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.stream import Stream
 from edl_runtime.protocol.tensors import JSON_LIMIT, Array, Buffer, Tensor, encode_request, open_response
@@ -47,14 +47,10 @@ class TeacherConnection:
         self.address = address
         self._endpoint = _split(address)
         self._timeout_s = timeout_s
-        authorization = f"Authorization: Bearer {token}\r\n" if token else ""
-        self._fields = f"Host: {address}\r\n{authorization}"
         self._model_path = f"/v2/models/{quote(model, safe='')}"
-        self._infer_head = (
-            f"POST {self._model_path}/infer HTTP/1.1\r\n{self._fields}"
-            "Content-Type: application/octet-stream\r\n"
-            "Inference-Header-Content-Length: "
-        )
+        self._headers: dict[str, str | int] = {"Host": address}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
         self._stream: Stream | None = None
         self._in_use = threading.Lock()
         self._reusable = False
@@ -111,8 +107,7 @@ class TeacherConnection:
         """
         header, buffers, size = encode_request(inputs, outputs)
         with self._using() as stream:
-            head = f"{self._infer_head}{len(header)}\r\nContent-Length: {size}\r\n\r\n"
-            stream.send([head.encode("latin-1"), header, *buffers])
+            stream.send([self._infer_head(len(header), size), header, *buffers])
             answer, size = self._read_head(stream)
             if answer.status != 200:
                 raise self._refusal(answer.status, self._read_json(stream, size))
@@ -163,9 +158,18 @@ class TeacherConnection:
             stream.close()
 
     def _get(self, stream: Stream, path: str) -> tuple[int, memoryview]:
-        stream.send([f"GET {path} HTTP/1.1\r\n{self._fields}\r\n".encode("latin-1")])
+        stream.send([render_request("GET", path, self._headers)])
         answer, size = self._read_head(stream)
         return answer.status, self._read_json(stream, size)
+
+    def _infer_head(self, json_size: int, size: int) -> bytes:
+        headers = {
+            **self._headers,
+            "Content-Type": "application/octet-stream",
+            "Inference-Header-Content-Length": json_size,
+            "Content-Length": size,
+        }
+        return render_request("POST", f"{self._model_path}/infer", headers)
 
     def _read_head(self, stream: Stream) -> tuple[ResponseHead, int]:
         answer = ResponseHead(stream.read_head())

@@ -30,7 +30,8 @@ class Stream:
         self._socket = connected
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
-        self._ahead = memoryview(bytearray(_READ_AHEAD))
+        self._buffer = bytearray(_READ_AHEAD)
+        self._ahead = memoryview(self._buffer)
         self._start = self._end = 0  # what has been read ahead and not been taken
         connected.settimeout(None)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -74,7 +75,7 @@ class Stream:
     def read_head(self) -> bytes:
         """Read to the empty line. Raises ProtocolError if it does not come within the limit of a head."""
         seen = 0
-        while (end := self._ahead.obj.find(END_OF_HEAD, seen, self._end)) < 0:  # type: ignore[attr-defined]
+        while (end := self._buffer.find(END_OF_HEAD, seen, self._end)) < 0:
             if self._end >= HEAD_LIMIT:
                 raise ProtocolError(f"the answer's head has more than {HEAD_LIMIT} bytes")
             seen = max(0, self._end - len(END_OF_HEAD) + 1)

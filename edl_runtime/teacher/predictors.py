@@ -97,6 +97,7 @@ class _Predictor(asyncio.Protocol):
             self._process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
+                stdout=sys.stderr,  # a model may print; our own output is for who started us
                 pass_fds=(task.arena, task.channel, task.lifeline),
                 env={"GLOG_minloglevel": "2", **plain},
             )
