@@ -30,7 +30,7 @@ async def members(redis_url: str, namespace: str) -> list[Member]:
 async def joined(redis_url: str, namespace: str) -> list[Member]:
     """Wait for the teacher to be in its list: a second after it is ready at the latest."""
     async with asyncio.timeout(1):
-        while not (found := await members(redis_url, namespace)):
+        while not (found := await members(redis_url, namespace)):  # noqa: ASYNC110 - it is another process that joins
             await asyncio.sleep(0.01)
     return found
 
