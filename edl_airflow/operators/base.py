@@ -182,17 +182,20 @@ class EdlOperator(SpecTemplates):
     async def _guarded(self, work: Work, do: Callable[[Work, Site], Awaitable[Result]]) -> Result:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel) if task else None
-        if self._killed:  # before there was anything to cancel
-            self._cancel()
         try:
-            async with open_site(self._surroundings) as site:
-                return await do(work, site)
+            return await self._unless_killed(work, do)
         except BaseException:
             self._cancel = None  # a second signal must not stop the stopping
             await self._stop(work)
             raise
         finally:
             self._cancel = None
+
+    async def _unless_killed(self, work: Work, do: Callable[[Work, Site], Awaitable[Result]]) -> Result:
+        if self._killed:  # before there was anything to cancel
+            raise asyncio.CancelledError
+        async with open_site(self._surroundings) as site:
+            return await do(work, site)
 
     async def _stop(self, work: Work) -> None:
         async with open_site(self._surroundings) as site:

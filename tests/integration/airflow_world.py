@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +19,6 @@ import psutil
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import TaskDeferred
-from airflow.sdk.module_loading import import_string
 
 from edl_airflow.work import Outcome
 from edl_runtime.backends.local import LocalBackend
@@ -40,6 +40,7 @@ def double(inputs):
 STUDENT = """
 import os, sys, time
 from pathlib import Path
+from pkgutil import resolve_name
 from edl_runtime.result import write_result
 
 folder, does = Path(sys.argv[1]), sys.argv[2]
@@ -115,7 +116,7 @@ class World:
 
     def student(self, does: str = "ends") -> TrainerSpec:
         """A script that "ends", "fails", or "waits" until `go` is called."""
-        return TrainerSpec(command=["python", str(self.folder / "student.py"), str(self.folder), does])
+        return TrainerSpec(command=("python", str(self.folder / "student.py"), str(self.folder), does))
 
     def teacher(self, model: str = "answers:double") -> TeacherSpec:
         """A real teacher of a Python function."""
@@ -158,7 +159,7 @@ def defer(operator: Any, context: Any) -> TaskDeferred:
 def trigger_of(deferred: TaskDeferred) -> Any:
     """The trigger as another process makes it, from JSON."""
     path, kwargs = deferred.trigger.serialize()
-    return import_string(path)(**json.loads(json.dumps(kwargs)))
+    return resolve_name(path)(**json.loads(json.dumps(kwargs)))
 
 
 async def fired(trigger: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> str:
     """What a viewer gets by logging in."""
     monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
     monkeypatch.setattr(RevokedToken, "is_revoked", lambda _: False)  # would ask a database
-    manager = SimpleAuthManager()
+    manager = SimpleAuthManager()  # type: ignore[no-untyped-call]
     monkeypatch.setattr(airflow_app._AuthManagerState, "instance", manager)
     return manager.generate_jwt(SimpleAuthManagerUser(username="viewer", role="viewer"))
 

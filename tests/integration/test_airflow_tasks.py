@@ -155,7 +155,7 @@ def test_a_student_that_fails_says_why_in_the_tasks_error(world: World, deferrab
 
 def test_progress_is_in_the_log_and_answers_in_the_result(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """As the student reports it, while it runs."""
-    script = TrainerSpec(command=["python", str(world.folder / "reports.py")])
+    script = TrainerSpec(command=("python", str(world.folder / "reports.py")))
     operator = _distill(world, student=script, progress_every_s=0.1)
     with registered(world, "digits", "a:1"):
         result = operator.execute(world.context())

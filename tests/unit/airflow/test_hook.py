@@ -65,7 +65,7 @@ async def test_it_is_looked_up_from_both_worlds() -> None:
 
 def _connect(monkeypatch: pytest.MonkeyPatch, redis_url: str, work_dir: Path) -> None:
     url = urlsplit(redis_url)
-    given = {"conn_type": "edl", "host": url.hostname, "port": url.port, "password": url.password}
+    given: dict[str, Any] = {"conn_type": "edl", "host": url.hostname, "port": url.port, "password": url.password}
     given |= {"login": url.username or None, "extra": {"work_dir": str(work_dir)}}
     monkeypatch.setenv("AIRFLOW_CONN_EDL_DEFAULT", json.dumps(given))
 
@@ -92,3 +92,14 @@ def test_a_bad_one_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch, redis_url
         assert word in message
         assert "wrong-one" not in message
         assert not good.password or good.password not in message
+
+
+def test_a_redis_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, redis_url: str, work_dir: Path) -> None:
+    """Streams and scripts need 6.2."""
+
+    async def old(_: Surroundings) -> tuple[int, ...]:
+        return (6, 0, 16)
+
+    _connect(monkeypatch, redis_url, work_dir)
+    monkeypatch.setattr("edl_airflow.hooks.edl._redis_version", old)
+    assert EdlHook().test_connection() == (False, "Redis is 6.0.16, needed is 6.2 or newer")

@@ -25,7 +25,7 @@ from edl_runtime.errors import JobFailedError, NoTeacherError, SpecError
 from edl_runtime.specs import Bounds, TeacherSpec, TrainerSpec
 
 TEACHER = TeacherSpec(model="/models/{{ params.high }}", outputs=("logits",))
-STUDENT = TrainerSpec(command=["python", "s.py", "{{ run_id }}"], env={"LOW": "{{ params.low }}"})
+STUDENT = TrainerSpec(command=("python", "s.py", "{{ run_id }}"), env={"LOW": "{{ params.low }}"})
 
 
 def _distill(**changes: Any) -> EdlDistillOperator:
@@ -33,18 +33,18 @@ def _distill(**changes: Any) -> EdlDistillOperator:
     return EdlDistillOperator(**{**given, **changes})
 
 
-def _rendered(operator: Any, context: dict[str, Any]) -> Any:
+def _rendered(operator: Any, context: Any) -> Any:
     operator.render_template_fields(context)
     return operator
 
 
-def _deferred(operator: Any, context: dict[str, Any]) -> TaskDeferred:
+def _deferred(operator: Any, context: Any) -> TaskDeferred:
     with pytest.raises(TaskDeferred) as caught:
         operator.execute(context)
     return caught.value
 
 
-def test_templates_inside_specs_are_rendered(context: dict[str, Any]) -> None:
+def test_templates_inside_specs_are_rendered(context: Any) -> None:
     """Any text in a spec may hold one, and bounds may come from params."""
     operator = _rendered(_distill(teachers="{{ params.low }}:{{ params.high }}"), context)
     assert operator.teacher == TeacherSpec(model="/models/3", outputs=("logits",))
@@ -70,9 +70,7 @@ def test_what_holds_no_template_is_checked_when_the_dag_is_read(mistake: dict[st
 
 
 @pytest.mark.parametrize("teachers", ["{{ params.high }}:{{ params.low }}", "{{ run_id }}"])
-def test_what_a_template_makes_is_checked_before_anything_starts(
-    teachers: str, context: dict[str, Any], site: MadeUpSite
-) -> None:
+def test_what_a_template_makes_is_checked_before_anything_starts(teachers: str, context: Any, site: MadeUpSite) -> None:
     """Bad params fail the task at once and leave nothing."""
     operator = _rendered(_distill(teachers=teachers), context)
     with pytest.raises(AirflowFailException, match="bounds"):
@@ -80,13 +78,13 @@ def test_what_a_template_makes_is_checked_before_anything_starts(
     assert site.backend.deeds == []
 
 
-def test_an_unknown_connection_fails_at_once(context: dict[str, Any]) -> None:
+def test_an_unknown_connection_fails_at_once(context: Any) -> None:
     """Trying again would not make it known."""
     with pytest.raises(AirflowFailException, match="elsewhere"):
         _distill(edl_conn_id="elsewhere").execute(context)
 
 
-def test_the_first_half_starts_the_pool_and_defers(context: dict[str, Any], site: MadeUpSite) -> None:
+def test_the_first_half_starts_the_pool_and_defers(context: Any, site: MadeUpSite) -> None:
     """Links are there already, and what goes to the triggerer is plain data without the password."""
     operator = _rendered(_distill(), context)
     deferred = _deferred(operator, context)
@@ -104,7 +102,7 @@ def test_the_first_half_starts_the_pool_and_defers(context: dict[str, Any], site
 
 
 @pytest.mark.parametrize("state", ["failed", "success", "restarting"])
-def test_a_task_that_was_ended_meanwhile_does_not_defer(context: dict[str, Any], site: MadeUpSite, state: str) -> None:
+def test_a_task_that_was_ended_meanwhile_does_not_defer(context: Any, site: MadeUpSite, state: str) -> None:
     """Airflow would refuse it, and no trigger would ever stop what was started."""
     context["ti"].state = state
     with pytest.raises(TaskKilledError):
@@ -113,7 +111,7 @@ def test_a_task_that_was_ended_meanwhile_does_not_defer(context: dict[str, Any],
 
 
 def test_a_task_killed_before_it_began_starts_nothing(
-    context: dict[str, Any], site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+    context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Airflow lets `execute` go on after `on_kill`."""
     operator = _rendered(_distill(), context)
@@ -123,7 +121,7 @@ def test_a_task_killed_before_it_began_starts_nothing(
     assert site.backend.deeds == []
 
 
-def test_a_pool_that_is_ready_is_not_killed_any_more(context: dict[str, Any], site: MadeUpSite) -> None:
+def test_a_pool_that_is_ready_is_not_killed_any_more(context: Any, site: MadeUpSite) -> None:
     """Airflow ends the process of a finished task by force when it lingers."""
     site.registered = ["127.0.0.1:1"]
     start = EdlTeacherPoolOperator(
@@ -134,7 +132,7 @@ def test_a_pool_that_is_ready_is_not_killed_any_more(context: dict[str, Any], si
     assert "digits" in site.backend.jobs
 
 
-def test_the_second_half_runs_on_a_fresh_operator(context: dict[str, Any], site: MadeUpSite) -> None:
+def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: MadeUpSite) -> None:
     """It stops the pool, forgets the student and returns the typed result."""
     deferred = _deferred(_rendered(_distill(), context), context)
     student, pool = job_name(context["ti"]), pool_name(context["ti"])
@@ -146,7 +144,7 @@ def test_the_second_half_runs_on_a_fresh_operator(context: dict[str, Any], site:
     assert site.backend.jobs == {}
 
 
-def test_a_failed_student_leaves_nothing_and_its_last_lines(context: dict[str, Any], site: MadeUpSite) -> None:
+def test_a_failed_student_leaves_nothing_and_its_last_lines(context: Any, site: MadeUpSite) -> None:
     """The task's error is what the script said."""
     deferred = _deferred(_rendered(_distill(), context), context)
     event = msgspec.to_builtins(Outcome(ended="failed", name="job", reason="exit 1", last_lines=("KeyError: 'x'",)))
@@ -155,7 +153,7 @@ def test_a_failed_student_leaves_nothing_and_its_last_lines(context: dict[str, A
     assert site.backend.jobs == {}
 
 
-def test_what_has_ended_already_is_not_deferred(context: dict[str, Any], site: MadeUpSite) -> None:
+def test_what_has_ended_already_is_not_deferred(context: Any, site: MadeUpSite) -> None:
     """A trigger that fires at once would race with the scheduler."""
     site.registered = ["127.0.0.1:1", "127.0.0.1:2"]
     operator = EdlTeacherPoolOperator(
@@ -165,7 +163,7 @@ def test_what_has_ended_already_is_not_deferred(context: dict[str, Any], site: M
     assert "digits" in site.backend.jobs, "a pool that is ready goes on"
 
 
-def test_a_pool_that_is_not_ready_in_time_is_stopped(context: dict[str, Any], site: MadeUpSite) -> None:
+def test_a_pool_that_is_not_ready_in_time_is_stopped(context: Any, site: MadeUpSite) -> None:
     """A failed task leaves no pool behind."""
     operator = EdlTeacherPoolOperator(
         task_id="start", teacher_pool="digits", teacher=TeacherSpec(model="/m"), teachers="1", wait_timeout_s=0.05
@@ -175,14 +173,14 @@ def test_a_pool_that_is_not_ready_in_time_is_stopped(context: dict[str, Any], si
     assert site.backend.jobs == {}
 
 
-def test_execution_timeout_travels_along(context: dict[str, Any]) -> None:
+def test_execution_timeout_travels_along(context: Any) -> None:
     """Airflow forgets it when a task defers, so the work carries it."""
     assert _distill().plan(context, "team").deadline is None
     work = _distill(execution_timeout=timedelta(seconds=90)).plan(context, "team")
     assert work.deadline == pytest.approx(work.pool_deadline - 300 + 90, abs=5)
 
 
-def test_the_sensor_looks_once_and_defers(context: dict[str, Any], site: MadeUpSite) -> None:
+def test_the_sensor_looks_once_and_defers(context: Any, site: MadeUpSite) -> None:
     """Then it needs no worker until the pool is there, or its time is up."""
     sensor = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", at_least="{{ params.high }}", deferrable=True)
     deferred = _deferred(_rendered(sensor, context), context)
@@ -195,7 +193,7 @@ def test_the_sensor_looks_once_and_defers(context: dict[str, Any], site: MadeUpS
         EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").execute_complete(context, late, **deferred.kwargs)
 
 
-def test_the_sensor_fails_with_its_pool(context: dict[str, Any], site: MadeUpSite) -> None:
+def test_the_sensor_fails_with_its_pool(context: Any, site: MadeUpSite) -> None:
     """Nothing will come of waiting for it."""
     site.backend.jobs = {"digits": failed_status("digits", 78, "no such model")}
     with pytest.raises(AirflowFailException, match="no such model"):

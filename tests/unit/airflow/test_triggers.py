@@ -6,11 +6,11 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import Any
 
 import msgspec
 import pytest
-from airflow.sdk.module_loading import import_string
 from unit.airflow.made_up import MadeUpSite, job_status
 
 from edl_airflow.pool_wait import PoolWait, judge
@@ -39,7 +39,7 @@ async def _only_event(trigger: Any) -> Outcome:
 def test_a_trigger_comes_back_from_its_serialized_form(trigger: Any) -> None:
     """Another process makes the same trigger of JSON."""
     path, kwargs = trigger.serialize()
-    again = import_string(path)(**json.loads(json.dumps(kwargs)))
+    again = resolve_name(path)(**json.loads(json.dumps(kwargs)))
     assert again.serialize() == (path, kwargs)
 
 
@@ -80,10 +80,10 @@ async def test_on_kill_works_in_a_fresh_process_and_spares_the_next_try(site: Ma
     """All it needs is in the serialized form; a job with another token goes on."""
     path, kwargs = _job_trigger().serialize()
     site.backend.jobs = {"student": job_status("student", "try-2")}
-    await import_string(path)(**kwargs).on_kill()
+    await resolve_name(path)(**kwargs).on_kill()
     assert "student" in site.backend.jobs
     site.backend.jobs = {"student": job_status("student", "try-1")}
-    await import_string(path)(**kwargs).on_kill()
+    await resolve_name(path)(**kwargs).on_kill()
     assert site.backend.jobs == {}
 
 
