@@ -58,7 +58,7 @@ class _Choice:
         self._use = use
         self._teachers: Sequence[Member] | None = None
         self._students: Sequence[Member] | None = None
-        self._mine: dict[str, str] = {}
+        self._mine: dict[str, str] | None = None
 
     def see_teachers(self, teachers: Sequence[Member]) -> None:
         self._teachers = teachers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from functools import partial
 from typing import Any
 
@@ -91,9 +91,14 @@ class Engine:
 
     async def _discover(self, wish: Discovered) -> None:
         try:
-            await follow_pool(wish, self._settings, self._pool.use)
+            await follow_pool(wish, self._settings, self._use)
         except Exception as error:  # noqa: BLE001 -- whatever it is, the training script has to know
             self.pipeline.fail(error)
+
+    def _use(self, addresses: Collection[str]) -> None:
+        self._pool.use(addresses)
+        if not addresses:
+            self.pipeline.lacks("no teacher is registered")
 
     def _feed(self, epoch: Epoch, earlier: threading.Thread | None) -> None:
         if earlier is not None:

@@ -1,0 +1,75 @@
+"""Teachers without a network, for tests of what a student does when they misbehave."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.protocol.tensors import Array, Tensor
+
+SIGNATURE = ModelSignature(
+    name="teacher",
+    versions=("1",),
+    inputs=(TensorSpec("x", "FP32", (-1, 4)),),
+    outputs=(TensorSpec("double", "FP32", (-1, 4)), TensorSpec("sum", "FP32", (-1,))),
+)
+
+Behaviour = Callable[[Array], dict[str, Array]]
+
+
+def arithmetic(x: Array) -> dict[str, Array]:
+    """What a good teacher answers."""
+    return {"double": x * 2, "sum": x.sum(axis=1)}
+
+
+class FakeTeachers:
+    """Teachers by address; `connect` is what a reader is given. Those without a behaviour refuse connections.
+
+    `asked` counts the requests each of them got, `rows` has the sizes of all, in any order.
+    """
+
+    def __init__(
+        self, behaviours: Mapping[str, Behaviour], signatures: Mapping[str, ModelSignature] | None = None
+    ) -> None:
+        self.behaviours = dict(behaviours)
+        self.signatures = dict(signatures or {})
+        self.not_ready: set[str] = set()
+        self.asked: Counter[str] = Counter()
+        self.rows: list[int] = []
+        self.lock = threading.Lock()
+
+    def connect(self, address: str) -> FakeConnection:
+        return FakeConnection(self, address)
+
+
+class FakeConnection:
+    """A connection to one of them."""
+
+    def __init__(self, teachers: FakeTeachers, address: str) -> None:
+        self._teachers = teachers
+        self._address = address
+
+    def open(self) -> None:
+        if self._address not in self._teachers.behaviours:
+            raise ConnectionRefusedError("nobody listens")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def ready(self) -> bool:
+        return self._address not in self._teachers.not_ready
+
+    def signature(self) -> ModelSignature:
+        return self._teachers.signatures.get(self._address, SIGNATURE)
+
+    def infer(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Array]:
+        x = np.asarray(inputs["x"])
+        with self._teachers.lock:
+            self._teachers.asked[self._address] += 1
+            self._teachers.rows.append(len(x))
+        answers = self._teachers.behaviours[self._address](x)
+        return {name: answers[name] for name in outputs}

@@ -1,0 +1,216 @@
+"""How a source's items become requests, and requests items again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_teachers import SIGNATURE, arithmetic
+
+from edl_runtime.distill.batches import Batch, Request
+from edl_runtime.distill.feeds import SMALL_ROW, Plan
+from edl_runtime.distill.formats import Format, cut, join, pieces
+from edl_runtime.errors import ProtocolError, SampleError, SpecError
+from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.protocol.tensors import Array
+
+PLAN = Plan.of(["x", "label"], ["double", "sum"], SIGNATURE)
+
+
+def answered(batch: Batch, requests: list[Request]) -> Batch:
+    """Answer the requests as a good teacher does."""
+    batch.answers = [arithmetic(np.asarray(request.inputs["x"])) for request in requests]
+    return batch
+
+
+def images(rows: int) -> Array:
+    return np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
+
+
+def cut_one(kind: Format, item: Any, plan: Plan = PLAN, size: int = 4) -> tuple[Batch, list[Request]]:
+    return cut(kind, item, plan, size, 7)
+
+
+def test_a_batch_gets_its_predictions_behind_all_its_slots() -> None:
+    """Format batch yields the source's arrays themselves, then one array [B, …] for each output, in order."""
+    x, label = images(10), np.arange(10)
+    batch, requests = cut_one("batch", (x, label))
+    assert [request.rows for request in requests] == [4, 4, 2]
+    assert all(np.shares_memory(request.inputs["x"], x) for request in requests)
+    (item,) = join("batch", answered(batch, requests))
+    assert item[0] is x
+    assert item[1] is label
+    np.testing.assert_array_equal(item[2], x * 2)
+    np.testing.assert_array_equal(item[3], x.sum(axis=1))
+
+
+@pytest.mark.parametrize("container", [tuple, list])
+def test_a_list_of_samples_keeps_its_length(container: type) -> None:
+    """Format sample_list yields a list of tuples, each sample with its own row of each prediction."""
+    x = images(10)
+    batch, requests = cut_one("sample_list", [container([row, number]) for number, row in enumerate(x)])
+    assert [request.rows for request in requests] == [4, 4, 2]
+    (samples,) = join("sample_list", answered(batch, requests))
+    assert [int(sample[1]) for sample in samples] == list(range(10))
+    assert all(isinstance(sample[1], np.ndarray) for sample in samples)
+    np.testing.assert_array_equal([sample[2] for sample in samples], x * 2)
+    np.testing.assert_array_equal([sample[3] for sample in samples], x.sum(axis=1))
+
+
+def test_single_samples_fill_requests() -> None:
+    """In format sample a request takes samples of several items, and only the last may be smaller."""
+    x = images(10)
+    groups = list(pieces("sample", [(row, number) for number, row in enumerate(x)], 4))
+    assert [len(group) for group in groups] == [4, 4, 2]
+    batch, requests = cut_one("sample", groups[1])
+    items = list(join("sample", answered(batch, requests)))
+    np.testing.assert_array_equal([item[2] for item in items], x[4:8] * 2)
+
+
+def test_samples_before_an_error_come_before_it() -> None:
+    """A source that raises in the middle of a request's samples loses none of those before."""
+
+    def source() -> Iterator[int]:
+        yield from range(6)
+        raise OSError("no more")
+
+    found = pieces("sample", source(), 4)
+    assert next(found) == [0, 1, 2, 3]
+    assert next(found) == [4, 5]
+    with pytest.raises(OSError, match="no more"):
+        next(found)
+
+
+def test_large_rows_are_not_copied() -> None:
+    """Rows above the measured limit go to the socket as they lie in memory; smaller ones become one array."""
+    width = SMALL_ROW // 4
+    for extra, copied in ((0, True), (1, False)):
+        spec = TensorSpec("x", "FP32", (-1, width + extra))
+        plan = Plan.of(
+            ["x"], ["y"], ModelSignature(name="m", inputs=(spec,), outputs=(TensorSpec("y", "FP32", (-1,)),))
+        )
+        rows = [np.zeros(width + extra, np.float32) for _ in range(3)]
+        _, (request,) = cut_one("sample_list", [(row,) for row in rows], plan)
+        assert isinstance(request.inputs["x"], np.ndarray) is copied
+        assert (
+            any(np.shares_memory(row, sent) for row, sent in zip(rows, request.inputs["x"], strict=True)) is not copied
+        )
+
+
+@pytest.mark.parametrize("kind", ["batch", "sample_list"])
+def test_a_slot_of_another_shape_with_as_many_values_is_reshaped_on_the_way(kind: Format) -> None:
+    """The teachers get their shape, the student gets its own back."""
+    x = images(3).reshape(3, 2, 2)
+    item: Any = (x, np.arange(3)) if kind == "batch" else [(row, 0) for row in x]
+    batch, (request,) = cut_one(kind, item)
+    np.testing.assert_array_equal(np.asarray(request.inputs["x"]), x.reshape(3, 4))
+    (joined,) = join(kind, answered(batch, [request]))
+    assert (joined[0] if kind == "batch" else joined[0][0]).shape[-2:] == (2, 2)
+
+
+def test_plain_numbers_and_lists_become_arrays() -> None:
+    """Python's own values become arrays of numpy's choice, before they are checked as any others."""
+    signature = ModelSignature(
+        name="m",
+        inputs=(TensorSpec("ids", "INT64", (-1, 3)), TensorSpec("n", "INT64", (-1,))),
+        outputs=(TensorSpec("y", "FP32", (-1,)),),
+    )
+    _, (request,) = cut_one("sample_list", [([1, 2, 3], 4), ([5, 6, 7], 8)], Plan.of(["ids", "n"], ["y"], signature))
+    np.testing.assert_array_equal(np.asarray(request.inputs["ids"]), [[1, 2, 3], [5, 6, 7]])
+    np.testing.assert_array_equal(np.asarray(request.inputs["n"]), [4, 8])
+
+
+@pytest.mark.parametrize("kind", ["batch", "sample_list"])
+def test_rows_that_are_not_contiguous_are_sent_right(kind: Format) -> None:
+    """A view that skips values is copied once, in its own order."""
+    x = np.arange(24, dtype=np.float32).reshape(3, 8)[:, ::2]
+    item: Any = (x, np.arange(3)) if kind == "batch" else [(row, 0) for row in x]
+    _, (request,) = cut_one(kind, item)
+    np.testing.assert_array_equal(np.asarray(request.inputs["x"]), x)
+
+
+@pytest.mark.parametrize("kind", ["batch", "sample_list"])
+def test_an_empty_batch_is_delivered_empty(kind: Format) -> None:
+    """No rows make no request, and predictions of no rows."""
+    item: Any = (images(0), np.arange(0)) if kind == "batch" else []
+    batch, requests = cut_one(kind, item)
+    assert requests == []
+    (joined,) = join(kind, batch)
+    assert [array.shape for array in joined] == ([(0, 4), (0,), (0, 4), (0,)] if kind == "batch" else [])
+
+
+X = np.zeros(4, np.float32)
+WRONG_SAMPLES: list[tuple[str, Any, str]] = [
+    ("dtype", [(X, 0), (X.astype(np.float64), 0)], r"'x' of sample 1 of batch 7: got float64 \[4\].*float32 \[4\]"),
+    ("shape", [(X, 0), (X[:3], 0)], r"'x' of sample 1 of batch 7: got float32 \[3\].*float32 \[4\]"),
+    ("shapes that make up for each other", [(X[:3], 0), (np.zeros(5, np.float32), 0)], "'x' of sample 0 of batch 7"),
+    ("too few slots", [(X, 0), (X,)], "'item' of sample 1 of batch 7: got 1 slots.*2 slots: x, label"),
+    ("no tuple", [(X, 0), X], "'item' of sample 1 of batch 7: got ndarray.*a tuple of 2 slots"),
+    ("ragged", [(X, [[1], [2, 3]])], "'item' of sample 0 of batch 7: got a slot that is no array"),
+    ("no list", X, "'item' of batch 7: got ndarray.*a list of samples"),
+]
+
+
+@pytest.mark.parametrize(("item", "text"), [row[1:] for row in WRONG_SAMPLES], ids=[row[0] for row in WRONG_SAMPLES])
+def test_a_wrong_sample_is_named(item: Any, text: str) -> None:
+    """The error says which slot of which sample, what was given and what the teachers take."""
+    with pytest.raises(SampleError, match=text):
+        cut_one("sample_list", item)
+
+
+WRONG_BATCHES: list[tuple[str, Any, str]] = [
+    ("dtype", (images(3).astype(np.float64), 0), r"'x' of batch 7: got float64 \[4\].*float32 \[4\]"),
+    ("shape", (images(3)[:, :3], 0), r"'x' of batch 7: got float32 \[3\]"),
+    ("no rows", (np.float32(1), 0), "'x' of batch 7: got a single value"),
+    ("too many slots", (images(3), 0, 0), "'item' of batch 7: got 3 slots"),
+    ("no tuple", {"x": images(3)}, "'item' of batch 7: got dict"),
+]
+
+
+@pytest.mark.parametrize(("item", "text"), [row[1:] for row in WRONG_BATCHES], ids=[row[0] for row in WRONG_BATCHES])
+def test_a_wrong_batch_is_named(item: Any, text: str) -> None:
+    """As for samples, with the batch's number."""
+    with pytest.raises(SampleError, match=text):
+        cut_one("batch", item)
+
+
+def test_feeds_of_one_batch_have_as_many_rows() -> None:
+    """Two arrays of different lengths are no batch."""
+    specs = (TensorSpec("a", "FP32", (-1, 4)), TensorSpec("b", "FP32", (-1, 4)))
+    plan = Plan.of(["a", "b"], ["y"], ModelSignature(name="m", inputs=specs, outputs=(TensorSpec("y", "FP32", (-1,)),)))
+    with pytest.raises(SampleError, match=r"'b' of batch 7: got 2 rows.*as many as 'a' has"):
+        cut_one("batch", (images(3), images(2)), plan)
+
+
+def test_free_sizes_are_any_size_and_one_in_a_batch() -> None:
+    """-1 in the model's shape takes rows of any length, the same for all of a source's list."""
+    spec = TensorSpec("ids", "INT64", (-1, -1))
+    plan = Plan.of(["ids"], ["y"], ModelSignature(name="m", inputs=(spec,), outputs=(TensorSpec("y", "FP32", (-1,)),)))
+    _, (request,) = cut_one("sample_list", [([1, 2],), ([3, 4],)], plan)
+    assert np.asarray(request.inputs["ids"]).shape == (2, 2)
+    with pytest.raises(SampleError, match=r"sample 1 of batch 7.*one shape"):
+        cut_one("sample_list", [([1, 2],), ([3],)], plan)
+
+
+def test_names_are_matched_with_the_model() -> None:
+    """An input that no slot names and an output that the model lacks are said, with what there is."""
+    with pytest.raises(SpecError, match=r"inputs: got .*'image'.*'x' among them"):
+        Plan.of(["image"], ["sum"], SIGNATURE)
+    with pytest.raises(SpecError, match=r"outputs: got 'logits'.*double, sum"):
+        Plan.of(["x"], ["logits"], SIGNATURE)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"double": np.zeros((3, 4), np.float32), "sum": np.zeros(2, np.float32)},
+        {"double": np.zeros((2, 4), np.float64), "sum": np.zeros(2, np.float32)},
+        {"double": np.zeros((2, 5), np.float32), "sum": np.zeros(2, np.float32)},
+    ],
+)
+def test_answers_to_something_else_are_not_taken(answers: dict[str, Array]) -> None:
+    """A teacher that answers another number of rows, dtype or shape has failed."""
+    with pytest.raises(ProtocolError, match="asked for was"):
+        PLAN.check(answers, 2)
