@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from edl_runtime.errors import InferenceError, ProtocolError, SpecError
-from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, ResponseHead, render_request
+from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, ResponseHead, render_request, response_head
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.stream import Stream
 from edl_runtime.protocol.tensors import JSON_LIMIT, Array, Buffer, Tensor, encode_request, open_response
@@ -51,6 +51,7 @@ class TeacherConnection:
         self._headers: dict[str, str | int] = {"Host": address}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
+        self._last_head = (0, 0, b"")
         self._stream: Stream | None = None
         self._in_use = threading.Lock()
         self._reusable = False
@@ -163,16 +164,21 @@ class TeacherConnection:
         return answer.status, self._read_json(stream, size)
 
     def _infer_head(self, json_size: int, size: int) -> bytes:
+        """Return the head of a request; that of the last one, if it was as large."""
+        if self._last_head[:2] == (json_size, size):
+            return self._last_head[2]
         headers = {
             **self._headers,
             "Content-Type": "application/octet-stream",
             "Inference-Header-Content-Length": json_size,
             "Content-Length": size,
         }
-        return render_request("POST", f"{self._model_path}/infer", headers)
+        head = render_request("POST", f"{self._model_path}/infer", headers)
+        self._last_head = json_size, size, head
+        return head
 
     def _read_head(self, stream: Stream) -> tuple[ResponseHead, int]:
-        answer = ResponseHead(stream.read_head())
+        answer = response_head(stream.read_head())
         self._reusable = answer.keep_alive
         size = answer.size(CONTENT_LENGTH)
         if size is None or size > ANSWER_LIMIT:

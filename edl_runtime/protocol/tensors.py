@@ -7,6 +7,7 @@ memory is taken for it; what does not add up raises `ProtocolError` naming the t
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -30,6 +31,7 @@ JSON_LIMIT = 64 * 1024 * 1024
 
 _MOST_AXES = 32
 _ALIGNMENT = 64
+_KEPT_HEADER = 4096  # bytes; longer ones have numbers in them and are never alike
 _SMALL_ROW = 1024  # bytes; copying such rows into one array is cheaper than a pointer to each
 
 _DTYPES: dict[Datatype, np.dtype[Any]] = {
@@ -127,18 +129,28 @@ def encode_request(inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> Enco
     The buffers are the given arrays themselves wherever they are contiguous, so don't change them before they are
     sent. Raises ProtocolError for a dtype without a name in the protocol and for rows that differ.
     """
-    heads: list[_TensorHead] = []
+    tensors: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
     buffers: list[Array] = []
-    payload = 0
     for name, tensor in inputs.items():
         rows, dtype, shape = _rows(name, tensor)
-        size = dtype.itemsize * math.prod(shape)
-        heads.append(_TensorHead(name, datatype_of(dtype), shape, _Parameters(binary_data_size=size)))
+        tensors.append((name, dtype, shape))
         buffers += rows
-        payload += size
+    header, size = _request_header(tuple(tensors), tuple(outputs))
+    return Encoded(header, buffers, size)
+
+
+@functools.lru_cache(maxsize=256)  # a student asks the same for every batch
+def _request_header(
+    tensors: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...], outputs: tuple[str, ...]
+) -> tuple[bytes, int]:
+    """Return the JSON before these tensors, and the size of the whole body."""
+    heads = [
+        _TensorHead(name, datatype_of(dtype), shape, _Parameters(binary_data_size=dtype.itemsize * math.prod(shape)))
+        for name, dtype, shape in tensors
+    ]
     wishes = [_OutputWish(name, _AS_BINARY) for name in outputs]
     header = _padded(_encoder.encode(_Request(heads, wishes, parameters=_Parameters() if wishes else _ALL_AS_BINARY)))
-    return Encoded(header, buffers, len(header) + payload)
+    return header, len(header) + sum(head.parameters.binary_data_size or 0 for head in heads)
 
 
 def _rows(name: str, tensor: Tensor) -> tuple[list[Array], np.dtype[Any], tuple[int, ...]]:
@@ -164,8 +176,10 @@ def open_response(header: Buffer, payload: int) -> tuple[dict[str, Array], list[
     Arrays are fresh, writable and contiguous. Raises ProtocolError unless header and payload fit to the byte, before
     any array is made.
     """
-    heads = _decode(_response_decoder, header).outputs
-    _check_payload(heads, payload, "output")
+    if len(header) <= _KEPT_HEADER:
+        heads = _response_heads(bytes(header), payload)
+    else:
+        heads = _read_response_heads(header, payload)
     arrays: dict[str, Array] = {}
     unfilled: list[Array] = []
     for head in heads:
@@ -177,6 +191,17 @@ def open_response(header: Buffer, payload: int) -> tuple[dict[str, Array], list[
         if arrays.setdefault(head.name, array) is not array:
             raise ProtocolError(f"output {head.name!r} comes twice")
     return arrays, unfilled
+
+
+def _read_response_heads(header: Buffer, payload: int) -> list[_TensorHead]:
+    heads = _decode(_response_decoder, header).outputs
+    _check_payload(heads, payload, "output")
+    return heads
+
+
+@functools.lru_cache(maxsize=64)  # a teacher answers the same for every batch, but for the numbers behind it
+def _response_heads(header: bytes, payload: int) -> list[_TensorHead]:
+    return _read_response_heads(header, payload)
 
 
 def decode_request(body: memoryview, header_size: int | None, signature: ModelSignature) -> InferRequest:
