@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -125,6 +126,26 @@ def test_a_killed_teacher_s_work_is_done_by_another(settings: RuntimeSettings) -
         batches.check(seen)
         assert longest < 2
         assert reader.stats().answered[second.address] > 100
+
+
+def test_a_teacher_that_hangs_is_not_waited_for(settings: RuntimeSettings) -> None:
+    """What a stopped process was asked is asked of another as soon as its lease has run out."""
+    batches = Batches(60, seconds=0.005)
+    with (
+        slow_teacher(settings) as first,
+        slow_teacher(settings),
+        reader_of(batches, Discovered(POOL), settings) as reader,
+    ):
+        seen = []
+        begin = 0.0
+        for batch in reader:
+            seen.append(batch)
+            if len(seen) == 10:
+                wait_until(lambda: len(reader.stats().answered) == 2)
+                first.process.send_signal(signal.SIGSTOP)
+                begin = time.monotonic()
+        batches.check(seen)
+        assert time.monotonic() - begin < 5
 
 
 def test_new_teachers_are_used_without_a_restart(settings: RuntimeSettings) -> None:
