@@ -1,0 +1,47 @@
+# Everything starts here: `make demo` and `make test` set up what they need in .venv. CONTRIBUTING.md lists the rest.
+
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(shell command -v $(name))))
+UV_VERSION := 0.13.8
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: demo test test-fast lint fmt lock
+
+demo: .venv/ready
+	$(BIN)/python scripts/demo.py
+
+test: .venv/ready
+	$(PYTEST) -n 2 --dist loadfile -m "not system" --cov --cov-report=
+	$(PYTEST) -m system --cov --cov-append --cov-report=term
+
+test-fast: .venv/ready
+	$(BIN)/ruff check
+	$(PYTEST) -n 2 --dist loadfile -m "not slow and not system" tests/unit tests/property
+
+lint: .venv/ready
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: .venv/ready
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+lock: .venv/uv-$(UV_VERSION)
+	$(BIN)/uv pip compile setup.cfg --universal --python-version 3.11 --all-extras --upgrade --no-header -q \
+	  -o requirements.lock
+
+# The environment, made anew by whatever it is made of. A stamp says that it is whole.
+.venv/ready: requirements.lock setup.cfg .venv/uv-$(UV_VERSION)
+	@echo "== installing what requirements.lock pins into .venv (2 GB; about a minute)"
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --compile-bytecode requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+.venv/uv-$(UV_VERSION):
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null || \
+	  { echo "edl-airflow needs Python 3.11 or 3.12; name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@touch $@
