@@ -20,7 +20,7 @@ FOLDER = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser() / "mnist
 DATA = FOLDER / "data"
 MODEL = FOLDER / "teacher"
 
-RUN = "{{ dag_run.run_after.strftime('%Y%m%dt%H%M%S%f') }}"
+RUN = '{{ dag_run.run_after.strftime("%Y%m%dt%H%M%S%f") }}'
 RUN_FOLDER = f"{FOLDER}/runs/steps-{RUN}"
 POOL = f"steps-{RUN}"
 

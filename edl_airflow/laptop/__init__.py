@@ -1,0 +1,1 @@
+"""A whole Airflow on one machine, for the demo and for tests."""

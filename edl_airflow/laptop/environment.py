@@ -1,0 +1,56 @@
+"""The environment that Airflow's components run with on one machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+USER = "admin"
+
+
+def components_environment(
+    environ: Mapping[str, str], *, home: Path, dags: Path, port: int, redis_url: str, work_dir: Path, passwords: Path
+) -> dict[str, str]:
+    """Return `environ`, without what it says of another Airflow, with all that a small one needs.
+
+    The API server listens on loopback only. Short intervals make it quick to see new DAG files and to start tasks.
+    """
+    kept = {name: value for name, value in environ.items() if not name.startswith(("AIRFLOW", "EDL_"))}
+    url = f"http://127.0.0.1:{port}"
+    settings = {
+        "CORE__DAGS_FOLDER": str(dags),
+        "CORE__LOAD_EXAMPLES": "False",
+        "CORE__PARALLELISM": "4",
+        "CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
+        "CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
+        "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
+        "API__HOST": "127.0.0.1",
+        "API__PORT": str(port),
+        "API__BASE_URL": url,
+        "DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+        "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
+        "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
+        "TRIGGERER__JOB_HEARTBEAT_SEC": "1",
+        "WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+    }
+    return {
+        **kept,
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW_CONN_EDL_DEFAULT": _connection(redis_url, work_dir),
+        **{f"AIRFLOW__{name}": value for name, value in settings.items()},
+    }
+
+
+def _connection(redis_url: str, work_dir: Path) -> str:
+    redis = urlsplit(redis_url)
+    return json.dumps(
+        {
+            "conn_type": "edl",
+            "host": redis.hostname,
+            "port": redis.port,
+            "password": unquote(redis.password or ""),
+            "extra": {"backend": "local", "work_dir": str(work_dir)},
+        }
+    )
