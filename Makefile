@@ -22,6 +22,7 @@ lint: .venv/ready
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy tests/typing/api.py
 	$(BIN)/lint-imports
 
 fmt: .venv/ready

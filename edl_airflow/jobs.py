@@ -45,7 +45,7 @@ def student_job(
     return JobSpec(
         name=name,
         kind="trainer",
-        command=student.command,
+        command=tuple(student.command),
         bounds=Bounds(1, 1),
         instances=1,
         env={**settings.to_env(), **student.env},

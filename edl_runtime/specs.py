@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import Literal, Self
 
 import msgspec
@@ -77,14 +78,16 @@ class TeacherSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    outputs: tuple[str, ...] = ()
-    gpu_ids: tuple[int, ...] = ()
+    outputs: Sequence[str] = ()
+    gpu_ids: Sequence[int] = ()
     mem_optim: bool = False
     env: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise SpecError("teacher.model", self.model, "a model folder, an .onnx file or 'module:function'")
+        _keep_as_tuple(self, "outputs", "teacher.outputs", str, "a list of output names, as in ['logits']")
+        _keep_as_tuple(self, "gpu_ids", "teacher.gpu_ids", int, "a list of GPU numbers, as in [0, 1]")
 
 
 class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,15 +98,23 @@ class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `cwd`: the folder to start in; empty for the job's own work folder.
     """
 
-    command: tuple[str, ...]
+    command: Sequence[str]
     env: dict[str, str] = {}
     cwd: str = ""
 
     def __post_init__(self) -> None:
-        words: object = self.command  # whatever a user gave, a string or a list among it
-        if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) for word in words):
-            raise SpecError("command", words, "a non-empty list of words, as in ['python', 'student.py']")
-        msgspec.structs.force_setattr(self, "command", tuple(words))
+        allowed = "a non-empty list of words, as in ['python', 'student.py']"
+        if not self.command:
+            raise SpecError("command", self.command, allowed)
+        _keep_as_tuple(self, "command", "command", str, allowed)
+
+
+def _keep_as_tuple(spec: msgspec.Struct, name: str, field: str, kind: type, allowed: str) -> None:
+    """Keep what the user gave, a list most often, as a tuple: a frozen spec holds nothing that changes."""
+    given = getattr(spec, name)
+    if not isinstance(given, list | tuple) or not all(isinstance(entry, kind) for entry in given):
+        raise SpecError(field, given, allowed)
+    msgspec.structs.force_setattr(spec, name, tuple(given))
 
 
 JobKind = Literal["pool", "trainer"]

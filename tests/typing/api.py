@@ -1,0 +1,41 @@
+"""The public API as users write it. Never run: mypy checks that it stays valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from edl_airflow.hooks.edl import EdlHook
+from edl_airflow.operators.distill import EdlDistillOperator
+from edl_airflow.operators.resize import EdlResizeOperator
+from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
+from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
+from edl_runtime.distill import Discovered, DistillReader, Fixed, JobReporter
+from edl_runtime.result import write_result
+from edl_runtime.specs import Bounds, TeacherSpec, TrainerSpec
+
+teacher = TeacherSpec(model="/models/teacher", outputs=["logits=fetch_name_0"], gpu_ids=[0], mem_optim=True)
+student = TrainerSpec(command=["python", "student.py"], env={"EPOCHS": "3"}, cwd="jobs")
+
+EdlDistillOperator(task_id="all", teacher=teacher, teachers=Bounds(1, 3), student=student, deferrable=True)
+EdlDistillOperator(task_id="given", teacher_pool="digits", student=student)
+EdlTeacherPoolOperator(task_id="start", teacher_pool="digits", teacher=teacher, teachers="1:{{ params.most }}")
+EdlTeacherPoolSensor(task_id="ready", teacher_pool="digits", at_least=2, students=1, deferrable=True)
+EdlResizeOperator(task_id="grow", teacher_pool="digits", instances="{{ params.most }}")
+EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits")
+works: tuple[bool, str] = EdlHook("edl_default").test_connection()
+
+
+def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    yield np.zeros((4, 1, 28, 28), np.float32), np.zeros(4, np.int64)
+
+
+with JobReporter(total_steps=10) as reporter:
+    for teachers in (None, Fixed.parse("127.0.0.1:9000"), Discovered("digits", at_most=2)):
+        with DistillReader(
+            batches, inputs=["image", None], outputs=["logits"], format="batch", teachers=teachers, reporter=reporter
+        ) as reader:
+            for batch in reader:
+                reporter.report(loss=float(batch[-1].sum()), note="first")
+write_result(checkpoint="/runs/1/student.safetensors", metrics={"accuracy": 0.9})

@@ -1,0 +1,30 @@
+"""What the README tells people to copy works as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+
+
+def test_the_dag_to_copy_is_a_dag() -> None:
+    """The README's DAG is valid Python that makes a DAG of one distillation task."""
+    from edl_airflow.operators.distill import EdlDistillOperator
+
+    (source,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "with DAG" in block]
+    made: dict[str, Any] = {}
+    exec(compile(source.replace("catchup=False)", "catchup=False) as dag"), "README.md", "exec"), made)
+
+    (task,) = made["dag"].tasks
+    assert isinstance(task, EdlDistillOperator)
+    assert task.deferrable
+
+
+def test_every_file_it_links_to_is_there() -> None:
+    """No link of the README to a file of the project is dead."""
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+
+    assert links
+    assert [link for link in links if not (Path(__file__).resolve().parents[2] / link).exists()] == []
