@@ -40,6 +40,9 @@ def say(what: str) -> None:
 def run_quickstart(laptop: Laptop, client: AirflowClient) -> None:
     """Run the quickstart and show its table."""
     laptop.wait_for_dag(client, DAG_ID)
+    for left in client.runs(DAG_ID, ["queued", "running"]):
+        say(f"Marking run {left.run_id} as failed, which was stopped in the middle")
+        client.fail(left)
     client.unpause(DAG_ID)
     run = client.trigger(DAG_ID)
     say(f"Triggered {DAG_ID}: {laptop.url}/dags/{DAG_ID}/runs/{run.run_id}")

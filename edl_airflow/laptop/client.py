@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -89,10 +89,15 @@ class AirflowClient:
         body = {"logical_date": None, "conf": dict(conf or {})}
         return Run(dag_id, self._ask("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)["dag_run_id"])
 
-    def runs(self, dag_id: str) -> list[Run]:
-        """Return the DAG's runs, the newest first."""
-        found = self._ask("GET", f"/api/v2/dags/{dag_id}/dagRuns", params={"order_by": "-run_after"})["dag_runs"]
+    def runs(self, dag_id: str, states: Sequence[str] = ()) -> list[Run]:
+        """Return the DAG's runs, the newest first; only those in one of `states`, if given."""
+        wanted = {"order_by": "-run_after", "state": list(states)}
+        found = self._ask("GET", f"/api/v2/dags/{dag_id}/dagRuns", params=wanted)["dag_runs"]
         return [Run(dag_id, run["dag_run_id"]) for run in found]
+
+    def fail(self, run: Run) -> None:
+        """Mark the run as failed, which ends its tasks."""
+        self._ask("PATCH", _path(run), json={"state": "failed"})
 
     def state(self, run: Run) -> str:
         """Return the run's state: queued, running, success or failed."""
