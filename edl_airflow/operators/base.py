@@ -109,11 +109,11 @@ class EdlOperator(SpecTemplates):
         outcome = self._run(work, self._begin)
         return self._finish(work, outcome) if outcome else self._hand_over(work, context)
 
-    def execute_complete(self, context: Context, event: dict[str, Any], work: dict[str, Any]) -> Any:  # noqa: ARG002
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:  # noqa: ARG002
         """Finish what the triggerer followed, on an operator that has never executed."""
         with failing_clearly():
             self._surroundings = EdlHook(self.edl_conn_id).surroundings()
-        return self._finish(msgspec.convert(work, Work), msgspec.convert(event, Outcome))
+        return self._finish(msgspec.convert(event["work"], Work), msgspec.convert(event, Outcome))
 
     def on_kill(self) -> None:
         """End this try's work, from a signal handler: by cancelling the loop that does it, if there is one.
@@ -158,8 +158,7 @@ class EdlOperator(SpecTemplates):
         if not wanted:
             raise TaskKilledError
         self._work = None  # from here on it is the trigger's
-        plain = msgspec.to_builtins(work)
-        self.defer(trigger=EdlJobTrigger(work=plain), method_name="execute_complete", kwargs={"work": plain})
+        self.defer(trigger=EdlJobTrigger(work=msgspec.to_builtins(work)), method_name="execute_complete")
 
     def _finish(self, work: Work, outcome: Outcome) -> Any:
         failure = failure_of(outcome, work.waits_s)

@@ -80,9 +80,9 @@ class EdlResizeOperator(SpecTemplates):
             outcome = asyncio.run(self._resize(wait, instances, surroundings))
         return self._result(wait, outcome) if outcome else self._defer(wait)
 
-    def execute_complete(self, context: Context, event: dict[str, Any], wait: dict[str, Any]) -> PoolResult:  # noqa: ARG002
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> PoolResult:  # noqa: ARG002
         """Finish what the triggerer waited for, on an operator that has never executed."""
-        return self._result(msgspec.convert(wait, PoolWait), msgspec.convert(event, Outcome))
+        return self._result(msgspec.convert(event["wait"], PoolWait), msgspec.convert(event, Outcome))
 
     async def _resize(self, wait: PoolWait, instances: int, surroundings: Surroundings) -> Outcome | None:
         async with open_site(surroundings) as site:
@@ -98,8 +98,7 @@ class EdlResizeOperator(SpecTemplates):
     def _defer(self, wait: PoolWait) -> NoReturn:
         from edl_airflow.triggers.teacher_pool import EdlTeacherPoolTrigger
 
-        plain = msgspec.to_builtins(wait)
-        self.defer(trigger=EdlTeacherPoolTrigger(wait=plain), method_name="execute_complete", kwargs={"wait": plain})
+        self.defer(trigger=EdlTeacherPoolTrigger(wait=msgspec.to_builtins(wait)), method_name="execute_complete")
 
     def _result(self, wait: PoolWait, outcome: Outcome) -> PoolResult:
         failure = failure_of(outcome, wait.waits_s)

@@ -79,9 +79,9 @@ class EdlTeacherPoolSensor(BaseSensorOperator):
             return PokeReturnValue(is_done=False)
         return PokeReturnValue(is_done=True, xcom_value=self._result(wait, outcome))
 
-    def execute_complete(self, context: Context, event: dict[str, Any], wait: dict[str, Any]) -> PoolResult:  # noqa: ARG002
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> PoolResult:  # noqa: ARG002
         """Finish what the triggerer waited for, on a sensor that has never executed."""
-        return self._result(msgspec.convert(wait, PoolWait), msgspec.convert(event, Outcome))
+        return self._result(msgspec.convert(event["wait"], PoolWait), msgspec.convert(event, Outcome))
 
     def _wait(self) -> PoolWait:
         return PoolWait(
@@ -96,8 +96,7 @@ class EdlTeacherPoolSensor(BaseSensorOperator):
     def _defer(self, wait: PoolWait) -> NoReturn:
         from edl_airflow.triggers.teacher_pool import EdlTeacherPoolTrigger
 
-        plain = msgspec.to_builtins(wait)
-        self.defer(trigger=EdlTeacherPoolTrigger(wait=plain), method_name="execute_complete", kwargs={"wait": plain})
+        self.defer(trigger=EdlTeacherPoolTrigger(wait=msgspec.to_builtins(wait)), method_name="execute_complete")
 
     def _result(self, wait: PoolWait, outcome: Outcome) -> PoolResult:
         failure = failure_of(outcome, wait.waits_s)

@@ -19,7 +19,9 @@ FIRST_EVENT_AFTER_S = 5.0
 
 
 class EdlJobTrigger(BaseTrigger):
-    """Goes on with a `Work` that an operator has begun, and fires one event, its `Outcome`.
+    """Goes on with a `Work` that an operator has begun, and fires one event: its `Outcome`, and the `work` again.
+
+    (What a task keeps for itself when it defers is lost in `dag.test()`, so the event carries what is needed next.)
 
     Every failure is an event, so that the operator can stop what was started. When a person ends the task, `on_kill`
     stops it, unless a later try has taken it over. A triggerer that restarts goes on where the last one was.
@@ -42,7 +44,7 @@ class EdlJobTrigger(BaseTrigger):
             await quiet
         finally:
             quiet.cancel()
-        yield TriggerEvent(msgspec.to_builtins(outcome))  # type: ignore[no-untyped-call]
+        yield TriggerEvent({**msgspec.to_builtins(outcome), "work": msgspec.to_builtins(self.work)})  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
         """Stop everything that carries this try's token."""

@@ -17,7 +17,7 @@ from edl_airflow.work import Outcome
 
 
 class EdlTeacherPoolTrigger(BaseTrigger):
-    """Fires one event, an `Outcome`, when a pool has the members asked for, has failed, or the time is up.
+    """Fires one event when a pool has the members asked for, has failed, or the time is up: `Outcome` and `wait`.
 
     :param wait: the `PoolWait`, as plain data
     """
@@ -33,7 +33,7 @@ class EdlTeacherPoolTrigger(BaseTrigger):
         """Wait; by the time of the event, all sockets are closed."""
         await asyncio.sleep(FIRST_EVENT_AFTER_S)
         outcome = await self._outcome()
-        yield TriggerEvent(msgspec.to_builtins(outcome))  # type: ignore[no-untyped-call]
+        yield TriggerEvent({**msgspec.to_builtins(outcome), "wait": msgspec.to_builtins(self.wait)})  # type: ignore[no-untyped-call]
 
     async def _outcome(self) -> Outcome:
         try:

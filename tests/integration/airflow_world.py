@@ -172,7 +172,7 @@ async def fired(trigger: Any) -> dict[str, Any]:
 
 def resume(operator: Any, context: Any, deferred: TaskDeferred, event: dict[str, Any]) -> Any:
     """Run the second half on a fresh operator."""
-    return operator.execute_complete(context, event, **json.loads(json.dumps(deferred.kwargs)))
+    return getattr(operator, deferred.method_name)(context, event)
 
 
 def run_task(operator: Any, context: Any) -> Any:

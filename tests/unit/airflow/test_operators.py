@@ -44,6 +44,11 @@ def _deferred(operator: Any, context: Any) -> TaskDeferred:
     return caught.value
 
 
+def _event(deferred: TaskDeferred, outcome: Outcome) -> dict[str, Any]:
+    """What the trigger fires: how it ended, and what it was given."""
+    return {**msgspec.to_builtins(outcome), **deferred.trigger.serialize()[1]}
+
+
 def test_templates_inside_specs_are_rendered(context: Any) -> None:
     """Any text in a spec may hold one, and bounds may come from params."""
     operator = _rendered(_distill(teachers="{{ params.low }}:{{ params.high }}"), context)
@@ -91,7 +96,7 @@ def test_the_first_half_starts_the_pool_and_defers(context: Any, site: MadeUpSit
     pool = pool_name(context["ti"])
     assert site.backend.deeds == [("submit", pool)]
     assert deferred.timeout is None
-    sent = json.dumps([deferred.trigger.serialize(), deferred.kwargs])
+    sent = json.dumps(deferred.trigger.serialize())
     assert "secret" not in sent
     assert context["ti"].xcoms == {
         "_link_StudentLogLink": f"/edl/jobs/edl_default/{job_name(context['ti'])}/log",
@@ -138,8 +143,8 @@ def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: MadeUpSite
     student, pool = job_name(context["ti"]), pool_name(context["ti"])
     site.backend.jobs[student] = job_status(student, phase="succeeded")
     left = {"checkpoint": "/c", "metrics": {"accuracy": 0.9}}
-    event = msgspec.to_builtins(Outcome(ended="succeeded", name=student, result=left, answered={"a:1": 4}))
-    result = _distill().execute_complete(context, event, **(deferred.kwargs or {}))
+    event = _event(deferred, Outcome(ended="succeeded", name=student, result=left, answered={"a:1": 4}))
+    result = _distill().execute_complete(context, event)
     assert result == {"job": student, "pool": pool, **left, "answered": {"a:1": 4}}
     assert site.backend.jobs == {}
 
@@ -147,9 +152,9 @@ def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: MadeUpSite
 def test_a_failed_student_leaves_nothing_and_its_last_lines(context: Any, site: MadeUpSite) -> None:
     """The task's error is what the script said."""
     deferred = _deferred(_rendered(_distill(), context), context)
-    event = msgspec.to_builtins(Outcome(ended="failed", name="job", reason="exit 1", last_lines=("KeyError: 'x'",)))
+    event = _event(deferred, Outcome(ended="failed", name="job", reason="exit 1", last_lines=("KeyError: 'x'",)))
     with pytest.raises(JobFailedError, match="KeyError: 'x'"):
-        _distill().execute_complete(context, event, **(deferred.kwargs or {}))
+        _distill().execute_complete(context, event)
     assert site.backend.jobs == {}
 
 
@@ -184,13 +189,12 @@ def test_the_sensor_looks_once_and_defers(context: Any, site: MadeUpSite) -> Non
     """Then it needs no worker until the pool is there, or its time is up."""
     sensor = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", at_least="{{ params.high }}", deferrable=True)
     deferred = _deferred(_rendered(sensor, context), context)
-    assert deferred.kwargs
-    assert deferred.kwargs["wait"]["at_least"] == 3
+    assert deferred.trigger.serialize()[1]["wait"]["at_least"] == 3
     site.registered = ["a", "b", "c"]
     assert sensor.execute(context) == {"pool": "digits", "teachers": ["a", "b", "c"]}
-    late = msgspec.to_builtins(Outcome(ended="no_teacher", name="digits"))
+    late = _event(deferred, Outcome(ended="no_teacher", name="digits"))
     with pytest.raises(AirflowSensorTimeout, match="digits"):
-        EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").execute_complete(context, late, **deferred.kwargs)
+        EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").execute_complete(context, late)
 
 
 def test_the_sensor_fails_with_its_pool(context: Any, site: MadeUpSite) -> None:

@@ -1,0 +1,72 @@
+"""The quickstart's form in a real browser."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import missing
+from playwright.sync_api import Page, sync_playwright
+
+from edl_airflow.laptop.client import AirflowClient
+from edl_airflow.laptop.follow import follow
+from edl_airflow.laptop.launcher import Laptop
+
+pytestmark = [pytest.mark.system, pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(400)]
+
+DAG_ID = "edl_quickstart_distill"
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
+QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    """An empty page of a headless Chromium."""
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        missing("a browser (chromium)")
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program, args=QUIET) as browser:
+        yield browser.new_page(viewport={"width": 1440, "height": 900})
+
+
+def test_the_form_starts_a_run_with_its_values(laptop: Laptop, client: AirflowClient, page: Page) -> None:
+    """A person logs in, changes the form's values, triggers, and sees the run succeed with them."""
+    laptop.wait_for_dag(client, DAG_ID)
+    client.unpause(DAG_ID)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+
+    page.goto(f"{laptop.url}/auth/login")
+    page.fill("input[name=username]", laptop.user)
+    page.fill("input[name=password]", laptop.password)
+    page.click("button[type=submit]")
+    page.wait_for_url(lambda url: "/auth/login" not in url)
+    page.goto(f"{laptop.url}/dags/{DAG_ID}")
+    page.get_by_role("button", name="Trigger").first.click()
+    for param, value in (("teachers_min", "2"), ("teachers_max", "2"), ("epochs", "3"), ("weight", "0.8")):
+        page.fill(f"input[name=element_{param}]", value)
+        page.press(f"input[name=element_{param}]", "Tab")
+    page.screenshot(path=SCREENSHOTS / "form.png")
+    page.get_by_role("dialog").get_by_role("button", name="Trigger", exact=True).click()
+    page.wait_for_url(lambda url: "/runs/" in url)
+
+    run = client.runs(DAG_ID)[0]
+    follow(client, run, print, check=laptop.check, timeout_s=300)
+    page.goto(f"{laptop.url}/dags/{DAG_ID}/runs/{run.run_id}/tasks/distill")
+    page.get_by_text("samples/s").first.wait_for()
+    page.screenshot(path=SCREENSHOTS / "log.png")
+    assert page.get_by_text("Success").first.is_visible()
+    links = client.links(run, "distill")
+    page.goto(links["Student log"] or "")
+    page.get_by_text("distilled, seed 0: accuracy").wait_for()
+    page.screenshot(path=SCREENSHOTS / "student.png")
+    assert len(client.xcom(run, "distill")["metrics"]["answered"]) == 2

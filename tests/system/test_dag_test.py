@@ -1,0 +1,59 @@
+"""`dag.test()` of our DAGs: how an author tries one, without a scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edl_airflow.laptop.environment import components_environment
+from edl_runtime.backends.local import LocalBackend
+from edl_runtime.store.server import RedisServer
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
+
+RUN = Path(__file__).with_name("run_dag_test.py")
+DAGS = Path(__file__).resolve().parents[2] / "dags"
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer, trained: Path) -> dict[str, str]:
+    """The environment of an Airflow that is nothing but a database."""
+    home = tmp_path_factory.mktemp("airflow")
+    environ = components_environment(
+        os.environ,
+        home=home,
+        dags=DAGS,
+        port=1,
+        redis_url=redis_server.url,
+        work_dir=home / "jobs",
+        passwords=home / "passwords.json",
+    )
+    shutil.copytree(trained, home / "mnist_distill")
+    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], env=environ, check=True)
+    return environ
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "conf", "assumed"),
+    [
+        # Its pool grows beside the student, and dag.test() runs one task after the other.
+        ("edl_quickstart_distill", {"epochs": 1}, "pool_in_use|grow_pool"),
+        ("edl_distill_steps", {"epochs": 1, "teachers": 1}, ""),
+    ],
+)
+def test_every_task_succeeds(environ: dict[str, str], dag_id: str, conf: dict[str, int], assumed: str) -> None:
+    """dag.test() runs the DAG to its end in one process, deferred tasks among it, and leaves no job."""
+    command = [sys.executable, str(RUN), str(DAGS), dag_id, json.dumps(conf), assumed]
+    run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    states = json.loads(run.stdout.splitlines()[-1])
+    assert set(states.values()) == {"success"}, run.stdout[-6000:]
+    assert {"run", "train_teacher", "distill", "report"} <= set(states)
+    assert asyncio.run(LocalBackend(Path(environ["AIRFLOW_HOME"]) / "jobs").list()) == []

@@ -1,0 +1,73 @@
+"""The launcher: nothing that it starts outlives it, and it minds its folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edl_airflow.laptop.components import Component, ComponentError
+from edl_airflow.laptop.launcher import Laptop, LaptopInUseError
+from edl_runtime.backends.local import locks
+
+STARTS_AND_WAITS = """
+import os, sys, time
+from pathlib import Path
+from edl_airflow.laptop.components import Component
+from edl_runtime.backends.local import locks
+
+folder = Path(sys.argv[1])
+words = ["sh", "-c", f"trap '' TERM; sleep 600 & echo $! > {folder}/pid; wait; sleep 600"]
+component = Component("stubborn", words, env=os.environ, log=folder / "log", lock=locks.take(folder / "lock"))
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+def test_components_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    """SIGKILL of the launcher takes its components along, and the processes that those have started."""
+    launcher = subprocess.Popen([sys.executable, "-c", STARTS_AND_WAITS, str(tmp_path)], stdout=subprocess.PIPE)
+    assert launcher.stdout
+    with launcher.stdout as said:
+        assert said.readline() == b"started\n"
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
+        sleeper = psutil.Process(int((tmp_path / "pid").read_text()))
+        launcher.send_signal(signal.SIGKILL)
+        launcher.wait()
+        until(lambda: not sleeper.is_running())
+        until(lambda: not locks.is_held(tmp_path / "lock"))
+
+
+def test_a_component_that_ends_is_an_error_with_its_last_lines(tmp_path: Path) -> None:
+    """Whoever waits for Airflow learns at once that a part of it is gone, and why."""
+    lock = locks.take(tmp_path / "lock")
+    assert lock is not None
+    words = ["sh", "-c", "echo the port is taken; exit 3"]
+    component = Component("api-server", words, env=os.environ, log=tmp_path / "log", lock=lock)
+    with pytest.raises(ComponentError, match=r"`airflow api-server` ended with 3;[^$]*the port is taken"):
+        component.finish()
+    os.close(lock)
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    """Two launchers never share a folder, and so never a database."""
+    lock = locks.take(tmp_path / "lock")
+    assert lock is not None
+    laptop = Laptop(tmp_path, dags=tmp_path, environ=os.environ, say=print)
+    with pytest.raises(LaptopInUseError, match="stop it first"):
+        laptop.__enter__()
+    os.close(lock)
+
+
+def until(condition: object, timeout_s: float = 20) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)
