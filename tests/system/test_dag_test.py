@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,10 @@ DAGS = Path(__file__).resolve().parents[2] / "dags"
 
 
 @pytest.fixture(scope="module")
-def environ(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer, trained: Path) -> dict[str, str]:
-    """The environment of an Airflow that is nothing but a database."""
+def environ(
+    tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer, trained: Path
+) -> Iterator[dict[str, str]]:
+    """The environment of an Airflow that is nothing but a database; jobs that a failed test leaves are stopped."""
     home = tmp_path_factory.mktemp("airflow")
     environ = components_environment(
         os.environ,
@@ -37,7 +40,9 @@ def environ(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer,
     )
     shutil.copytree(trained, home / "mnist_distill")
     subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], env=environ, check=True)
-    return environ
+    yield environ
+    for job in jobs(environ):
+        asyncio.run(LocalBackend(home / "jobs").delete(job))
 
 
 @pytest.mark.parametrize(
@@ -56,4 +61,8 @@ def test_every_task_succeeds(environ: dict[str, str], dag_id: str, conf: dict[st
     states = json.loads(run.stdout.splitlines()[-1])
     assert set(states.values()) == {"success"}, run.stdout[-6000:]
     assert {"run", "train_teacher", "distill", "report"} <= set(states)
-    assert asyncio.run(LocalBackend(Path(environ["AIRFLOW_HOME"]) / "jobs").list()) == []
+    assert jobs(environ) == []
+
+
+def jobs(environ: dict[str, str]) -> list[str]:
+    return [job.name for job in asyncio.run(LocalBackend(Path(environ["AIRFLOW_HOME"]) / "jobs").list())]
