@@ -26,7 +26,7 @@ RETRY_EVERY_S = 0.5
 LOOK_EVERY_S = 5.0
 """At the latest, news or not."""
 SETTLE_S = 1.5
-"""How long members stay listed that Redis has forgotten: so soon is back who lives."""
+"""How long members stay listed that Redis has forgotten or let run out: so soon is back who lives."""
 BLOCK_S = 0.7
 """Longest single wait inside Redis; below the client's time limit for an answer."""
 REDIS_TICK_S = 0.1
@@ -54,8 +54,8 @@ class Directory:
     async def watch(self, pool: str, role: Role = "teachers") -> AsyncGenerator[list[Member], None]:
         """Yield the members, by id, at once and again after each change, for ever; close it when leaving it early.
 
-        A killed member goes at its deadline. While Redis is away the last list stands; members that Redis forgot
-        (it was emptied) stay listed for `SETTLE_S`, in which those alive come back.
+        A killed member goes at its deadline. While Redis is away the last list stands; members that Redis forgot (it
+        was emptied) or that ran out meanwhile stay listed for `SETTLE_S`, in which those alive come back.
 
         Raises RegistryUnavailableError when Redis is away at the start.
         """
@@ -78,8 +78,8 @@ class Directory:
                 continue
             if away:
                 log.info("registry.back", pool=pool, role=role)
+            listing.update(seen, time.monotonic(), after_outage=away)
             away = False
-            listing.update(seen, time.monotonic())
             if listing.members != before:
                 yield listing.members
 
@@ -138,7 +138,7 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Listing:
-    """The members as a watcher shows them: Redis's, and for a while those that Redis forgot."""
+    """The members as a watcher shows them: Redis's, and for a while those that Redis lost."""
 
     def __init__(self, first: _Snapshot) -> None:
         self.members = first.members
@@ -150,10 +150,11 @@ class _Listing:
         """How long until forgotten members go; infinite without any."""
         return max(0.0, self._settled_at - now) if self._forgotten else math.inf
 
-    def update(self, seen: _Snapshot, now: float) -> None:
+    def update(self, seen: _Snapshot, now: float, *, after_outage: bool = False) -> None:
         known = self._newest_event
-        if known != NO_EVENT and (seen.oldest_event > known or seen.newest_event < known):
-            # The events that we knew are gone, and nobody said that the members left: Redis was emptied.
+        emptied = known != NO_EVENT and (seen.oldest_event > known or seen.newest_event < known)
+        if emptied or after_outage:
+            # Nobody said that the members left: the events that we knew are gone, or they could not renew in time.
             self._forgotten, self._settled_at = self.members, now + SETTLE_S
         elif now >= self._settled_at:
             self._forgotten = []

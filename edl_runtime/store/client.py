@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
@@ -20,6 +21,9 @@ ANSWER_TIMEOUT_S = 1.5
 """Longest wait for any one answer, so a command that blocks in Redis has to block for less."""
 
 _SCHEMES = ("redis", "rediss", "unix")
+
+_NOT_NOW = re.compile(r"\b(MISCONF|NOREPLICAS|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b")
+"""How Redis says that it can't serve at the moment. What a command in a script meets comes in mid-sentence."""
 
 
 def connect(url: str) -> Redis:
@@ -74,13 +78,20 @@ def unavailable_if_lost(client: Redis) -> Iterator[None]:
         exceptions.NoPermissionError,
         exceptions.OutOfMemoryError,
         exceptions.ReadOnlyError,
+        exceptions.MasterDownError,
+        exceptions.ClusterDownError,
+        exceptions.TryAgainError,
     )
     task = asyncio.current_task()
     cancelled_before = task.cancelling() if task else 0
-    failure = None
+    failure: Exception | None = None
     try:
         yield
     except lost as error:
+        failure = error
+    except exceptions.ResponseError as error:
+        if not _NOT_NOW.search(str(error)):
+            raise
         failure = error
     if task and task.cancelling() > cancelled_before:
         raise asyncio.CancelledError

@@ -183,6 +183,28 @@ async def test_a_member_that_died_with_redis_leaves_the_list_when_it_does_not_co
         await until(watch, "lives", within_s=4)
 
 
+async def test_a_redis_that_refuses_writes_is_ridden_out(
+    server: RedisServer, directory: Directory, watch: AsyncGenerator[list[Member], None]
+) -> None:
+    """A failover's usual state, longer than a lease: whoever joins is told, who is in stays listed and comes back."""
+    seen: list[list[str]] = []
+    async with connect(server.url) as client, members(client, "a", "b") as leases:
+        await until(watch, "a", "b")
+        before = max(lease.fence for lease in leases.values())
+        following = asyncio.create_task(follow(watch, seen, newer_than=before))
+        await client.config_set("min-replicas-to-write", 1)
+        with pytest.raises(RegistryUnavailableError, match=f"127.0.0.1:{server.port} .*NOREPLICAS"):
+            async with members(client, "c"):
+                pytest.fail("registered though nothing can be written")
+        await asyncio.sleep(LEASE_S + 0.5)
+        with pytest.raises(RegistryUnavailableError, match="NOREPLICAS"):
+            await directory.members("pool")  # who has run out can't be struck off
+        assert not following.done()
+        await client.config_set("min-replicas-to-write", 0)
+        await asyncio.wait_for(following, 2)
+    assert seen == [["a", "b"]] * len(seen)
+
+
 async def test_leaving_while_redis_is_away_is_no_error(server: RedisServer) -> None:
     """A block that ends without Redis ends all the same, and soon."""
     async with connect(server.url) as client, members(client, "a"):

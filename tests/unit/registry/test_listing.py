@@ -1,4 +1,4 @@
-"""What a watcher shows while Redis has lost its memory."""
+"""What a watcher shows when Redis has lost its memory, or members while it was away."""
 
 from __future__ import annotations
 
@@ -48,6 +48,17 @@ def test_a_member_that_came_back_and_left_is_gone() -> None:
     listing.update(snapshot(A_BACK, oldest=(5, 0), newest=(5, 0)), now=10.0)
     listing.update(snapshot(oldest=(5, 0), newest=(6, 0)), now=10.1)
     assert listing.members == [B]
+
+
+def test_members_that_ran_out_while_redis_was_away_stay_until_they_could_be_back() -> None:
+    """Who could not renew is no more dead than Redis was: only those that don't come back go."""
+    listing = _Listing(snapshot(A, B, oldest=(1, 0), newest=(2, 0)))
+    listing.update(snapshot(oldest=(1, 0), newest=(4, 0)), now=10.0, after_outage=True)
+    assert listing.members == [A, B]
+    listing.update(snapshot(A_BACK, oldest=(1, 0), newest=(5, 0)), now=10.5)
+    assert listing.members == [A_BACK, B]
+    listing.update(snapshot(A_BACK, oldest=(1, 0), newest=(5, 0)), now=10.0 + SETTLE_S)
+    assert listing.members == [A_BACK]
 
 
 def test_the_first_member_of_an_empty_pool_is_shown_alone() -> None:

@@ -1,11 +1,12 @@
-"""What a Redis URL may be, and what of it may be shown."""
+"""What a Redis URL may be, what of it may be shown, and which failures pass."""
 
 from __future__ import annotations
 
 import pytest
+from redis.exceptions import ClusterDownError, MasterDownError, RedisError, ResponseError, TryAgainError
 
-from edl_runtime.errors import SpecError
-from edl_runtime.store.client import address_of, connect
+from edl_runtime.errors import RegistryUnavailableError, SpecError
+from edl_runtime.store.client import address_of, connect, unavailable_if_lost
 
 
 @pytest.mark.parametrize(
@@ -37,4 +38,33 @@ async def test_what_is_no_redis_url_is_refused_without_its_password(url: str) ->
 async def test_a_good_url_connects_to_nothing_yet() -> None:
     """Making a client does no work, so it can't fail for a Redis that is away."""
     client = connect("redis://:secret@127.0.0.1:1/0")
+    await client.aclose()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ResponseError("MISCONF Redis is configured to save RDB snapshots, but it is currently unable to persist"),
+        ResponseError("NOREPLICAS Not enough good replicas to write. script: f00, on @user_script:12."),
+        ResponseError("ERR Error running script (call to f_00): @user_script:9: -NOREPLICAS Not enough good replicas"),
+        ResponseError("Error running script: -READONLY You can't write against a read only replica."),
+        ResponseError("BUSY Redis is busy running a script."),
+        MasterDownError("Link with MASTER is down"),
+        ClusterDownError("The cluster is down"),
+        TryAgainError("Multiple keys request during rehashing of slot"),
+    ],
+)
+async def test_a_redis_that_can_not_serve_now_is_unavailable(error: RedisError) -> None:
+    """A state that passes, as a failover or a full disk, is ridden out like a Redis that does not answer."""
+    client = connect("redis://127.0.0.1:1/0")
+    with pytest.raises(RegistryUnavailableError, match=r"127\.0\.0\.1:1 "), unavailable_if_lost(client):
+        raise error
+    await client.aclose()
+
+
+async def test_what_is_wrong_with_a_command_is_no_unavailability() -> None:
+    """A mistake of ours is not hidden by trying again."""
+    client = connect("redis://127.0.0.1:1/0")
+    with pytest.raises(ResponseError, match="WRONGTYPE"), unavailable_if_lost(client):
+        raise ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
     await client.aclose()
