@@ -30,6 +30,13 @@ from edl_runtime.specs import check_name
 @click.option(
     "--weight", type=float, default=1.0, show_default=True, help="Share of the pool's work, relative to others."
 )
+@click.option(
+    "--hung_after",
+    type=float,
+    default=20.0,
+    show_default=True,
+    help="Seconds. A predictor that takes longer over one request counts as hung: the teacher leaves and exits 1.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the address and what is served as one JSON object.")
 def teacher(
     *,
@@ -42,6 +49,7 @@ def teacher(
     gpu_ids: str,
     mem_optim: bool,
     weight: float,
+    hung_after: float,
     as_json: bool,
 ) -> None:
     """Serve a model over the Open Inference Protocol v2 until SIGTERM or Ctrl-C, then drain.
@@ -61,6 +69,7 @@ def teacher(
         port=port,
         pool=check_name("pool", pool) if pool else "",
         weight=weight,
+        hung_after_s=hung_after,
     )
 
     def on_ready(address: str, signature: ModelSignature) -> None:

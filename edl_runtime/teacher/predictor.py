@@ -28,6 +28,9 @@ From the predictor: slot, status, size of the JSON (-1: all), size of the body. 
 status 200 the signature, else a `Failure` lies in its answer's area.
 """
 
+PING = -1
+"""In place of a slot: the predictor sends such a record back as it is, in its turn."""
+
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What a predictor is started for. `number` is the slot that it announces itself in; descriptors are inherited."""
@@ -64,6 +67,9 @@ def main() -> None:
         _announce(channel, arena, task.number, 200, model.signature)
         while record := channel.recv(RECORD.size, socket.MSG_WAITALL):
             slot, size, json_size, _ = RECORD.unpack(record)
+            if slot == PING:
+                channel.sendall(record)
+                continue
             body = arena.request(slot)[:size]
             done = answer(model, body, None if json_size < 0 else json_size, arena.answer(slot))
             channel.sendall(RECORD.pack(slot, done.status, -1 if done.json_size is None else done.json_size, done.size))

@@ -20,8 +20,18 @@ from edl_runtime.settings import split_secrets
 from edl_runtime.teacher.answering import Answer, refuse
 from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.models import ModelOptions
-from edl_runtime.teacher.predictor import RECORD, Failure, Task
+from edl_runtime.teacher.predictor import PING, RECORD, Failure, Task
 from edl_runtime.teacher.runner import Done
+from edl_runtime.teacher.waits import first
+
+HUNG_AFTER_S = 20.0
+"""A predictor that takes longer over one request counts as hung, unless told otherwise."""
+
+PING_LIMIT_S = 5.0
+"""So does one that has nothing to do and does not answer a ping for so long."""
+
+BEATS = 5
+"""How often it is looked at within its limit."""
 
 log = structlog.get_logger(__name__)
 
@@ -36,11 +46,9 @@ class Predictors:
     def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
         min(self._members, key=len).submit(slot, size, json_size, done)
 
-    async def lost(self) -> TeacherError:
-        """Wait until one has ended by itself and return what to say of it."""
-        await asyncio.wait([member.lost for member in self._members], return_when=asyncio.FIRST_COMPLETED)
-        codes = [await member.exit_code() for member in self._members if member.lost.done()]
-        return TeacherError(f"the predictor {_ended(codes[0])}; see its output above")
+    async def failed(self, hung_after_s: float) -> TeacherError:
+        """Wait until one has ended by itself, or was found to hang and killed; return what to say of it."""
+        return await first(*(member.failed(hung_after_s) for member in self._members))
 
 
 @asynccontextmanager
@@ -71,10 +79,12 @@ class _Predictor(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._lifeline = -1
         self._pending: dict[int, Done] = {}
+        self._pinged = False  # and not answered yet
+        self._signs = 0  # of life: whatever came from it
         self._partial = b""
         loop = asyncio.get_running_loop()
         self._announced: asyncio.Future[ModelSignature | Failure] = loop.create_future()
-        self.lost: asyncio.Future[None] = loop.create_future()
+        self._lost: asyncio.Future[None] = loop.create_future()
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -107,33 +117,61 @@ class _Predictor(asyncio.Protocol):
         self._transport, _ = await asyncio.get_running_loop().create_connection(lambda: self, sock=ours)
 
     async def ready(self) -> ModelSignature:
-        either: list[asyncio.Future[Any]] = [self._announced, self.lost]
+        either: list[asyncio.Future[Any]] = [self._announced, self._lost]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self._announced.done():
             announced = self._announced.result()
             if isinstance(announced, Failure):
                 raise ModelError(announced.model, announced.reason)
             return announced
-        code = await self.exit_code()
+        code = await self._exit_code()
         if code == -signal.SIGKILL:  # what the system does when memory runs out: another time it may work
             raise TeacherError(f"the predictor was killed while it loaded {self._options.model!r}; is memory short?")
         raise ModelError(self._options.model, f"loading it, the predictor {_ended(code)}; see its output above")
 
-    async def exit_code(self) -> int:
+    async def failed(self, hung_after_s: float) -> TeacherError:
+        """Wait until it has ended by itself, or has been silent for too long and is killed; return what to say.
+
+        Silence is counted in beats, not read off a clock, so that a teacher that was itself stopped for a while does
+        not blame its predictor. An idle predictor is pinged at each.
+        """
+        ping_limit_s = min(PING_LIMIT_S, hung_after_s)
+        beat_s = ping_limit_s / BEATS
+        silent_s = 0.0
+        while silent_s < (ping_limit_s if self._pinged else hung_after_s):
+            self._ping_if_idle()
+            signs = self._signs
+            await asyncio.wait([self._lost], timeout=beat_s)
+            if self._lost.done():
+                return TeacherError(f"the predictor {_ended(await self._exit_code())}; see its output above")
+            silent_s = silent_s + beat_s if self._signs == signs else 0.0
+        self._kill()
+        what = "nor a ping" if self._pinged else f"though {len(self)} wait for it"
+        return TeacherError(f"the predictor hangs: it has answered nothing for {silent_s:.0f} s, {what}; start it anew")
+
+    def _ping_if_idle(self) -> None:
+        if self._transport and not self._pending and not self._pinged:
+            self._pinged = True
+            self._transport.write(RECORD.pack(PING, 0, 0, 0))
+
+    async def _exit_code(self) -> int:
         return await self._process.wait() if self._process else 0
 
     async def stop(self) -> None:
         """End the process at once. It keeps nothing that has to be saved."""
         if self._transport:
             self._transport.abort()
-        if self._process and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+        self._kill()
+        await self._exit_code()
         if self._lifeline >= 0:
             os.close(self._lifeline)
 
+    def _kill(self) -> None:
+        if self._process and self._process.returncode is None:
+            self._process.kill()
+
     def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
-        if self._transport is None or self.lost.done():
+        if self._transport is None or self._lost.done():
             done(self._gone(slot))
             return
         self._pending[slot] = done
@@ -144,14 +182,17 @@ class _Predictor(asyncio.Protocol):
         whole = len(data) - len(data) % RECORD.size
         self._partial = data[whole:]
         for slot, status, json_size, size in RECORD.iter_unpack(data[:whole]):
-            if self._announced.done():
+            self._signs += 1
+            if slot == PING:
+                self._pinged = False
+            elif self._announced.done():
                 self._pending.pop(slot)(Answer(status, None if json_size < 0 else json_size, size))
             else:
                 kind: type[ModelSignature | Failure] = ModelSignature if status == 200 else Failure
                 self._announced.set_result(msgspec.json.decode(self._arena.answer(slot)[:size], type=kind))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        self.lost.set_result(None)
+        self._lost.set_result(None)
         pending, self._pending = self._pending, {}
         for slot, done in pending.items():
             done(self._gone(slot))

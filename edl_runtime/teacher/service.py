@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import msgspec
 import structlog
@@ -22,13 +23,12 @@ from edl_runtime.store.client import connect
 from edl_runtime.store.keys import Service
 from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.models import ModelOptions
-from edl_runtime.teacher.predictors import run_predictors
+from edl_runtime.teacher.predictors import HUNG_AFTER_S, run_predictors
 from edl_runtime.teacher.server import BODY_LIMIT, Front
+from edl_runtime.teacher.waits import first, unless
 
-T = TypeVar("T")
-
-DRAIN_S = 8.0
-"""Longest wait for requests in flight: a little less than a backend's default grace."""
+LEAVE_S = 8.0
+"""Longest time to leave the list and answer what is in flight: a little less than a backend's default grace."""
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +40,7 @@ class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):
     - `port`: 0 for a free one.
     - `pool`: empty for a fixed teacher, which needs no Redis.
     - `weight`: its share of the pool's work, relative to the others.
+    - `hung_after_s`: a predictor that takes longer over one request counts as hung.
     """
 
     model: ModelOptions
@@ -48,6 +49,12 @@ class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     pool: str = ""
     weight: float = 1.0
+    hung_after_s: float = HUNG_AFTER_S
+
+    def __post_init__(self) -> None:
+        """Raise SpecError for what can't be."""
+        if not (math.isfinite(self.hung_after_s) and self.hung_after_s > 0):
+            raise SpecError("hung_after", self.hung_after_s, "seconds above 0")
 
 
 async def serve(
@@ -58,18 +65,19 @@ async def serve(
     `on_ready` is called with the address once requests are answered, right before the teacher registers.
 
     Raises SpecError, ModelError and PoolMismatchError for what a restart can't mend; RegistryUnavailableError without
-    Redis at the start; TeacherError when it can't listen or a predictor ends by itself.
+    Redis at the start; TeacherError when it can't listen, or when a predictor ended by itself or was found to hang.
     """
     _check_exposure(options.host, settings.teacher_token)
     if options.pool and not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", f"the Redis of pool {options.pool!r}, as in redis://127.0.0.1:6379/0")
+    loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
         arena = Arena.create(BODY_LIMIT)
         stack.callback(arena.close)
-        predictors = await _unless(stop, stack.enter_async_context(run_predictors(_each_device(options), arena)))
+        predictors = await unless(stop, stack.enter_async_context(run_predictors(_each_device(options), arena)))
         if predictors is None:
             return
         front = Front(predictors.signature, predictors, arena, token=settings.teacher_token)
@@ -78,10 +86,12 @@ async def serve(
         reason: EdlError | None = None
         async with AsyncExitStack() as membership:
             member = Member(id=address, address=address, weight=options.weight, signature=predictors.signature)
-            refused = await _unless(stop, membership.enter_async_context(_registered(member, options, settings)))
+            refused = await unless(stop, membership.enter_async_context(_registered(member, options, settings)))
             if refused is not None:
-                reason = await _unless(stop, _first(predictors.lost(), refused))
-        drained = await front.drain(DRAIN_S)
+                reason = await unless(stop, first(predictors.failed(options.hung_after_s), refused))
+            front.draining = reason is not None  # then health says so even before the list does
+            leave_by = loop.time() + LEAVE_S
+        drained = await front.drain(leave_by - loop.time())
         log.info("teacher.left", address=address, drained=drained)
         if reason is not None:
             raise reason
@@ -141,24 +151,3 @@ async def _registered(
 async def _never() -> NoReturn:
     await asyncio.Event().wait()
     raise AssertionError
-
-
-async def _first(*waits: Coroutine[Any, Any, T]) -> T:
-    """Return what the first to end returns, or raise what it raises; the others are cancelled."""
-    tasks = [asyncio.create_task(wait) for wait in waits]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-    return done.pop().result()
-
-
-async def _unless(stop: asyncio.Event, wait: Coroutine[Any, Any, T]) -> T | None:
-    """Return what `wait` returns, or None when `stop` comes first."""
-    return await _first(wait, _none_after(stop))
-
-
-async def _none_after(event: asyncio.Event) -> None:
-    await event.wait()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,8 @@ from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.members import Member
 from edl_runtime.store.client import connect
+from edl_runtime.store.server import RedisServer
+from edl_runtime.teacher.service import LEAVE_S
 
 X = np.ones((1, 4), np.float32)
 
@@ -121,6 +125,57 @@ async def test_a_teacher_whose_predictor_died_leaves(redis_url: str, namespace: 
         assert await members(redis_url, namespace) == []
 
 
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_teacher_whose_predictor_hangs_leaves(redis_url: str, namespace: str, *, busy: bool) -> None:
+    """Idle or asked: within the limit it is off the list, its requests are another teacher's, and it exits 1."""
+    env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "EDL_POOL": "pool"}
+    with (
+        running_teacher("served_models:arithmetic", "--hung_after", "1", env=env) as teacher,
+        TeacherConnection(teacher.address) as connection,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        await joined(redis_url, namespace)
+        predictor = teacher.predictor
+        predictor.send_signal(signal.SIGSTOP)
+        if busy:
+            error = thread.submit(connection.infer, {"x": X}, []).exception(4)
+            assert isinstance(error, InferenceError)
+            assert (error.status, error.retryable) == (503, True)
+        async with asyncio.timeout(4):
+            while await members(redis_url, namespace):  # noqa: ASYNC110 - it is another process that leaves
+                await asyncio.sleep(0.01)
+        assert teacher.process.wait(4) == 1
+        assert is_gone(predictor)
+        said = teacher.process.communicate()[1]
+        assert "edl: the predictor hangs" in said
+        assert "Traceback" not in said
+
+
+def test_a_teacher_that_has_much_to_do_does_not_hang() -> None:
+    """Requests that wait longer than the limit for their turn are answered: what counts is the time for one."""
+    with (
+        running_teacher("served_models:slow", "--hung_after", "1") as teacher,
+        ThreadPoolExecutor(5) as threads,
+        ExitStack() as stack,
+    ):
+        connections = [stack.enter_context(TeacherConnection(teacher.address)) for _ in range(5)]
+        answers = [threads.submit(connection.infer, {"x": X * 0.4}, []) for connection in connections]
+        assert [len(answer.result(10)) for answer in answers] == [1] * 5
+
+
+def test_a_teacher_that_was_stopped_itself_does_not_blame_its_predictor() -> None:
+    """A front and predictor that were both stopped for longer than the limit go on."""
+    with running_teacher("served_models:arithmetic", "--hung_after", "0.5") as teacher:
+        family = [psutil.Process(teacher.process.pid), teacher.predictor]
+        for process in family:
+            process.suspend()
+        time.sleep(1)  # longer than the limit is what this is about
+        for process in family:
+            process.resume()
+        with TeacherConnection(teacher.address) as connection:
+            assert len(connection.infer({"x": X}, [])) == 2
+
+
 def test_a_teacher_that_is_stopped_while_it_loads_ends_quietly() -> None:
     """SIGTERM before it is ready is no failure and leaves no predictor."""
     process = start("served_models:arithmetic", "--host", "127.0.0.1")
@@ -140,6 +195,7 @@ def test_a_teacher_that_is_stopped_while_it_loads_ends_quietly() -> None:
         (["--outputs", "nothing"], EX_CONFIG, "no output 'nothing'; it has double, sum"),
         (["--pool", "Bad Name"], EX_CONFIG, "pool: got 'Bad Name'"),
         (["--pool", "pool"], EX_CONFIG, "EDL_REDIS_URL: got ''"),
+        (["--hung_after", "nan"], EX_CONFIG, "hung_after: got nan"),
         (["--gpu_ids", "all"], EX_CONFIG, "gpu_ids: got 'all'"),
     ],
 )
@@ -150,6 +206,31 @@ def test_what_a_restart_can_not_mend_exits_with_config(flags: list[str], status:
     assert said.startswith("edl: ")
     assert message in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.slow
+async def test_leaving_takes_no_longer_than_its_limit(tmp_path: Path) -> None:
+    """A silent Redis and a request that does not end share one time limit, shorter than a backend's grace."""
+    with RedisServer(tmp_path) as server:
+        env = {"EDL_REDIS_URL": server.url, "EDL_POOL": "pool", "SLOW_MODEL_BEGAN": str(tmp_path / "begun")}
+        with (
+            running_teacher("served_models:slow", env=env) as teacher,
+            TeacherConnection(teacher.address) as connection,
+            ThreadPoolExecutor(1) as thread,
+        ):
+            await joined(server.url, "default")
+            (tmp_path / "begun").unlink()  # of its first run
+            answer = thread.submit(connection.infer, {"x": X * 15}, [])
+            wait_until((tmp_path / "begun").exists)
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                teacher.terminate()
+                left_s = wait_until(lambda: teacher.process.poll() is not None, 15)
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            assert isinstance(answer.exception(), OSError)
+    assert LEAVE_S - 1 < left_s < LEAVE_S + 1
+    assert teacher.process.returncode == 0
 
 
 def test_redis_down_at_the_start_may_be_mended_by_a_restart() -> None:
