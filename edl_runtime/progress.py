@@ -20,7 +20,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """A job's last report. Rates are a second; `time_left_s` and `loss` are None while unknown.
 
     - `step`: batches trained; `total_steps`: of how many, None while unknown.
-    - `teachers`: teachers in use; `answered`: batches answered by each teacher so far, by address.
+    - `teachers`: teachers in use; `answered`: requests answered by each teacher so far, address → count.
     - `note`: what is being done, in the script's own words ("seed 2 of 3, distilled").
     - `updated_at`: Unix seconds of the student's clock.
     """

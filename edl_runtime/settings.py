@@ -6,6 +6,7 @@ Backends set these for the instances they start (`RuntimeSettings.to_env`), inst
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Self
 
@@ -26,11 +27,14 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `instance` (EDL_INSTANCE): this instance's number in its job, from 0.
     - `pool` (EDL_POOL): the pool that a teacher joins or a student asks.
     - `teachers` (EDL_TEACHERS): fixed teachers, "host:port,host:port"; wins over `pool`.
-    - `teacher_wait_s` (EDL_TEACHER_WAIT_S): how long a student waits for a first healthy teacher.
+    - `teacher_wait_s` (EDL_TEACHER_WAIT_S): how long a student waits while no healthy teacher is there.
+    - `teacher_timeout_s` (EDL_TEACHER_TIMEOUT_S): how long a teacher may take for one request; then another is asked.
     - `teacher_token` (EDL_TEACHER_TOKEN): the bearer token that teachers ask for; required off loopback.
     - `lease_ttl_s` (EDL_LEASE_TTL_S): a registration not renewed for so long is gone.
     - `result_file` (EDL_RESULT_FILE): where a student leaves its result; see `edl_runtime.result`.
     - `work_dir` (EDL_WORK_DIR): the local backend's folder, for the `edl` command.
+
+    Raises SpecError for times that can't be waited for and a token that can't be sent.
     """
 
     redis_url: str = ""
@@ -40,10 +44,22 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = ""
     teachers: str = ""
     teacher_wait_s: float = 60.0
+    teacher_timeout_s: float = 30.0
     teacher_token: str = ""
     lease_ttl_s: float = 3.0
     result_file: str = ""
     work_dir: str = "~/.edl"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.teacher_wait_s < math.inf:
+            raise SpecError(_named("teacher_wait_s"), self.teacher_wait_s, "a number of seconds, 0 or more")
+        for field in ("teacher_timeout_s", "lease_ttl_s"):
+            seconds = getattr(self, field)
+            if not 0 < seconds < math.inf:
+                raise SpecError(_named(field), seconds, "a number of seconds above 0")
+        if self.instance < 0:
+            raise SpecError(_named("instance"), self.instance, "0 or more")
+        check_token(_named("teacher_token"), self.teacher_token)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Self:
@@ -70,6 +86,19 @@ def split_secrets(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str
     """Return the plain and the secret variables of `env`."""
     plain = {name: value for name, value in env.items() if name not in SECRET_VARIABLES}
     return plain, {name: value for name, value in env.items() if name in SECRET_VARIABLES}
+
+
+def check_token(field: str, token: str) -> str:
+    """Return `token` if it can stand in a header, else raise SpecError, which doesn't show it."""
+    if not all("!" <= letter <= "~" for letter in token):
+        given = f"{len(token)} characters that are not shown"
+        raise SpecError(field, given, "printable ASCII without blanks and line ends")
+    return token
+
+
+def _named(field: str) -> str:
+    """Return how messages name a setting: as it is set in Python and in the environment."""
+    return f"settings.{field} ({_variable(field)})"
 
 
 def _variable(field: str) -> str:

@@ -11,76 +11,41 @@ import threading
 import time
 from collections import Counter, deque
 
-import structlog
-
 from edl_runtime.distill.batches import Batch, Request
+from edl_runtime.distill.epoch import Epoch, Lane
 from edl_runtime.distill.feeds import Answers
-from edl_runtime.distill.stats import Meter, ReaderStats
-from edl_runtime.errors import DistillError, NoTeacherError
+from edl_runtime.distill.patience import TELL_EVERY_S, Patience
+from edl_runtime.distill.stats import ReaderStats, Tally
+from edl_runtime.errors import DistillError
 from edl_runtime.protocol.oip import ModelSignature
 
 REQUESTS_A_LANE = 2
 """One that is being answered and one that waits, so that a lane never waits for the source."""
 
 LEAST_REQUESTS = 4
-TELL_EVERY_S = 5.0
-
-log = structlog.get_logger(__name__)
-
-
-class Epoch:
-    """One pass over the source: the batches that were put in and not yet taken, in order."""
-
-    __slots__ = ("batches", "ended", "error", "failure", "waits_for_signature")
-
-    def __init__(self) -> None:
-        self.batches: deque[Batch] = deque()
-        self.ended = False
-        self.error: BaseException | None = None  # of the source; raised after the batches before it
-        self.failure: BaseException | None = None  # of a request; raised at once
-        self.waits_for_signature = False
-
-
-class Lane:
-    """What the pipeline knows of one connection: its teacher, and what that is asked at the moment."""
-
-    __slots__ = ("address", "asked", "leaving")
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.asked: Request | None = None
-        self.leaving = False
 
 
 class Pipeline:
     """The requests of one reader. Every method is safe from any thread.
 
-    - `whom`: the teachers, in words, for messages.
-    - `wait_limit_s`: how long `take_batch` waits while there is no teacher.
+    The window is counted in requests; an item of the source goes in whole, so that one with many may exceed it.
     """
 
-    def __init__(self, whom: str, *, wait_limit_s: float) -> None:
-        self._whom = whom
-        self._wait_limit_s = wait_limit_s
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
         lock = threading.RLock()  # reentrant: the garbage collector may close the reader from inside
         self._lock = lock
         self._work = threading.Condition(lock)  # for lanes
         self._room = threading.Condition(lock)  # for the feeder
         self._done = threading.Condition(lock)  # for the training script
         self._todo: deque[Request] = deque()
-        self._unfinished = 0  # requests between put and take_batch
+        self._unfinished = 0  # weight of the batches between put and take_batch
         self._epoch: Epoch | None = None
         self._lanes: Counter[str] = Counter()
         self._signature: ModelSignature | None = None
-        self._lacking_since: float | None = time.monotonic()  # no teacher since then; None once one has answered
-        self._trouble = ""
         self._failure: BaseException | None = None
         self._closed = False
-        self._epochs = 0
-        self._batches = 0
-        self._samples = 0
-        self._answered: Counter[str] = Counter()
-        self._meter = Meter(time.monotonic())
+        self._tally = Tally(time.monotonic())
 
     # The training script
 
@@ -90,7 +55,7 @@ class Pipeline:
             self._check()
             self._drop_epoch()
             self._epoch = Epoch()
-            self._epochs += 1
+            self._tally.epochs += 1
             return self._epoch
 
     def end(self, epoch: Epoch) -> None:
@@ -100,46 +65,46 @@ class Pipeline:
                 self._drop_epoch()
 
     def take_batch(self, epoch: Epoch) -> Batch | None:
-        """Return the next batch with its answers, None at the epoch's end; wait for it as long as there are teachers.
+        """Return the next batch with its answers, None at the epoch's end; wait for it as long as teachers answer.
 
-        Raises what the source raised, when its turn has come; NoTeacherError; whatever `fail` was given; DistillError
-        when the reader was closed or another epoch was begun.
+        Raises what the source raised, when its turn has come; what a request failed with; NoTeacherError; whatever
+        `fail` was given; DistillError when the reader was closed or another epoch was begun.
         """
         with self._lock:
-            waits_since = time.monotonic()
-            tell_at = waits_since + min(TELL_EVERY_S, self._wait_limit_s / 2)
-            while True:
-                self._check()
-                if epoch is not self._epoch:
-                    raise DistillError("this epoch is over: the reader was iterated anew; use one iteration at a time")
-                if epoch.failure is not None:
-                    raise epoch.failure
-                if epoch.batches and not epoch.batches[0].missing:
-                    return self._delivered(epoch.batches.popleft())
-                if epoch.ended and not epoch.batches:
-                    if epoch.error is not None:
-                        raise epoch.error
-                    return None
-                if self._lacking_since is None or self._lanes or not (epoch.batches or epoch.waits_for_signature):
-                    self._done.wait()
-                    continue
+            waiting_since: float | None = None
+            while not self._has_next(epoch):
                 now = time.monotonic()
-                waited_s = now - max(waits_since, self._lacking_since)
-                if waited_s >= self._wait_limit_s:
-                    raise NoTeacherError(self._whom, waited_s, self._trouble)
-                if now >= tell_at:
-                    limit_s, cause = self._wait_limit_s, self._trouble
-                    log.warning(
-                        "teachers.awaited",
-                        teachers=self._whom,
-                        waited_s=round(waited_s, 1),
-                        limit_s=limit_s,
-                        cause=cause,
-                    )
-                    tell_at = now + TELL_EVERY_S
-                self._done.wait(min(tell_at - now, self._wait_limit_s - waited_s))
+                waiting_since = waiting_since or now
+                pause_s = TELL_EVERY_S
+                if epoch.waits_for_teachers:
+                    pause_s = self._patience.pause_s(now, waiting_since=waiting_since, connected=bool(self._lanes))
+                self._done.wait(pause_s)
+            if not epoch.batches:
+                return None
+            batch = epoch.batches.popleft()
+            self._unfinished -= batch.weight
+            self._tally.deliver(batch.samples, batch.answered_by, time.monotonic())
+            self._room.notify()
+            return batch
+
+    def _has_next(self, epoch: Epoch) -> bool:
+        """Whether there is no need to wait: for a batch, the end or an error, which is raised."""
+        self._check()
+        if epoch is not self._epoch:
+            raise DistillError("this epoch is over: the reader was iterated anew; use one iteration at a time")
+        if epoch.failure is not None:
+            raise epoch.failure
+        if epoch.batches:
+            return not epoch.batches[0].missing
+        if epoch.ended and epoch.error is not None:
+            raise epoch.error
+        return epoch.ended
 
     # The feeder
+
+    def goes_on(self, epoch: Epoch) -> bool:
+        """Whether the epoch is not over."""
+        return epoch is self._epoch
 
     def put(self, epoch: Epoch, batch: Batch, requests: list[Request]) -> bool:
         """Add a batch and its requests when there is room; False when the epoch is over."""
@@ -148,19 +113,22 @@ class Pipeline:
                 self._room.wait()
             if epoch is not self._epoch:
                 return False
+            if not epoch.batches:
+                self._patience.restart(time.monotonic())
             epoch.batches.append(batch)
             self._todo += requests
-            self._unfinished += len(batch.answers)
+            self._unfinished += batch.weight
             self._work.notify(len(requests))
             if not self._lanes or not batch.missing:
-                self._done.notify_all()
+                self._done.notify()
             return True
 
     def await_signature(self, epoch: Epoch) -> ModelSignature | None:
         """Return what the teachers take, once there is one; None when the epoch is over."""
         with self._lock:
             epoch.waits_for_signature = True
-            self._done.notify_all()
+            self._patience.restart(time.monotonic())
+            self._done.notify()
             while epoch is self._epoch and self._signature is None:
                 self._room.wait()
             epoch.waits_for_signature = False
@@ -188,24 +156,20 @@ class Pipeline:
         with self._lock:
             self._lanes[lane.address] += 1
             self._room.notify_all()
-            self._done.notify_all()
 
-    def part(self, lane: Lane, trouble: str = "") -> None:
+    def part(self, lane: Lane) -> None:
         """The lane is not connected any more; what it was asked is asked of another."""
         with self._lock:
             self._lanes[lane.address] -= 1
             self._lanes = +self._lanes  # without those at zero
-            request, lane.asked = lane.asked, None
-            self._ask_again(request)
-            self.lacks(trouble)
+            self._ask_again(lane.release(self._epoch))
+            self._done.notify_all()
 
     def lacks(self, trouble: str) -> None:
-        """A teacher can't be used, because of `trouble`; empty for none."""
+        """A teacher can't be used, because of `trouble`."""
         with self._lock:
-            self._trouble = trouble or self._trouble
-            if not self._lanes:
-                self._lacking_since = self._lacking_since or time.monotonic()
-                self._done.notify_all()
+            self._patience.trouble = trouble
+            self._done.notify_all()
 
     def take(self, lane: Lane) -> Request | None:
         """Return what to ask next, when there is something; None when the lane is to end."""
@@ -215,7 +179,7 @@ class Pipeline:
                 while self._todo:
                     request = self._todo.popleft()
                     if not request.answered:
-                        lane.asked = request
+                        lane.ask(request, self._epoch)
                         return request
                 self._work.wait()
             return None
@@ -223,20 +187,31 @@ class Pipeline:
     def answer(self, lane: Lane, answers: Answers) -> None:
         """Bring the answers to what the lane was asked. Only the first answers to a request count."""
         with self._lock:
-            request, lane.asked = lane.asked, None
-            if request is None or request.answered:
+            request = lane.release(self._epoch)
+            if request is None:
                 return
-            self._lacking_since = None
-            self._answered[lane.address] += 1
+            self._patience.restart(time.monotonic())
+            request.answer(lane.address, answers)
             batch = request.batch
-            batch.answers[request.index] = answers
-            batch.missing -= 1
-            if (
-                not batch.missing
-                and self._epoch is not None
-                and self._epoch.batches
-                and batch is self._epoch.batches[0]
-            ):
+            if not batch.missing and self._epoch is not None and batch is self._epoch.batches[0]:
+                self._done.notify()
+
+    def fail_request(self, lane: Lane, failure: Exception) -> None:
+        """The lane's teacher can't answer what it is asked; another may, unless the request is hopeless."""
+        with self._lock:
+            request = lane.pending(self._epoch)
+            if request is None:
+                return
+            now = time.monotonic()
+            request.fail(lane.address, now)
+            if request.is_hopeless(self._lanes, now):
+                self.refuse(lane, failure)
+
+    def refuse(self, lane: Lane, failure: Exception) -> None:
+        """No teacher answers what the lane is asked: raise `failure` in the training script."""
+        with self._lock:
+            if lane.release(self._epoch) is not None and self._epoch is not None:
+                self._epoch.failure = failure
                 self._done.notify_all()
 
     def dismiss(self, lanes: list[Lane]) -> None:
@@ -244,7 +219,7 @@ class Pipeline:
         with self._lock:
             for lane in lanes:
                 lane.leaving = True
-                self._ask_again(lane.asked)
+                self._ask_again(lane.pending(self._epoch))
             self._work.notify_all()
 
     # All
@@ -255,14 +230,6 @@ class Pipeline:
             self._failure = self._failure or failure
             self._done.notify_all()
 
-    def refuse(self, lane: Lane, failure: BaseException) -> None:
-        """The lane's request would be refused by every teacher: raise `failure` in the training script."""
-        with self._lock:
-            request, lane.asked = lane.asked, None
-            if request is not None and self._epoch is not None and request.batch in self._epoch.batches:
-                self._epoch.failure = failure
-                self._done.notify_all()
-
     def close(self) -> None:
         """End the epoch and let everybody go who waits here."""
         with self._lock:
@@ -272,14 +239,7 @@ class Pipeline:
 
     def stats(self) -> ReaderStats:
         with self._lock:
-            return ReaderStats(
-                batches=self._batches,
-                samples=self._samples,
-                samples_per_s=self._meter.rate(self._samples, time.monotonic()),
-                teachers=len(self._lanes),
-                answered=dict(self._answered),
-                epoch=max(0, self._epochs - 1),
-            )
+            return self._tally.stats(len(self._lanes), time.monotonic())
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -290,16 +250,8 @@ class Pipeline:
     def _window(self) -> int:
         return max(LEAST_REQUESTS, REQUESTS_A_LANE * self._lanes.total() + 2)
 
-    def _delivered(self, batch: Batch) -> Batch:
-        self._unfinished -= len(batch.answers)
-        self._batches += 1
-        self._samples += batch.samples
-        self._meter.mark(self._samples, time.monotonic())
-        self._room.notify_all()
-        return batch
-
     def _ask_again(self, request: Request | None) -> None:
-        if request is not None and not request.answered and self._epoch and request.batch in self._epoch.batches:
+        if request is not None:
             self._todo.appendleft(request)
             self._work.notify()
 

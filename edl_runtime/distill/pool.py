@@ -10,8 +10,9 @@ from typing import Protocol
 
 import structlog
 
+from edl_runtime.distill.epoch import Lane
 from edl_runtime.distill.feeds import Answers, Plan
-from edl_runtime.distill.pipeline import Lane, Pipeline
+from edl_runtime.distill.pipeline import Pipeline
 from edl_runtime.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tensors import Tensor
@@ -22,6 +23,13 @@ LANES_A_TEACHER = 2
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 1.0
+
+FIRST_REST_S = 5.0
+LAST_REST_S = 60.0
+"""A teacher that let a request time out costs the student the whole time limit, so it is left alone for longer."""
+
+NOT_NOW = frozenset({408, 429, 502, 503, 504})
+"""Statuses of a teacher that is busy or away, which tell nothing of the request."""
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +56,9 @@ _FAILURES = (OSError, ProtocolError, InferenceError, UnusableTeacherError)
 
 class TeacherPool:
     """Keeps lanes to the wanted teachers; a teacher that fails is tried again, at most a second apart.
+
+    One that lets a request time out rests before it is asked again: `FIRST_REST_S`, twice as long each time that it
+    answers nothing in between, `LAST_REST_S` at most.
 
     `plan_of` tells what is asked of teachers with a signature; what it raises goes to the training script.
     """
@@ -123,6 +134,7 @@ class _LaneThread(threading.Thread):
         self._address = address
         self._connection: Connection | None = None
         self._retry_s = FIRST_RETRY_S
+        self._rest_s = FIRST_REST_S
         self._failing = False
 
     def disconnect(self) -> None:
@@ -151,14 +163,13 @@ class _LaneThread(threading.Thread):
                 raise UnusableTeacherError("it is not ready")
             plan = self._plan_of(self._agreed(connection.signature()))
             self._pipeline.join(self.lane)
-            trouble = ""
             try:
                 self._answer_requests(connection, plan)
             except _FAILURES as error:
-                trouble = self._in_words(error)
+                self._pipeline.lacks(self._in_words(error))
                 raise
             finally:
-                self._pipeline.part(self.lane, trouble)
+                self._pipeline.part(self.lane)
 
     def _agreed(self, signature: ModelSignature) -> ModelSignature:
         agreed = self._pipeline.agree(signature)
@@ -173,15 +184,28 @@ class _LaneThread(threading.Thread):
                 answers = connection.infer(request.inputs, outputs)
                 plan.check(answers, request.rows)
             except InferenceError as error:
-                if error.retryable:
-                    raise
-                self._pipeline.refuse(self.lane, error)
-                continue
+                if not error.retryable:
+                    self._pipeline.refuse(self.lane, error)
+                    continue
+                if error.status not in NOT_NOW:
+                    self._pipeline.fail_request(self.lane, error)
+                raise
+            except ProtocolError as error:
+                self._pipeline.fail_request(self.lane, error)
+                raise
+            except TimeoutError:
+                self._retry_s = self._rest_s
+                self._rest_s = min(2 * self._rest_s, LAST_REST_S)
+                raise
             self._pipeline.answer(self.lane, answers)
             if self._failing:
-                log.info("teacher.recovered", teacher=self._address)
-            self._failing = False
-            self._retry_s = FIRST_RETRY_S
+                self._recover()
+
+    def _recover(self) -> None:
+        log.info("teacher.recovered", teacher=self._address)
+        self._failing = False
+        self._retry_s = FIRST_RETRY_S
+        self._rest_s = FIRST_REST_S
 
     def _wait_after(self, error: Exception) -> None:
         cause = self._in_words(error)
@@ -190,7 +214,7 @@ class _LaneThread(threading.Thread):
         self._failing = True
         self._pipeline.lacks(cause)
         self.gone.wait(self._retry_s)
-        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)  # of a rest, too, only the first connection is late
 
     def _in_words(self, error: Exception) -> str:
         return f"{self._address}: {error or type(error).__name__}"

@@ -49,8 +49,9 @@ class DistillReader:
 
     Raises SpecError for what can't work. Nothing is started before the first iteration, which raises SpecError for
     names that the teachers' model does not have, SampleError for an item that it does not take, InferenceError for
-    what it refuses, NoTeacherError after EDL_TEACHER_WAIT_S without a teacher, RegistryUnavailableError when Redis is
-    away at the start, and what the source raises.
+    what it refuses or fails again and again, NoTeacherError after EDL_TEACHER_WAIT_S without a teacher (or an answer,
+    if none takes longer than EDL_TEACHER_TIMEOUT_S), RegistryUnavailableError when Redis is away at the start, and
+    what the source raises.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class DistillReader:
             teachers=_checked_teachers(teachers_from(settings) if teachers is None else teachers, settings),
             teacher_batch_size=_checked_size(teacher_batch_size),
             settings=settings,
-            connect=connect or _connect_with(settings.teacher_token),
+            connect=connect or _connect_with(settings.teacher_token, settings.teacher_timeout_s),
         )
         self._reporter = reporter or JobReporter(total_steps=total_steps, settings=settings)
         self._owns_reporter = reporter is None
@@ -128,9 +129,9 @@ def _stop(engine: Engine, reporter: JobReporter | None) -> None:
         reporter.stop()
 
 
-def _connect_with(token: str) -> Connect:
+def _connect_with(token: str, timeout_s: float) -> Connect:
     def connect(address: str) -> Connection:
-        return TeacherConnection(address, token=token)
+        return TeacherConnection(address, token=token, timeout_s=timeout_s)
 
     return connect
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
 
 import msgspec
 
@@ -17,7 +18,9 @@ class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
 
     - `batches`, `samples`: delivered over all epochs; in format "sample", what fills a request counts as a batch.
     - `samples_per_s`: over the last ten seconds, the student's own steps included.
-    - `teachers`: teachers in use now; `answered`: requests answered by each teacher, by address.
+    - `teachers`: teachers in use now.
+    - `answered`: requests answered by each teacher, address → count. Only answers in delivered batches count, so they
+      add up to the requests of those; what was asked ahead in an epoch that was left early is in none.
     - `epoch`: the number of the current or last one, from 0.
     """
 
@@ -48,3 +51,33 @@ class Meter:
         recent = [mark for mark in self._marks.copy() if now - mark[0] <= WINDOW_S]
         since, before = recent[0] if recent else self._marks[-1]
         return (count - before) / (now - since) if now > since else 0.0
+
+
+class Tally:
+    """Counts what is delivered. Times are monotonic seconds."""
+
+    def __init__(self, now: float) -> None:
+        self.epochs = 0
+        self._batches = 0
+        self._samples = 0
+        self._answered: Counter[str] = Counter()
+        self._meter = Meter(now)
+
+    def deliver(self, samples: int, answered_by: Iterable[str], now: float) -> None:
+        """Count one batch, whose requests these addresses answered."""
+        self._batches += 1
+        self._samples += samples
+        for address in answered_by:
+            self._answered[address] += 1
+        self._meter.mark(self._samples, now)
+
+    def stats(self, teachers: int, now: float) -> ReaderStats:
+        """Return the counts, with so many teachers in use."""
+        return ReaderStats(
+            batches=self._batches,
+            samples=self._samples,
+            samples_per_s=self._meter.rate(self._samples, now),
+            teachers=teachers,
+            answered=dict(self._answered),
+            epoch=max(0, self.epochs - 1),
+        )

@@ -7,6 +7,7 @@ from typing import Self
 import msgspec
 
 from edl_runtime.errors import SpecError
+from edl_runtime.protocol.address import endpoint_of
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import check_name
 
@@ -21,8 +22,7 @@ class Fixed(msgspec.Struct, frozen=True):
         if not isinstance(given, list | tuple) or not given:
             raise SpecError("teachers.addresses", given, "one or more of 'host:port'")
         for address in given:
-            if not _is_address(address):
-                raise SpecError("teachers.addresses", address, "'host:port', as in '127.0.0.1:9000'")
+            endpoint_of(address, "teachers.addresses")
         msgspec.structs.force_setattr(self, "addresses", tuple(dict.fromkeys(given)))
 
     @classmethod
@@ -60,10 +60,3 @@ def teachers_from(settings: RuntimeSettings) -> Fixed | Discovered:
     if settings.pool:
         return Discovered(settings.pool)
     raise SpecError("teachers", None, "Fixed(…) or Discovered(…), or EDL_TEACHERS or EDL_POOL in the environment")
-
-
-def _is_address(address: object) -> bool:
-    if not isinstance(address, str):
-        return False
-    host, _, port = address.rpartition(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 65536

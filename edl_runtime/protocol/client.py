@@ -16,11 +16,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from edl_runtime.errors import InferenceError, ProtocolError, SpecError
+from edl_runtime.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.address import endpoint_of
 from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, ResponseHead, render_request, response_head
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.stream import Stream
 from edl_runtime.protocol.tensors import JSON_LIMIT, Array, Buffer, Tensor, encode_request, open_response
+from edl_runtime.settings import check_token
 
 __all__ = ["TeacherConnection", "Tensor"]
 
@@ -43,14 +45,14 @@ class TeacherConnection:
     """
 
     def __init__(self, address: str, *, token: str = "", model: str = "teacher", timeout_s: float = 30.0) -> None:
-        """Raise SpecError unless `address` is one. Connects to nothing yet."""
+        """Raise SpecError unless `address` and `token` are such. Connects to nothing yet."""
         self.address = address
-        self._endpoint = _split(address)
+        self._endpoint = endpoint_of(address)
         self._timeout_s = timeout_s
         self._model_path = f"/v2/models/{quote(model, safe='')}"
         self._headers: dict[str, str | int] = {"Host": address}
         if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+            self._headers["Authorization"] = f"Bearer {check_token('token', token)}"
         self._last_head = (0, 0, b"")
         self._stream: Stream | None = None
         self._in_use = threading.Lock()
@@ -207,10 +209,3 @@ class _Refusal(msgspec.Struct):
 # Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
 _signature_decoder = msgspec.json.Decoder(ModelSignature)
 _refusal_decoder = msgspec.json.Decoder(_Refusal)
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise SpecError("teacher address", address, "host:port, as in 127.0.0.1:9000")
-    return host.strip("[]"), int(port)

@@ -11,10 +11,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import structlog
 from fake_teachers import SIGNATURE, Behaviour, FakeTeachers, arithmetic
 from teacher_process import wait_until
 
-from edl_runtime.distill import Discovered, DistillReader, Fixed, JobReporter
+from edl_runtime.distill import Discovered, DistillReader, Fixed, JobReporter, engine
+from edl_runtime.distill import batches as batches_module
+from edl_runtime.distill.pool import LANES_A_TEACHER
 from edl_runtime.errors import DistillError, InferenceError, NoTeacherError, ProtocolError, SampleError, SpecError
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
@@ -38,13 +41,14 @@ def reader_of(
 ) -> DistillReader:
     teachers = behaviours if isinstance(behaviours, FakeTeachers) else FakeTeachers(behaviours)
     addresses = options.pop("addresses", tuple(teachers.behaviours) or ("a:1",))
+    settings = options.pop("settings", RuntimeSettings(teacher_wait_s=wait_s))
     return DistillReader(
         source,
         inputs=["x", "label"],
         outputs=["double"],
         teachers=Fixed(addresses),
         teacher_batch_size=4,
-        settings=RuntimeSettings(teacher_wait_s=wait_s),
+        settings=settings,
         connect=teachers.connect,
         **options,
     )
@@ -222,7 +226,7 @@ def test_a_teacher_with_another_model_is_not_used() -> None:
     with reader_of(teachers, addresses=("a:1", "b:2")) as reader:
         assert numbers(list(reader)) == list(range(BATCHES))
         teachers.behaviours["b:2"] = arithmetic
-        while "another model" not in reader._engine.pipeline._trouble:
+        while "another model" not in reader._engine.pipeline._patience.trouble:
             list(reader)
         list(reader)
     assert teachers.asked["b:2"] == 0
@@ -243,6 +247,165 @@ def test_teachers_that_answer_nothing_but_nonsense_count_as_none() -> None:
     reader = reader_of({"a:1": failing(lambda: ProtocolError("garbage"))}, wait_s=0.4)
     with reader, pytest.raises(NoTeacherError, match="garbage"):
         list(reader)
+
+
+@pytest.mark.parametrize(
+    "error", [InferenceError("a:1", 500, "the model failed", retryable=True), ProtocolError("garbage")]
+)
+@pytest.mark.parametrize("addresses", [("a:1",), ("a:1", "b:2", "c:3")])
+def test_a_request_that_every_teacher_fails_ends_the_epoch(
+    addresses: tuple[str, ...], error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slowly it fails and whatever else is answered meanwhile, the script gets the failure; then all works."""
+    monkeypatch.setattr(batches_module, "LEAST_FAILING_S", 0.2)
+
+    def poisoned(x: Array) -> dict[str, Array]:
+        if x[0, 0] == 5:
+            time.sleep(0.05)
+            raise error
+        return arithmetic(x)
+
+    teachers = FakeTeachers(dict.fromkeys(addresses, poisoned))
+    with reader_of(teachers, wait_s=60) as reader:
+        seen: list[Any] = []
+        begin = time.monotonic()
+        with pytest.raises(type(error)) as caught:
+            seen.extend(reader)
+        assert caught.value is error
+        assert time.monotonic() - begin < 5
+        teachers.behaviours.update(dict.fromkeys(addresses, arithmetic))
+        assert numbers(list(reader)) == list(range(BATCHES))
+
+
+def test_a_teacher_that_fails_everything_condemns_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often one teacher fails a request, it is another's to answer, even a slow one's."""
+    monkeypatch.setattr(batches_module, "LEAST_FAILING_S", 0.1)
+
+    def slowly(x: Array) -> dict[str, Array]:
+        time.sleep(0.5)
+        return arithmetic(x)
+
+    few = [next(batches())]
+    with reader_of({"a:1": failing(lambda: ProtocolError("garbage")), "b:2": slowly}, few) as reader:
+        assert len(list(reader)) == len(few)
+
+
+def test_teachers_that_are_connected_and_silent_are_not_waited_for_without_end() -> None:
+    """Without any answer, the wait ends when it is over and a request could have timed out, whichever is later."""
+    held = threading.Event()
+
+    def silent(x: Array) -> dict[str, Array]:
+        held.wait()
+        return arithmetic(x)
+
+    settings = RuntimeSettings(teacher_wait_s=0.2, teacher_timeout_s=0.4)
+    with reader_of({"a:1": silent}, settings=settings) as reader:
+        with pytest.raises(NoTeacherError) as caught:
+            list(reader)
+        assert 0.4 <= caught.value.waited_s < 2
+        held.set()
+
+
+def test_a_teacher_that_lets_requests_time_out_is_left_alone_for_a_while() -> None:
+    """Each timeout costs the student the whole time limit, so such a teacher is not asked again at once."""
+    teachers = FakeTeachers({"a:1": arithmetic, "b:2": failing(lambda: TimeoutError("silent"))})
+    with reader_of(teachers) as reader:
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            assert numbers(list(reader)) == list(range(BATCHES))
+    assert teachers.asked["b:2"] <= LANES_A_TEACHER
+
+
+def test_only_the_first_answer_counts() -> None:
+    """What a dismissed teacher answers in the end is neither delivered nor counted, for another has answered it."""
+    held, release = threading.Event(), threading.Event()
+
+    def late(x: Array) -> dict[str, Array]:
+        held.set()
+        release.wait()
+        return {"double": x * 3, "sum": x.sum(axis=1)}
+
+    teachers = FakeTeachers({"a:1": late, "b:2": arithmetic})
+    few = list(batches())[:8]
+    with reader_of(teachers, few, addresses=("a:1",)) as reader:
+        seen: list[Any] = []
+        student = threading.Thread(target=lambda: seen.extend(reader))
+        student.start()
+        held.wait()
+        reader._engine._pool.use(["b:2"])
+        wait_until(lambda: bool(seen))
+        release.set()
+        student.join()
+        assert numbers(seen) == list(range(8))
+        assert reader.stats().answered == {"b:2": 8 * 3}
+        assert teachers.asked["a:1"] > 0
+
+
+def test_only_answers_in_delivered_batches_are_counted() -> None:
+    """Epochs that are left early count what was taken, however much was asked ahead."""
+    with reader_of({"a:1": arithmetic, "b:2": patiently}) as reader:
+        for _ in range(5):
+            for _ in reader:
+                break
+        stats = reader.stats()
+    assert (stats.batches, sum(stats.answered.values())) == (5, 5 * 3)
+
+
+def test_the_source_is_never_run_twice_at_once() -> None:
+    """An epoch waits for the source of one that was left in mid-read, and says so."""
+    running, most = [0], [0]
+
+    def source() -> Iterator[Any]:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        try:
+            for batch in batches():
+                time.sleep(0.005)
+                yield batch
+        finally:
+            time.sleep(0.05)
+            running[0] -= 1
+
+    with reader_of({"a:1": arithmetic}, source) as reader:
+        for _ in range(3):
+            for _ in reader:
+                break
+        assert numbers(list(reader)) == list(range(BATCHES))
+    assert most == [1]
+
+
+def test_waiting_for_a_busy_source_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that blocks when its epoch is left keeps the next one waiting, which the log tells."""
+    monkeypatch.setattr(engine, "TELL_EVERY_S", 0.1)
+    blocked = threading.Event()
+
+    def source() -> Iterator[Any]:
+        yield from batches()
+        blocked.wait()
+
+    with reader_of({"a:1": arithmetic}, source) as reader, structlog.testing.capture_logs() as logs:
+        for number, _ in enumerate(reader, start=1):
+            if number == BATCHES:
+                break
+        threading.Timer(0.6, blocked.set).start()
+        assert numbers(list(reader)) == list(range(BATCHES))
+    assert "source.still_busy" in [entry["event"] for entry in logs]
+
+
+def test_items_without_rows_count_in_the_window() -> None:
+    """A source of empty batches is not read to its end while nothing is taken."""
+    read: list[int] = []
+
+    def source() -> Iterator[Any]:
+        for number in range(10_000):
+            read.append(number)
+            yield np.zeros((0, 4), np.float32), np.arange(0)
+
+    with reader_of({"a:1": arithmetic}, source) as reader:
+        next(iter(reader))
+        wait_until(lambda: len(read) >= 5)
+        time.sleep(0.1)  # in which it would read thousands
+    assert len(read) <= 16
 
 
 def test_training_goes_on_when_a_teacher_returns() -> None:

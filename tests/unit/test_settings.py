@@ -1,0 +1,64 @@
+"""Settings from the environment and to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl_runtime.errors import SpecError
+from edl_runtime.protocol.client import TeacherConnection
+from edl_runtime.settings import RuntimeSettings, split_secrets
+
+TIMES = ["EDL_TEACHER_WAIT_S", "EDL_TEACHER_TIMEOUT_S", "EDL_LEASE_TTL_S"]
+BAD_TOKENS = ["päss", "a\r\nX-Evil: 1", "secret\n", "two words", "tab\t", "nul\0", "del\x7f"]
+
+
+def test_what_is_set_is_read_back() -> None:
+    """An instance gets from its environment what the backend put there; defaults are left out."""
+    settings = RuntimeSettings(
+        redis_url="redis://:pw@h:1",
+        job="job",
+        instance=2,
+        teacher_wait_s=0.0,
+        teacher_timeout_s=1.5,
+        teacher_token="t~!",
+    )
+    environ = settings.to_env()
+    assert environ["EDL_TEACHER_TIMEOUT_S"] == "1.5"
+    assert "EDL_LEASE_TTL_S" not in environ
+    assert RuntimeSettings.from_env(environ) == settings
+    assert RuntimeSettings.from_env({}) == RuntimeSettings()
+
+
+@pytest.mark.parametrize("variable", TIMES)
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "soon"])
+def test_a_time_that_nobody_can_wait_for_is_refused(variable: str, text: str) -> None:
+    """The error names the variable: a wait of nan seconds would never end."""
+    with pytest.raises(SpecError, match=variable):
+        RuntimeSettings.from_env({variable: text})
+
+
+@pytest.mark.parametrize("variable", TIMES[1:])
+def test_a_limit_of_nothing_is_refused(variable: str) -> None:
+    """Only the wait for teachers may be 0: then there is none."""
+    with pytest.raises(SpecError, match=variable):
+        RuntimeSettings.from_env({variable: "0"})
+
+
+@pytest.mark.parametrize("token", BAD_TOKENS)
+def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(token: str) -> None:
+    """Wherever it comes from: it could add a header, or be another one at the other end."""
+    with pytest.raises(SpecError, match="EDL_TEACHER_TOKEN") as from_environment:
+        RuntimeSettings.from_env({"EDL_TEACHER_TOKEN": token})
+    with pytest.raises(SpecError, match="token") as from_code:
+        TeacherConnection("127.0.0.1:1", token=token)
+    for caught in (from_environment, from_code):
+        assert token.strip() not in str(caught.value)
+        assert caught.value.given != token
+
+
+def test_secrets_are_told_apart() -> None:
+    """Redis' URL and the token never go where plain settings go."""
+    settings = RuntimeSettings(redis_url="redis://:pw@h:1", teacher_token="t", pool="p")
+    plain, secret = split_secrets(settings.to_env())
+    assert plain == {"EDL_POOL": "p"}
+    assert set(secret) == {"EDL_REDIS_URL", "EDL_TEACHER_TOKEN"}
