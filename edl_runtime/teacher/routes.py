@@ -43,6 +43,11 @@ class Routes:
         versions = f" in version {', '.join(signature.versions)}" if signature.versions else ""
         self._served = f"served is model {signature.name!r}{versions}"
 
+    def admits(self, head: RequestHead) -> bool:
+        """Whether a request has the token, if one is asked for."""
+        given = head.headers.get(b"authorization", b"")
+        return not self._token or hmac.compare_digest(given, b"Bearer " + self._token)
+
     def route(self, head: RequestHead, *, draining: bool) -> Reply | None:
         """Return what to answer, None for a request that the model has to answer."""
         path = head.path
@@ -50,8 +55,7 @@ class Routes:
             return reply({"live": True})
         if head.method == "GET" and path in self._ready:
             return reply({"ready": not draining}, 503 if draining else 200)
-        given = head.headers.get(b"authorization", b"")
-        if self._token and not hmac.compare_digest(given, b"Bearer " + self._token):
+        if not self.admits(head):
             reason = "the bearer token is missing or wrong; it is in EDL_TEACHER_TOKEN"
             return refusal(401, reason, **{"WWW-Authenticate": "Bearer"})
         if path in self._infer:

@@ -121,7 +121,7 @@ async def _listening(front: Front, options: TeacherOptions) -> AsyncIterator[str
         server = await loop.create_server(front.connect, options.host, options.port)
     except OSError as error:
         raise TeacherError(f"can't listen on {options.host} port {options.port}: {error.strerror or error}") from None
-    watch = asyncio.create_task(front.disconnect_stalled())
+    watch = asyncio.create_task(front.watch())
     try:
         host, port, *_ = server.sockets[0].getsockname()
         if ipaddress.ip_address(host).is_unspecified:

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -73,13 +73,13 @@ class Served:
 @contextmanager
 def serving(name: str = "arithmetic", runner: type[InlineRunner] = InlineRunner, **options: Any) -> Iterator[Served]:
     model = CallableModel(ModelOptions(model=f"served_models:{name}"))
-    arena = Arena.create(LIMIT, slots=options.pop("slots", 4))
+    arena = Arena.create(options.pop("limit", LIMIT), slots=options.pop("slots", 4))
     loop = asyncio.new_event_loop()
 
     async def begin() -> tuple[Front, asyncio.Server, asyncio.Task[None]]:
         front = Front(model.signature, runner(model, arena), arena, **options)
         server = await loop.create_server(front.connect, "127.0.0.1", 0)
-        return front, server, loop.create_task(front.disconnect_stalled())
+        return front, server, loop.create_task(front.watch())
 
     async def end() -> None:
         watch.cancel()
@@ -282,20 +282,31 @@ def test_a_client_that_waits_for_continue_is_told_to(served: Served) -> None:
         assert raw.recv(65536).startswith(b"HTTP/1.1 400 ")
 
 
-def test_an_answer_keeps_its_slot_until_the_network_has_taken_it() -> None:
-    """A client that reads late gets its own answer, though others were served meanwhile."""
-    size = LIMIT - 1024
+def echo_request(size: int) -> bytes:
+    """A request of the model `echo`, whose answer is as large."""
     tensor = b'{"name":"x","datatype":"UINT8","shape":[1,%d],"parameters":{"binary_data_size":%d}}' % (size, size)
     header = b'{"inputs":[%b],"parameters":{"binary_data_output":true}}' % tensor
     head = b"POST /v2/models/teacher/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n" % (
         len(header) + size
     )
-    head += b"Inference-Header-Content-Length: %d\r\n\r\n" % len(header)
-    with serving("echo", slots=2) as served, socket.socket() as late:
+    return head + b"Inference-Header-Content-Length: %d\r\n\r\n" % len(header) + header + b"\x09" * size
+
+
+@contextmanager
+def late_reader(port: int) -> Iterator[socket.socket]:
+    """A client into which hardly anything fits that it has not read."""
+    with socket.socket() as late:
         late.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         late.settimeout(5)
-        late.connect(("127.0.0.1", served.port))
-        late.sendall(head + header + b"\x09" * size)
+        late.connect(("127.0.0.1", port))
+        yield late
+
+
+def test_an_answer_keeps_its_slot_until_the_network_has_taken_it() -> None:
+    """A client that reads late gets its own answer, though others were served meanwhile."""
+    size = LIMIT - 1024
+    with serving("echo", slots=2) as served, late_reader(served.port) as late:
+        late.sendall(echo_request(size))
         for number in range(4):
             with TeacherConnection(served.address) as teacher:
                 body = np.full((1, size), number, np.uint8)
@@ -304,6 +315,28 @@ def test_an_answer_keeps_its_slot_until_the_network_has_taken_it() -> None:
         while part := late.recv(65536):
             answer += part
         assert answer.endswith(b"\x09" * size)
+
+
+def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
+    """It keeps its slot for a while, not for ever; one that reads slowly gets all of its answer."""
+    size = 24 << 20
+    with serving("echo", slots=1, limit=32 << 20, stall_s=0.3) as served:
+        with late_reader(served.port) as never:
+            never.sendall(echo_request(size))
+            with TeacherConnection(served.address, timeout_s=5) as teacher:
+                assert len(teacher.infer({"x": np.zeros((1, 4), np.uint8)}, [])) == 1
+            got = 0
+            while part := never.recv(1 << 20):
+                got += len(part)
+            assert got < size
+        with socket.create_connection(("127.0.0.1", served.port), 5) as slow:
+            slow.sendall(echo_request(size))
+            begin, got = time.monotonic(), 0
+            while part := slow.recv(1 << 20):
+                got += len(part)
+                time.sleep(0.05)  # to take longer than several looks of the watch
+            assert time.monotonic() - begin > 1
+            assert got > size
 
 
 def test_more_requests_than_slots_wait_for_their_turn() -> None:
@@ -332,17 +365,17 @@ def test_a_client_that_leaves_takes_nothing_along() -> None:
         halfway = b"POST /v2/models/teacher/infer HTTP/1.1\r\nContent-Length: 9\r\n\r\n{}"
         with socket.create_connection(("127.0.0.1", served.port), 5) as receiving:
             receiving.sendall(halfway)
-            wait_until(lambda: not served.front._free)
+            wait_until(lambda: not served.front.slots._free)
             with socket.create_connection(("127.0.0.1", served.port), 5) as waiting:
                 waiting.sendall(halfway)
-                wait_until(lambda: len(served.front._waiting) == 1)
+                wait_until(lambda: len(served.front.slots._waiting) == 1)
         with socket.create_connection(("127.0.0.1", served.port), 5) as running:
             running.sendall(halfway + b"       ")
             wait_until(lambda: len(runner.held) == 1)
         wait_until(lambda: not served.front.connections)
         served.loop.call_soon_threadsafe(runner.held.pop())
-        wait_until(lambda: len(served.front._free) == 1)
-        assert served.front._in_flight == 0
+        wait_until(lambda: len(served.front.slots._free) == 1)
+        assert served.front.slots.in_flight == 0
 
 
 def test_a_client_that_stalls_halfway_is_disconnected() -> None:
@@ -352,8 +385,54 @@ def test_a_client_that_stalls_halfway_is_disconnected() -> None:
         with socket.create_connection(("127.0.0.1", served.port), 5) as raw, suppress(ConnectionResetError):
             raw.sendall(b"POST /v2/models/teacher/infer HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
             assert raw.recv(1) == b""
-        wait_until(lambda: len(served.front._free) == 4)
+        wait_until(lambda: len(served.front.slots._free) == 4)
         assert idle.ready()
+
+
+def is_closed(raw: socket.socket) -> bool:
+    """Whether the teacher has ended this connection, of which nothing is to be read."""
+    raw.settimeout(0.01)
+    try:
+        return raw.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_a_stranger_is_disconnected() -> None:
+    """Who has not shown the token may not stay: not by being silent, not by asking for health alone."""
+    with (
+        serving(token="secret", stall_s=0.1) as served,
+        TeacherConnection(served.address, token="secret") as friend,
+        socket.create_connection(("127.0.0.1", served.port), 5) as silent,
+        socket.create_connection(("127.0.0.1", served.port), 5) as healthy,
+    ):
+        assert friend.ready()
+        healthy.sendall(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+        assert healthy.recv(65536).startswith(b"HTTP/1.1 200 ")
+        wait_until(lambda: is_closed(silent))
+        wait_until(lambda: is_closed(healthy))
+        assert list(served.front.connections) != []
+        assert friend.ready()
+
+
+def test_strangers_lock_out_nobody() -> None:
+    """Beyond the most connections the earliest stranger goes, and a new client only if none is left."""
+    with ExitStack() as stack:
+        served = stack.enter_context(serving(token="secret", most_connections=3))
+        strangers = []
+        for number in range(3):
+            strangers.append(stack.enter_context(socket.create_connection(("127.0.0.1", served.port), 5)))
+            wait_until(lambda number=number: len(served.front.connections) == number + 1)
+        friends = [stack.enter_context(TeacherConnection(served.address, token="secret")) for _ in range(3)]
+        for number, friend in enumerate(friends):
+            assert friend.ready()
+            assert len(served.front.connections) == 3
+            wait_until(lambda number=number: is_closed(strangers[number]))
+        with TeacherConnection(served.address, token="secret") as fourth, pytest.raises(OSError, match=r".+"):
+            fourth.ready()
+        assert all(friend.ready() for friend in friends)
 
 
 def test_a_draining_teacher_answers_what_it_has_and_refuses_the_rest() -> None:

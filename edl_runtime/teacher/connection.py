@@ -1,0 +1,245 @@
+"""One client's connection to a teacher.
+
+Bodies are received straight into shared memory and answers sent straight from it, so that large tensors are not
+copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from typing import TYPE_CHECKING
+
+from edl_runtime.errors import ProtocolError
+from edl_runtime.protocol.http import CONTENT_LENGTH, HEAD_LIMIT, JSON_SIZE, RequestHead, render_response
+from edl_runtime.teacher.answering import Answer
+from edl_runtime.teacher.read_ahead import ReadAhead
+from edl_runtime.teacher.routes import Reply, refusal
+
+if TYPE_CHECKING:
+    from edl_runtime.teacher.server import Front
+
+_LINGER_S = 2.0
+_SMALL_ANSWER = 128 * 1024  # bytes; copying these behind their head is cheaper than a second system call
+
+
+class _Phase(enum.Enum):
+    HEAD = enum.auto()  # reading a head, or waiting for one
+    WAITING = enum.auto()  # for a slot
+    BODY = enum.auto()  # reading a body into the slot
+    RUNNING = enum.auto()  # the runner has the request
+    SENDING = enum.auto()  # the answer has not all been taken by the network
+    LINGERING = enum.auto()  # answered and done; what the client still sends is dropped until it has read that
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One client: its requests are answered one after the other, in order.
+
+    `known` becomes true with a request that had the token, if one is asked for.
+    """
+
+    def __init__(self, front: Front) -> None:
+        self.alive = True
+        self.known = False
+        self._front = front
+        self._phase = _Phase.HEAD
+        self._ahead = ReadAhead()
+        self._slot = -1
+        self._body = memoryview(b"")
+        self._heads = self._size = self._received = self._answer_size = 0
+        self._json_size: int | None = None
+        self._keep_alive = True
+        self._seen_by_watch: tuple[object, ...] | None = None
+        self._advancing = False
+        self._paused = False
+        self._backed_up = False
+
+    # what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]  # a socket's transport is one
+        self._transport.set_write_buffer_limits(high=0)  # so that we learn when an answer has left its slot
+        self._front.welcome(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        if self._phase is _Phase.BODY:
+            return self._body[self._received :]
+        return self._ahead.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._phase is _Phase.BODY:
+            self._received += nbytes
+            if self._received == self._size:
+                self._run()
+            return
+        if self._phase is _Phase.LINGERING:
+            return
+        self._ahead.grow(nbytes)
+        if self._phase is _Phase.HEAD:
+            self._advance()
+        else:
+            self._pause_while_full()
+
+    def eof_received(self) -> None:
+        """Let asyncio close the connection: nobody is left to answer."""
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self.alive = False
+        self._front.connections.pop(self, None)
+        if self._phase in (_Phase.BODY, _Phase.SENDING):
+            self._return_slot()
+
+    def pause_writing(self) -> None:
+        self._backed_up = True
+
+    def resume_writing(self) -> None:
+        self._backed_up = False
+        if self._phase is _Phase.SENDING:
+            self._sent()
+
+    # what the front calls
+
+    def end(self) -> None:
+        """Disconnect, when what has been written is sent."""
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Disconnect at once."""
+        self._transport.abort()
+
+    def end_if_stalled(self) -> None:
+        """Disconnect if it was the client's turn since this was last called, and it has done nothing."""
+        progress = self._progress()
+        if progress is not None and progress == self._seen_by_watch:
+            self._transport.abort()
+        self._seen_by_watch = progress
+
+    def _progress(self) -> tuple[object, ...] | None:
+        """Return what changes while the client does its part; None when it has none, for it may be idle if known."""
+        is_idle = self._phase is _Phase.HEAD and not self._ahead
+        if self._phase in (_Phase.WAITING, _Phase.RUNNING) or (is_idle and self.known):
+            return None
+        unsent = self._transport.get_write_buffer_size()
+        return self._phase, self._heads, self._received, len(self._ahead), unsent
+
+    def begin_body(self, slot: int) -> None:
+        """Receive the body into `slot`, with what of it came along with the head."""
+        self._slot = slot
+        self._body = self._front.arena.request(slot)[: self._size]
+        self._received = self._ahead.take_into(self._body)
+        self._phase = _Phase.BODY
+        self._pause_while_full()
+        if self._received == self._size:
+            self._run()
+
+    # from head to answer
+
+    def _advance(self) -> None:
+        """Deal with the heads that have been read."""
+        if self._advancing:
+            return
+        self._advancing = True
+        while self._phase is _Phase.HEAD and self._ahead and not self._transport.is_closing():
+            head = self._ahead.take_head()
+            if head is None:
+                if len(self._ahead) >= HEAD_LIMIT:
+                    self._close_with(refusal(431, f"the head has more than {HEAD_LIMIT} bytes"))
+                break
+            self._heads += 1
+            try:
+                self._begin(RequestHead(head))
+            except ProtocolError as error:
+                self._close_with(refusal(400, str(error)))
+        self._advancing = False
+        self._pause_while_full()
+
+    def _begin(self, head: RequestHead) -> None:
+        """Answer, or take the body. Raises ProtocolError."""
+        size = head.size(CONTENT_LENGTH)
+        json_size = head.size(JSON_SIZE)
+        self._keep_alive = head.keep_alive
+        self.known = self.known or self._front.routes.admits(head)
+        answer = self._front.routes.route(head, draining=self._front.draining)
+        if b"transfer-encoding" in head.headers or (size is None and answer is None):
+            answer = refusal(411, "send the body with a Content-Length, in one piece")
+        elif answer is None and size is not None and size > self._front.arena.area_size:
+            answer = refusal(413, f"the body has {size} bytes, allowed are {self._front.arena.area_size}")
+        if answer is None:
+            self._size, self._json_size, self._answer_size = size or 0, json_size, 0
+            self._phase = _Phase.WAITING
+            if head.headers.get(b"expect", b"").lower() == b"100-continue":
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._front.slots.take(self)
+        elif size or answer.status == 411 or self._front.draining:
+            self._close_with(answer)
+        else:
+            self._transport.write(self._render(answer))
+            self._phase = _Phase.SENDING
+            if not self._backed_up:
+                self._sent()
+
+    def _run(self) -> None:
+        self._phase = _Phase.RUNNING
+        self._front.runner.submit(self._slot, self._size, self._json_size, self._send)
+
+    def _send(self, answer: Answer) -> None:
+        """Send the answer that lies in the slot, and keep the slot until it has left."""
+        self._answer_size = answer.size
+        if not self.alive:
+            self._return_slot()
+            return
+        headers: dict[str, str | int] = {"Content-Type": "application/json", "Content-Length": answer.size}
+        if answer.json_size is not None:
+            headers["Content-Type"] = "application/octet-stream"
+            headers["Inference-Header-Content-Length"] = answer.json_size
+        if not self._keep_alive or self._front.draining:
+            self._keep_alive = False
+            headers["Connection"] = "close"
+        head = render_response(answer.status, headers)
+        body = self._front.arena.answer(self._slot)[: answer.size]
+        self._phase = _Phase.SENDING
+        if answer.size <= _SMALL_ANSWER:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
+        if not self._backed_up and self.alive:
+            self._sent()
+
+    def _sent(self) -> None:
+        self._phase = _Phase.HEAD
+        self._return_slot()
+        if not self._keep_alive:
+            self._transport.close()
+        else:
+            self._advance()
+
+    def _close_with(self, answer: Reply) -> None:
+        """Answer and disconnect; drop what the client is still sending, so that it gets to read the answer."""
+        self._keep_alive = False
+        self._phase = _Phase.LINGERING
+        self._ahead.clear()
+        self._transport.write(self._render(answer))
+        self._transport.write_eof()
+        asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)
+
+    def _render(self, answer: Reply) -> bytes:
+        headers: dict[str, str | int] = {"Content-Type": "application/json", "Content-Length": len(answer.body)}
+        if not self._keep_alive:
+            headers["Connection"] = "close"
+        return render_response(answer.status, {**headers, **answer.headers}) + answer.body
+
+    def _return_slot(self) -> None:
+        if self._slot >= 0:
+            slot, self._slot = self._slot, -1
+            self._body = memoryview(b"")
+            self._front.slots.give_back(slot, self._size, self._answer_size)
+
+    def _pause_while_full(self) -> None:
+        """Read no further while what is read ahead has not been used."""
+        full = self._ahead.full and self._phase is not _Phase.LINGERING
+        if full and not self._paused:
+            self._transport.pause_reading()
+        elif self._paused and not full:
+            self._transport.resume_reading()
+        self._paused = full

@@ -1,0 +1,69 @@
+"""Whose the slots of the arena are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from edl_runtime.teacher.arena import Arena
+
+
+class Asker(Protocol):
+    """Who needs a slot for a request."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the slot is still wanted."""
+        ...
+
+    def begin_body(self, slot: int) -> None:
+        """Use `slot`, and give it back."""
+        ...
+
+
+class Slots:
+    """Gives each request a slot of `arena`; those beyond them wait in the order in which they came.
+
+    `in_flight` counts the requests that have a slot or wait for one.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self.in_flight = 0
+        self._arena = arena
+        self._free = list(range(arena.slots))
+        self._waiting: deque[Asker] = deque()
+        self._all_answered = asyncio.Event()
+
+    def take(self, asker: Asker) -> None:
+        """Give `asker` a slot, now or as soon as one is free."""
+        self.in_flight += 1
+        if self._free:
+            asker.begin_body(self._free.pop())
+        else:
+            self._waiting.append(asker)
+
+    def give_back(self, slot: int, request_size: int, answer_size: int) -> None:
+        """Take back the slot of a request that has been answered, or whose client is gone."""
+        self.in_flight -= 1
+        self._arena.give_back(slot, request_size, answer_size)
+        while self._waiting:
+            asker = self._waiting.popleft()
+            if asker.alive:
+                asker.begin_body(slot)
+                return
+            self.in_flight -= 1
+        self._free.append(slot)
+        if not self.in_flight:
+            self._all_answered.set()
+
+    async def all_answered(self, limit_s: float) -> bool:
+        """Wait until nothing is in flight; return whether that was within `limit_s`."""
+        if self.in_flight:
+            self._all_answered.clear()
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._all_answered.wait()
+            except TimeoutError:
+                return False
+        return True
