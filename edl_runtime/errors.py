@@ -58,6 +58,23 @@ class SubmitError(BackendError):
         return f"job {self.name!r} could not be started: {self.reason}"
 
 
+class OwnedElsewhereError(BackendError):
+    """Raised when a job or pool of that name runs and belongs to somebody else."""
+
+    def __init__(self, name: str, kind: str, owner: str) -> None:
+        super().__init__(name, kind, owner)
+        self.name = name
+        self.kind = kind
+        self.owner = owner
+
+    def __str__(self) -> str:
+        what = "pool" if self.kind == "pool" else "job"
+        return (
+            f"{what} {self.name!r} belongs to {self.owner!r} and is running; "
+            f"give each its own name, or stop that one with `edl stop {self.name}`"
+        )
+
+
 class RegistryError(EdlError):
     """Raised when the registry refuses or can't be used."""
 

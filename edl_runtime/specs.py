@@ -128,6 +128,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `bounds`: between which numbers `instances` may be changed while it runs.
     - `env`: plain environment variables. Secrets go to `Backend.submit` beside the spec and are never kept.
     - `grace_s`: seconds between SIGTERM and SIGKILL when an instance has to go.
+    - `pool_digest`: digest of the pool that was started for this job alone, so that the same job with other teachers
+      is another one; empty when the pool is nobody's in particular.
     """
 
     name: str
@@ -138,6 +140,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     cwd: str = ""
     grace_s: float = 10.0
+    pool_digest: str = ""
 
     def __post_init__(self) -> None:
         check_name("name", self.name)

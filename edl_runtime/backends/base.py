@@ -11,19 +11,24 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from edl_runtime.errors import OwnedElsewhereError
 from edl_runtime.specs import JobKind, JobSpec
 
 Phase = Literal["running", "succeeded", "failed"]
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One process or pod. `exit_code` is None while it runs, negative for a signal. Times are Unix seconds."""
+    """One process or pod. `exit_code` is None while it runs, negative for a signal. Times are Unix seconds.
+
+    `given_up`: it has failed and is not started again, though the job goes on; see `JobStatus.attainable`.
+    """
 
     index: int
     phase: Phase
     started_at: float
     restarts: int = 0
     exit_code: int | None = None
+    given_up: bool = False
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +36,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     - `token`: who may kill it; see `Backend.delete`.
     - `wanted`: the number of instances asked for; `instances` are those that exist, by index.
-    - `reason`: why it failed, for people; empty otherwise.
-    - `last_lines`: the end of the log of the instance that made it fail; empty otherwise.
+    - `reason`: why it failed, or why an instance of a running pool does not come up, for people; empty otherwise.
+    - `last_lines`: the end of the log of the instance that `reason` is about; empty otherwise.
     - `result`: what the first instance left by `edl_runtime.result.write_result`, None before.
     """
 
@@ -47,6 +52,22 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     last_lines: tuple[str, ...] = ()
     result: dict[str, Any] | None = None
+
+    @property
+    def attainable(self) -> int:
+        """How many instances it can still come to have: those wanted, without those that were given up."""
+        return self.wanted - sum(instance.given_up for instance in self.instances)
+
+
+def owner_of(token: str) -> str:
+    """Return the OWNER of a token "OWNER/TRY": the same for all tries of one task. Empty for nobody's token."""
+    return token.rpartition("/")[0]
+
+
+def refuse_strangers(job: JobStatus | None, token: str) -> None:
+    """Raise OwnedElsewhereError if `job` runs and belongs to another owner than `token` does."""
+    if job and job.phase == "running" and (owner := owner_of(job.token)) not in ("", owner_of(token)):
+        raise OwnedElsewhereError(job.name, job.kind, owner)
 
 
 class LogLine(msgspec.Struct, frozen=True):
@@ -68,13 +89,14 @@ class Backend(Protocol):
     """Where instances run. Every verb is safe to repeat: doing it twice is doing it once."""
 
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
-        """Get or create the job `spec.name` and make `token` its owner.
+        """Get or create the job `spec.name` and let it carry `token`, "OWNER/TRY" or a plain word; see `owner_of`.
 
         A job of that name with the same spec that runs or has succeeded is adopted as it is. Any other job of that
-        name is stopped first, down to its last process, and a new one is started. `secrets` are environment
-        variables for the instances that are never written down.
+        name is stopped first, down to its last process, and a new one is started. A running job of another owner
+        is neither adopted nor stopped. `secrets` are environment variables for the instances that are never
+        written down.
 
-        Raises SubmitError when it can't be started.
+        Raises OwnedElsewhereError; SubmitError when it can't be started.
         """
         ...
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from edl_runtime.backends.base import Capacity, JobStatus, LogLine
+from edl_runtime.backends.base import Capacity, JobStatus, LogLine, refuse_strangers
 from edl_runtime.backends.local import locks
 from edl_runtime.backends.local.capacity import machine_capacity
 from edl_runtime.backends.local.folders import JobFolder, WorkFolder
@@ -47,6 +47,7 @@ class LocalBackend:
         await asyncio.to_thread(self._prepare, spec)
         folder = self._work.job(spec.name)
         async with locks.hold(self._work.lock(spec.name)) as held:
+            refuse_strangers(await asyncio.to_thread(folder.read_status), token)
             if adopted := await _adopt(folder, spec, token):
                 return adopted
             await _clear(folder)
