@@ -103,9 +103,7 @@ class Lease:
         contract = msgspec.json.encode(ours).decode() if ours else ""
         waited = False
         while True:
-            granted, *answer = await self._run(
-                "register", self._member.id, _ms(self._ttl_s), record, contract, more_keys=[keys.fence(self._service)]
-            )
+            granted, *answer = await self._run("register", self._member.id, _ms(self._ttl_s), record, contract)
             if granted:
                 self.fence = answer[0]
                 break
@@ -129,8 +127,8 @@ class Lease:
             fence=self.fence,
         )
 
-    async def _run(self, script: str, *args: str | int, more_keys: list[str] | None = None) -> Any:
-        return await run_script(self._client, script, [*keys.of_service(self._service), *(more_keys or ())], args)
+    async def _run(self, script: str, *args: str | int) -> Any:
+        return await run_script(self._client, script, keys.of_service(self._service), args)
 
 
 def hold_lease(

@@ -1,18 +1,27 @@
 -- Stands at the head of every script: the clock, and who has run out. Redis's own clock is the only one that counts.
 --
--- Each script's first four keys are those of one service (a pool's teachers or students):
+-- Each script's keys are those of one service (a pool's teachers or students):
 --   KEYS[1] leases    sorted set, member id -> deadline in ms of Redis's clock
 --   KEYS[2] records   hash, member id -> JSON of the member, beginning {"fence":N,
 --   KEYS[3] contract  string, JSON of the signature that all members share; gone with the last member
 --   KEYS[4] events    stream of {joined|left|expired = member id}, the last 1,000 or so
+--   KEYS[5] fence     counter, the last fencing token
 
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+-- The last two keys outlive the members by a day, so that a name that is used again finds its tokens and news, and
+-- names of one run don't pile up. Even later a token is larger than all before it, for the first one is the clock.
+local function keep()
+  redis.call('EXPIRE', KEYS[4], 86400)
+  redis.call('EXPIRE', KEYS[5], 86400)
+end
+
 local function announce(what, id)
   redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', what, id)
+  keep()
 end
 
 local function drop(id, why)

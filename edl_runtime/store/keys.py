@@ -7,9 +7,9 @@ script touches one slot and Redis Cluster works.
 | --- | --- | --- | --- | --- |
 | leases | sorted set, member id → deadline in ms of Redis's clock | while there are members | Lua | Lua |
 | records | hash, member id → JSON of the member with its fence | as its lease | Lua | Lua |
-| fence | counter | for ever | register | register |
+| fence | counter | a day longer than its members | register | register |
 | contract | string, the pool's model signature as JSON | while there are members | Lua | Lua |
-| events | stream of joined, left, expired; the last 1,000 or so | for ever | Lua | watchers |
+| events | stream of joined, left, expired; the last 1,000 or so | as fence | Lua | watchers |
 | pools | set of names; readers drop those without members | for ever | register | `edl pools` |
 | progress | string, JSON of the last report | an hour from the last | student | Airflow, `edl jobs` |
 """
@@ -61,7 +61,7 @@ def progress(namespace: str, job: str) -> str:
 
 def of_service(service: Service) -> list[str]:
     """Return the keys that every Lua script takes first, in its order."""
-    return [leases(service), records(service), contract(service), events(service)]
+    return [leases(service), records(service), contract(service), events(service), fence(service)]
 
 
 def _of(service: Service, what: str) -> str:

@@ -4,6 +4,7 @@
 --   KEYS[2] records   hash, member id -> JSON of the member with its fence
 --   KEYS[3] contract  string, JSON of the signature that all members share
 --   KEYS[4] events    stream of {joined|left|expired = member id}
+--   KEYS[5] fence     counter, the last fencing token
 --
 -- Answers {records, contract or '', ms until the first lease runs out or -1, id of the oldest event, of the newest};
 -- '0-0' for both without events.

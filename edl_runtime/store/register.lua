@@ -24,7 +24,7 @@ if ARGV[4] ~= '' then
 end
 
 local fence = redis.call('INCR', KEYS[5])
-if fence == 1 then -- a Redis that came back empty: start at the clock, above every token it may have given before
+if fence == 1 then -- a new or long forgotten name: start at the clock, above every token that it may have had before
   fence = now
   redis.call('SET', KEYS[5], string.format('%.0f', fence))
 end

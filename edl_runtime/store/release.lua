@@ -4,6 +4,7 @@
 --   KEYS[2] records   hash, member id -> JSON of the member with its fence
 --   KEYS[3] contract  string, JSON of the signature that all members share
 --   KEYS[4] events    stream of {joined|left|expired = member id}
+--   KEYS[5] fence     counter, the last fencing token
 --   ARGV[1] member id, ARGV[2] its fence
 --
 -- Answers 1 if it did, 0 if there was nothing of the caller's to end.

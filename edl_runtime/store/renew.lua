@@ -4,6 +4,7 @@
 --   KEYS[2] records   hash, member id -> JSON of the member with its fence
 --   KEYS[3] contract  string, JSON of the signature that all members share
 --   KEYS[4] events    stream of {joined|left|expired = member id}
+--   KEYS[5] fence     counter, the last fencing token
 --   ARGV[1] member id, ARGV[2] its fence, ARGV[3] lease in ms
 --
 -- Answers 'renewed'; 'gone' when there is no such member; 'taken' when the id has a later holder.
@@ -19,4 +20,5 @@ if fence ~= ARGV[2] then
   return 'taken'
 end
 redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
+keep()
 return 'renewed'

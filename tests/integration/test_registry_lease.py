@@ -115,10 +115,43 @@ async def test_fences_grow_even_when_redis_was_emptied(client: Redis, service: S
     """A token of a Redis that lost its memory is larger than all it gave before."""
     async with hold_lease(client, service, teacher()) as lease:
         first = lease.fence
-        await client.delete(*keys.of_service(service), keys.fence(service))
+        await client.delete(*keys.of_service(service))
         await asyncio.sleep(0.01)  # Redis's clock counts in ms
         async with hold_lease(client, service, teacher("b")) as second:
             assert second.fence > first
+
+
+async def test_a_name_that_nobody_uses_leaves_nothing_behind(client: Redis, service: Service) -> None:
+    """What outlives the members goes a day after them, and stays as long as they do: renewing puts it off."""
+    kept = [keys.events(service), keys.fence(service)]
+    async with hold_lease(client, service, teacher(), ttl_s=0.3) as lease:
+        fence = lease.fence
+        for key in kept:
+            await client.expire(key, 60)
+        async with asyncio.timeout(2):
+            while min([await client.ttl(key) for key in kept]) <= 60:  # noqa: ASYNC110 - Redis tells nobody
+                await asyncio.sleep(0.01)
+        assert lease.fence == fence
+    assert sorted(await client.keys(f"*{{{service.namespace}/{service.pool}}}*")) == sorted(kept)
+    assert all([86_000 < await client.ttl(key) <= 86_400 for key in kept])
+
+
+async def test_members_and_watchers_outlive_a_loss_of_what_expires(
+    client: Redis, service: Service, directory: Directory
+) -> None:
+    """Without the counter and the news a later token is still larger, and a watcher still sees who joins and leaves."""
+    async with (
+        hold_lease(client, service, teacher(), ttl_s=0.3) as lease,
+        contextlib.aclosing(directory.watch("pool")) as changes,
+        asyncio.timeout(4),
+    ):
+        assert [member.id for member in await anext(changes)] == ["a"]
+        await client.delete(keys.events(service), keys.fence(service))
+        await asyncio.sleep(0.01)  # Redis's clock counts in ms
+        async with hold_lease(client, service, teacher("b"), ttl_s=0.3) as second:
+            assert second.fence > lease.fence
+            assert [member.id for member in await anext(changes)] == ["a", "b"]
+        assert [member.id for member in await anext(changes)] == ["a"]
 
 
 async def test_a_later_registration_of_an_id_supersedes_the_earlier(
@@ -151,8 +184,7 @@ async def test_a_pool_can_start_again_with_another_model_while_dead_teachers_run
     """The leases of killed teachers delay a new model, they do not refuse it."""
     record = '{"id":"dead","address":"dead:1"}'
     contract = '{"name":"digits"}'
-    named = [*keys.of_service(service), keys.fence(service)]
-    await run_script(client, "register", named, ["dead", 400, record, contract])
+    await run_script(client, "register", keys.of_service(service), ["dead", 400, record, contract])
     async with hold_lease(client, service, teacher("b", LETTERS)):
         assert await ids(directory) == ["b"]
         assert await directory.contract("pool") == LETTERS
@@ -162,8 +194,7 @@ async def test_the_same_model_in_other_words_is_let_in(client: Redis, service: S
     """Models are compared by what they say, not by how their JSON is written."""
     record = '{"id":"z","address":"z:1"}'
     contract = '{ "inputs": [{"shape": [-1, 784], "datatype": "FP32", "name": "image"}], "name": "digits" }'
-    named = [*keys.of_service(service), keys.fence(service)]
-    await run_script(client, "register", named, ["z", 60_000, record, contract])
+    await run_script(client, "register", keys.of_service(service), ["z", 60_000, record, contract])
     async with hold_lease(client, service, teacher()):
         assert await ids(directory) == ["a", "z"]
 
@@ -217,8 +248,7 @@ async def test_a_record_that_nobody_can_read_hides_no_other(
     client: Redis, service: Service, directory: Directory
 ) -> None:
     """One member written by something else is left out, the rest is listed."""
-    named = [*keys.of_service(service), keys.fence(service)]
-    await run_script(client, "register", named, ["odd", 60_000, '{"weight":"much"}', ""])
+    await run_script(client, "register", keys.of_service(service), ["odd", 60_000, '{"weight":"much"}', ""])
     async with hold_lease(client, service, teacher()):
         assert await ids(directory) == ["a"]
 

@@ -21,7 +21,7 @@ def test_a_script_names_its_keys_at_its_head(name: str) -> None:
     body = next(number for number, line in enumerate(lines) if not line.startswith("--"))
     head = "\n".join(lines[:body])
     used = set(re.findall(r"KEYS\[\d\]", "\n".join(lines[body:])))
-    assert used | {f"KEYS[{n}]" for n in range(1, 5)} == set(re.findall(r"(KEYS\[\d\]) \w+ +(?:sorted |)\w+", head))
+    assert used | {f"KEYS[{n}]" for n in range(1, 6)} == set(re.findall(r"(KEYS\[\d\]) \w+ +(?:sorted |)\w+", head))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -33,5 +33,5 @@ def test_a_script_never_searches_the_keyspace(name: str) -> None:
 def test_the_keys_of_a_service_share_a_slot() -> None:
     """Redis Cluster runs a script only if all its keys have one hash tag."""
     service = keys.Service("team", "digits", "students")
-    tags = {re.findall(r"\{(.*?)\}", key)[0] for key in [*keys.of_service(service), keys.fence(service)]}
+    tags = {re.findall(r"\{(.*?)\}", key)[0] for key in keys.of_service(service)}
     assert tags == {"team/digits"}
