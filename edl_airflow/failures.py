@@ -8,11 +8,39 @@ from contextlib import contextmanager
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException, AirflowTaskTimeout
 
 from edl_airflow.work import Outcome
-from edl_runtime.errors import EdlError, JobFailedError, ModelError, NoTeacherError, PoolMismatchError, SpecError
+from edl_runtime.errors import (
+    EdlError,
+    JobFailedError,
+    ModelError,
+    NoTeacherError,
+    OwnedElsewhereError,
+    PoolMismatchError,
+    SpecError,
+)
+
+_MISTAKES = (
+    SpecError,
+    PoolMismatchError,
+    ModelError,
+    OwnedElsewhereError,
+    AirflowNotFoundException,
+    AirflowFailException,
+)
 
 
 class UsersMistakeError(AirflowFailException):
     """Raised when trying again can't help: a spec, a model or a connection has to be mended first."""
+
+
+class PoolEndedError(AirflowFailException):
+    """Raised when the pool that a task waits for was there and has ended."""
+
+    def __init__(self, pool: str) -> None:
+        super().__init__(pool)
+        self.pool = pool
+
+    def __str__(self) -> str:
+        return f"pool {self.pool!r} has ended: it was there, and somebody has stopped it"
 
 
 class TaskKilledError(EdlError):
@@ -24,9 +52,7 @@ class TaskKilledError(EdlError):
 
 def is_users_mistake(error: BaseException) -> bool:
     """Whether trying again can't help."""
-    return isinstance(
-        error, SpecError | PoolMismatchError | ModelError | AirflowNotFoundException | AirflowFailException
-    )
+    return isinstance(error, _MISTAKES)
 
 
 @contextmanager
@@ -38,8 +64,17 @@ def failing_clearly() -> Iterator[None]:
         raise
     except Exception as error:
         if is_users_mistake(error):
-            raise UsersMistakeError(str(error)) from error
+            raise UsersMistakeError(_in_dags_words(error)) from error
         raise
+
+
+def _in_dags_words(error: Exception) -> str:
+    if isinstance(error, OwnedElsewhereError) and error.kind == "pool":
+        advice = (
+            "in a mapped task 'x-{{ ti.map_index }}' is such a name, and without teacher_pool there is one for each"
+        )
+        return f"{error}; {advice}"
+    return str(error)
 
 
 def failure_of(outcome: Outcome, waits_s: float) -> BaseException | None:
@@ -50,6 +85,8 @@ def failure_of(outcome: Outcome, waits_s: float) -> BaseException | None:
         case "failed":
             failed = JobFailedError(outcome.name, outcome.reason, outcome.last_lines)
             return UsersMistakeError(str(failed)) if outcome.permanent else failed
+        case "gone":
+            return PoolEndedError(outcome.name)
         case "no_teacher":
             return NoTeacherError(outcome.name, waits_s, outcome.reason)
         case "timed_out":

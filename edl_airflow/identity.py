@@ -1,7 +1,8 @@
 """A task instance → the names of its job and pool; a try → its token.
 
 The name is the same for every try, so that a try that follows a lost worker finds the job of the last one. The token
-is another one for every try, so that a kill never hits the next try's work.
+is "OWNER/TRY": the owner is the same for every try, so that no other task can take a job or pool over, and the try is
+another one each time, so that a kill never hits the next try's work.
 """
 
 from __future__ import annotations
@@ -37,12 +38,17 @@ def pool_name(ti: TaskInstance) -> str:
     return _name(ti, "teachers")
 
 
+def owner(ti: TaskInstance) -> str:
+    """Return who all jobs and pools of this task instance belong to, in every try: the name of its job."""
+    return job_name(ti)
+
+
 def try_token(ti: TaskInstance) -> str:
-    """Return what only this try carries.
+    """Return what only this try carries, "OWNER/TRY"; `edl_runtime.backends.base.owner_of` reads it.
 
     Airflow gives a task instance a new id for each retry and clear, and keeps it while the task is deferred.
     """
-    return str(ti.id)
+    return f"{owner(ti)}/{ti.id}"
 
 
 def _name(ti: TaskInstance, what: str) -> str:

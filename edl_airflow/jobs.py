@@ -16,9 +16,19 @@ def pool_job(pool: str, teacher: TeacherSpec, bounds: Bounds, *, namespace: str,
     """Return the job whose instances are the pool's teachers, `bounds.min` of them to begin with.
 
     A relative model path is one below `folder`, where the teachers also start, so that `module:function` finds a
-    module that lies there.
+    module that lies there; -P, so that no file there takes the place of a library.
     """
-    words = ["python", "-m", "edl_runtime.cli", "teacher", "--model", _model(teacher.model, folder), "--pool", pool]
+    words = [
+        "python",
+        "-P",
+        "-m",
+        "edl_runtime.cli",
+        "teacher",
+        "--model",
+        _model(teacher.model, folder),
+        "--pool",
+        pool,
+    ]
     if teacher.outputs:
         words += ["--outputs", ",".join(teacher.outputs)]
     if teacher.gpu_ids:
@@ -38,9 +48,19 @@ def pool_job(pool: str, teacher: TeacherSpec, bounds: Bounds, *, namespace: str,
 
 
 def student_job(
-    name: str, student: TrainerSpec, *, pool: str, namespace: str, teacher_wait_s: float, folder: Path
+    name: str,
+    student: TrainerSpec,
+    *,
+    pool: str,
+    pool_digest: str,
+    namespace: str,
+    teacher_wait_s: float,
+    folder: Path,
 ) -> JobSpec:
-    """Return the job that trains the student. A relative `cwd` is one below `folder`; an empty one stays empty."""
+    """Return the job that trains the student. A relative `cwd` is one below `folder`; an empty one stays empty.
+
+    `pool_digest`: of the pool that the task runs for it, so that other teachers make another job; "" without.
+    """
     settings = RuntimeSettings(namespace=namespace, job=name, pool=pool, teacher_wait_s=teacher_wait_s)
     return JobSpec(
         name=name,
@@ -50,6 +70,7 @@ def student_job(
         instances=1,
         env={**settings.to_env(), **student.env},
         cwd=str(folder / student.cwd) if student.cwd else "",
+        pool_digest=pool_digest,
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
@@ -13,20 +13,20 @@ from urllib.parse import quote
 import msgspec
 from airflow.sdk import BaseHook
 
+from edl_airflow.work import Place
 from edl_runtime.errors import EdlError, RegistryUnavailableError, SpecError
 from edl_runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
-    from edl_runtime.backends.base import Backend
-    from edl_runtime.progress import Progress
-    from edl_runtime.registry.members import Member
-    from edl_runtime.store.keys import Role
-
 DEFAULT_CONN_ID = "edl_default"
 REDIS_AT_LEAST = (6, 2)
+DEFAULT_PORT = 6379
 _DEFAULTS = RuntimeSettings()
+_HOST = re.compile(r"[\w.-]+|[\da-fA-F:.]+(%\w+)?")
+_NAMESPACE = re.compile(r"[A-Za-z0-9._-]+")
+_FOLDER = re.compile(r"[/~].*")
 _YES = frozenset({"true", "1", "yes", "on"})
 
 
@@ -35,30 +35,54 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
     redis_url: str
     namespace: str
-    work_dir: str
+    place: Place
+
+    def __repr__(self) -> str:
+        return f"Surroundings(namespace={self.namespace!r}, place={self.place!r})"
 
     @classmethod
     def of(cls, connection: Connection, extra: Mapping[str, Any]) -> Self:
         """Read an Airflow connection and its extra fields. Raises SpecError that names the field to fill or mend."""
-        where = f"connection {connection.conn_id!r}"
+        fields = _Fields(f"connection {connection.conn_id!r}", extra)
         if connection.conn_type != EdlHook.conn_type:
-            raise SpecError(f"{where}, type", connection.conn_type, repr(EdlHook.conn_type))
-        backend = extra.get("backend") or "local"
-        if backend != "local":
-            raise SpecError(f"{where}, field 'Backend'", backend, "'local'")
-        if not connection.host:
-            raise SpecError(
-                f"{where}, field 'Redis host'", connection.host or "", "the address of a Redis 6.2 or newer"
-            )
+            raise SpecError(f"{fields.where}, type", connection.conn_type, repr(EdlHook.conn_type))
+        fields.check("Backend", "backend", re.compile("local"), "'local'", "local")
+        host, allowed = connection.host or "", "the name or address of a Redis 6.2 or newer, as in 127.0.0.1"
+        if not _HOST.fullmatch(host):
+            shown = host.rpartition("@")[2]  # before it may stand a password
+            raise SpecError(f"{fields.where}, field 'Redis host'", shown, allowed)
+        port = connection.port or DEFAULT_PORT
+        if not 0 < port < 1 << 16:
+            raise SpecError(f"{fields.where}, field 'Redis port'", port, "1 to 65535")
+        namespace = fields.check(
+            "Namespace", "namespace", _NAMESPACE, "letters, digits and . _ - alone", _DEFAULTS.namespace
+        )
+        work_dir = fields.check(
+            "Working folder", "work_dir", _FOLDER, "a path that starts with / or ~", _DEFAULTS.work_dir
+        )
         return cls(
-            redis_url=_redis_url(connection, tls=str(extra.get("tls") or "").lower() in _YES),
-            namespace=extra.get("namespace") or _DEFAULTS.namespace,
-            work_dir=str(Path(extra.get("work_dir") or _DEFAULTS.work_dir).expanduser()),
+            redis_url=_redis_url(connection, host, port, tls=str(extra.get("tls") or "").lower() in _YES),
+            namespace=namespace,
+            place=Place(str(Path(work_dir).expanduser())),
         )
 
 
+class _Fields(msgspec.Struct, frozen=True):
+    where: str
+    extra: Mapping[str, Any]
+
+    def check(self, label: str, key: str, pattern: re.Pattern[str], allowed: str, default: str) -> str:
+        """Return the field's text, `default` if it is empty."""
+        given = self.extra.get(key)
+        if given in (None, ""):
+            return default
+        if not isinstance(given, str) or not pattern.fullmatch(given):
+            raise SpecError(f"{self.where}, field {label!r}", given, allowed)
+        return given
+
+
 class EdlHook(BaseHook):
-    """Looks an `edl` connection up. `open_site` then opens what it leads to.
+    """Looks an `edl` connection up. `edl_airflow.site.open_site` then opens what it leads to.
 
     Raises SpecError for a connection that lacks something, and Airflow's AirflowNotFoundException for one that does
     not exist.
@@ -90,7 +114,7 @@ class EdlHook(BaseHook):
         """Whether Redis answers and is new enough, and the work folder can be written to; and what is wrong if not."""
         try:
             surroundings = self.surroundings()
-            _check_folder(Path(surroundings.work_dir))
+            _check_folder(Path(surroundings.place.work_dir))
             version = asyncio.run(_redis_version(surroundings))
         except (EdlError, OSError) as error:
             return False, str(error)
@@ -99,61 +123,14 @@ class EdlHook(BaseHook):
                 False,
                 f"Redis is {'.'.join(map(str, version))}, needed is {'.'.join(map(str, REDIS_AT_LEAST))} or newer",
             )
-        return True, f"Redis {'.'.join(map(str, version))} answers, and {surroundings.work_dir} can be written to"
+        return True, f"Redis {'.'.join(map(str, version))} answers, and {surroundings.place.work_dir} can be written to"
 
 
-@asynccontextmanager
-async def open_site(surroundings: Surroundings) -> AsyncIterator[Site]:
-    """Open what a connection leads to, and close its sockets on exit.
-
-    Nothing is sent to Redis yet, so work that needs only the backend goes on while Redis is away.
-    """
-    site = await asyncio.to_thread(Site, surroundings)  # imports Redis's client, which takes a second
-    try:
-        yield site
-    finally:
-        await site.close()
-
-
-class Site:
-    """Where instances run (`backend`), what they may know (`secrets`) and who is alive. Made by `open_site`."""
-
-    def __init__(self, surroundings: Surroundings) -> None:
-        from edl_runtime import progress
-        from edl_runtime.backends.local import LocalBackend
-        from edl_runtime.registry.directory import Directory
-        from edl_runtime.store.client import connect
-
-        self.namespace = surroundings.namespace
-        self.secrets = {"EDL_REDIS_URL": surroundings.redis_url}
-        self.backend: Backend = LocalBackend(surroundings.work_dir)
-        self._client = connect(surroundings.redis_url)
-        self._directory = Directory(self._client, surroundings.namespace)
-        self._read_progress = progress.read
-
-    async def close(self) -> None:
-        """Close the sockets."""
-        await self._client.aclose()
-
-    async def teachers(self, pool: str) -> list[str]:
-        """Return the addresses of the registered teachers, sorted. Raises RegistryUnavailableError."""
-        return sorted(member.address for member in await self.members(pool, "teachers"))
-
-    async def members(self, pool: str, role: Role) -> list[Member]:
-        """Return the registered teachers or students, by id. Raises RegistryUnavailableError."""
-        return await self._directory.members(pool, role)
-
-    async def progress(self, job: str) -> Progress | None:
-        """Return the job's last report. Raises RegistryUnavailableError."""
-        return await self._read_progress(self._client, self.namespace, job)
-
-
-def _redis_url(connection: Connection, *, tls: bool) -> str:
+def _redis_url(connection: Connection, host: str, port: int, *, tls: bool) -> str:
     login = quote(connection.login or "", safe="")
     password = quote(connection.password or "", safe="")
     user = f"{login}:{password}@" if login or password else ""
-    host = f"[{connection.host}]" if ":" in (connection.host or "") else connection.host
-    return f"{'rediss' if tls else 'redis'}://{user}{host}:{connection.port or 6379}/0"
+    return f"{'rediss' if tls else 'redis'}://{user}{f'[{host}]' if ':' in host else host}:{port}/0"
 
 
 async def _redis_version(surroundings: Surroundings) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What all operators share: templates inside specs, and doing the work in a worker or a triggerer."""
+"""What the operators that start something share: they do their work in a worker or a triggerer."""
 
 from __future__ import annotations
 
@@ -14,69 +14,27 @@ from airflow.sdk import BaseOperator
 
 from edl_airflow import conductor
 from edl_airflow.failures import TaskKilledError, failing_clearly, failure_of
-from edl_airflow.hooks.edl import EdlHook, Site, Surroundings, open_site
-from edl_airflow.identity import try_token
+from edl_airflow.hooks.edl import EdlHook, Surroundings
+from edl_airflow.identity import owner
 from edl_airflow.links import push_links
+from edl_airflow.operators.templates import TextTemplates
+from edl_airflow.site import Site, backend_at, open_site
 from edl_airflow.work import Outcome, Work
-from edl_runtime.errors import SpecError
-from edl_runtime.specs import Bounds
+from edl_runtime.backends.base import owner_of
 
 if TYPE_CHECKING:
-    import jinja2
     from airflow.sdk import Context
 
 Result = TypeVar("Result")
-Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
-def has_template(value: object) -> bool:
-    """Whether `value`, a string or a spec, holds what is only known when the task runs."""
-    if isinstance(value, msgspec.Struct):
-        return has_template(msgspec.to_builtins(value))
-    if isinstance(value, dict):
-        return any(map(has_template, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(has_template, value))
-    if isinstance(value, str):
-        return "{{" in value or "{%" in value
-    return hasattr(value, "resolve")  # an XComArg
+def task_deadline(operator: BaseOperator) -> float | None:
+    """Return when `execution_timeout` is over for a task that starts now; Airflow forgets it on deferral."""
+    limit = operator.execution_timeout
+    return time.time() + limit.total_seconds() if limit else None
 
 
-def as_bounds(value: object) -> Bounds:
-    """Return what "1:3", "2", 2 or a Bounds says. Raises SpecError."""
-    return value if isinstance(value, Bounds) else Bounds.parse(str(value))
-
-
-def as_count(field: str, value: object) -> int:
-    """Return the whole number, 1 or more, that `value` (a number or its text) says. Raises SpecError naming `field`."""
-    try:
-        count = int(str(value))
-    except ValueError:
-        count = 0
-    if count < 1:
-        raise SpecError(field, value, "a whole number, 1 or more")
-    return count
-
-
-class SpecTemplates(BaseOperator):
-    """Renders templates inside spec structs, which are frozen: each is taken apart, rendered and made anew."""
-
-    def render_template(
-        self,
-        content: Any,
-        context: Context,
-        jinja_env: jinja2.Environment | None = None,
-        seen_oids: set[int] | None = None,
-    ) -> Any:
-        """Render `content` as Airflow does, specs included. Raises SpecError for a spec that can't work."""
-        if not isinstance(content, msgspec.Struct):
-            return super().render_template(content, context, jinja_env, seen_oids)
-        rendered = super().render_template(msgspec.to_builtins(content), context, jinja_env, seen_oids)
-        with failing_clearly():
-            return _made(type(content), rendered)
-
-
-class EdlOperator(SpecTemplates):
+class EdlOperator(TextTemplates):
     """Does a `Work`, in this process or in a triggerer, and leaves nothing behind however it ends.
 
     Subclasses say what the work is (`plan`) and what to return when it is done (`result`).
@@ -87,12 +45,12 @@ class EdlOperator(SpecTemplates):
 
     edl_conn_id: str
     deferrable: bool
-    _surroundings: Surroundings
     _work: Work | None = None
+    _begun = True  # whether this try has taken over what earlier ones left; the second half of a deferred task has
     _cancel: Callable[[], object] | None = None
     _killed = False
 
-    def plan(self, context: Context, namespace: str) -> Work:
+    def plan(self, context: Context, surroundings: Surroundings) -> Work:
         """Say what to do, from the rendered fields. Raises SpecError."""
         raise NotImplementedError
 
@@ -103,16 +61,19 @@ class EdlOperator(SpecTemplates):
     def execute(self, context: Context) -> Any:
         """Start the work; then follow it to its end, or defer unless it has ended already."""
         with failing_clearly():
-            self._surroundings = EdlHook(self.edl_conn_id).surroundings()
-            work = self.plan(context, self._surroundings.namespace)
-        push_links(self, context)
-        outcome = self._run(work, self._begin)
+            surroundings = EdlHook(self.edl_conn_id).surroundings()
+            try:
+                work = self.plan(context, surroundings)
+                push_links(self, context)
+            except Exception:  # an earlier try's plan may have worked
+                asyncio.run(conductor.stop_all_tries(owner(context["ti"]), backend_at(surroundings.place)))
+                raise
+        self._begun = False
+        outcome = self._run(work, lambda: self._begin(work, surroundings))
         return self._finish(work, outcome) if outcome else self._hand_over(work, context)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:  # noqa: ARG002
         """Finish what the triggerer followed, on an operator that has never executed."""
-        with failing_clearly():
-            self._surroundings = EdlHook(self.edl_conn_id).surroundings()
         return self._finish(msgspec.convert(event["work"], Work), msgspec.convert(event, Outcome))
 
     def on_kill(self) -> None:
@@ -132,18 +93,16 @@ class EdlOperator(SpecTemplates):
         """Return the folder of the DAG's file, which relative paths in specs start from."""
         return Path(self.dag.fileloc).absolute().parent if self.has_dag() else Path.cwd()  # type: ignore[no-untyped-call]
 
-    def deadline(self) -> float | None:
-        """Return when `execution_timeout` is over for a task that starts now; Airflow forgets it on deferral."""
-        return time.time() + self.execution_timeout.total_seconds() if self.execution_timeout else None
+    async def _begin(self, work: Work, surroundings: Surroundings) -> Outcome | None:
+        if self._killed:  # before there was anything to cancel
+            raise asyncio.CancelledError
+        async with open_site(surroundings) as site:
+            outcome = await conductor.begin(work, site)
+            self._begun = True
+            return outcome or await self._conduct(work, site)
 
-    def token(self, context: Context) -> str:
-        return try_token(context["ti"])
-
-    async def _begin(self, work: Work, site: Site) -> Outcome | None:
-        outcome = await conductor.begin(work, site)
-        if outcome is None and not self.deferrable:
-            outcome = await conductor.conduct(work, site, self.log.info)
-        return outcome
+    async def _conduct(self, work: Work, site: Site) -> Outcome | None:
+        return None if self.deferrable else await conductor.conduct(work, site, self.log.info)
 
     def _hand_over(self, work: Work, context: Context) -> NoReturn:
         """Defer, unless the task has been ended meanwhile: Airflow would refuse, and nobody would stop the work."""
@@ -151,10 +110,10 @@ class EdlOperator(SpecTemplates):
 
         wanted = False
         try:
-            wanted = _is_running(context["ti"])
+            wanted = _is_running(context["ti"]) and not self._killed
         finally:
             if not wanted:
-                self._run(work, conductor.stop)
+                self._run(work, lambda: self._stop(work))
         if not wanted:
             raise TaskKilledError
         self._work = None  # from here on it is the trigger's
@@ -163,13 +122,13 @@ class EdlOperator(SpecTemplates):
     def _finish(self, work: Work, outcome: Outcome) -> Any:
         failure = failure_of(outcome, work.waits_s)
         if failure or not self.keeps_pool:
-            self._run(work, conductor.stop)
+            self._run(work, lambda: self._stop(work))
         self._work = None
         if failure:
             raise failure
         return self.result(work, outcome)
 
-    def _run(self, work: Work, do: Callable[[Work, Site], Awaitable[Result]]) -> Result:
+    def _run(self, work: Work, do: Callable[[], Awaitable[Result]]) -> Result:
         """Do something. If it fails or the task is killed meanwhile, everything of this try is stopped."""
         self._work = work
         with failing_clearly():
@@ -178,11 +137,11 @@ class EdlOperator(SpecTemplates):
             except asyncio.CancelledError:
                 raise TaskKilledError from None
 
-    async def _guarded(self, work: Work, do: Callable[[Work, Site], Awaitable[Result]]) -> Result:
+    async def _guarded(self, work: Work, do: Callable[[], Awaitable[Result]]) -> Result:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel) if task else None
         try:
-            return await self._unless_killed(work, do)
+            return await do()
         except BaseException:
             self._cancel = None  # a second signal must not stop the stopping
             await self._stop(work)
@@ -190,26 +149,15 @@ class EdlOperator(SpecTemplates):
         finally:
             self._cancel = None
 
-    async def _unless_killed(self, work: Work, do: Callable[[Work, Site], Awaitable[Result]]) -> Result:
-        if self._killed:  # before there was anything to cancel
-            raise asyncio.CancelledError
-        async with open_site(self._surroundings) as site:
-            return await do(work, site)
-
     async def _stop(self, work: Work) -> None:
-        async with open_site(self._surroundings) as site:
-            await conductor.stop(work, site)
+        """Stop this try's work; before this try has taken over what earlier ones left, that as well."""
+        backend = await asyncio.to_thread(backend_at, work.place)
+        if self._begun:
+            await conductor.stop(work, backend)
+        else:
+            await conductor.stop_all_tries(owner_of(work.token), backend)
 
 
 def _is_running(ti: Any) -> bool:
     states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index)
     return all(state == "running" for state in states.get(ti.run_id, {}).values())
-
-
-def _made(struct: type[Struct], plain: Any) -> Struct:
-    try:
-        return msgspec.convert(plain, struct, strict=False)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, SpecError):
-            raise error.__cause__ from None
-        raise SpecError(struct.__name__, plain, f"what its fields take: {error}") from None

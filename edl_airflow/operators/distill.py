@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink, conf
 
-from edl_airflow.hooks.edl import DEFAULT_CONN_ID
-from edl_airflow.identity import job_name, pool_name
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
+from edl_airflow.identity import job_name, pool_name, try_token
 from edl_airflow.jobs import pool_job, student_job
 from edl_airflow.links import StudentLogLink, TeacherPoolLink
-from edl_airflow.operators.base import EdlOperator, as_bounds, has_template
+from edl_airflow.operators.base import EdlOperator, task_deadline
+from edl_airflow.operators.templates import as_bounds, check_seconds, has_template
 from edl_airflow.work import JobResult, Outcome, Work
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds, TeacherSpec, TrainerSpec, check_name
@@ -28,13 +29,14 @@ class EdlDistillOperator(EdlOperator):
     pool. Without one, `teacher_pool` names a pool that is there already and stays.
 
     Returns a `JobResult`: the job's name, the checkpoint and metrics that the student left, batches by teacher. A
-    retry after a lost worker takes over the student that is still running, if its spec is the same.
+    retry after a lost worker takes over the student that is still running, if its spec and its teacher's are the same.
 
     A relative model path, and a relative `cwd` of the student, start from the folder of the DAG's file. The student
     waits as long as this task does for its first teacher.
 
     :param student: the training script and how to start it (templated)
-    :param teacher_pool: the pool's name; with a `teacher`, None for one made from the task instance (templated)
+    :param teacher_pool: the pool's name; with a `teacher`, None for one made from the task instance. A name that is
+        the pool of another running task is refused, so overlapping runs and mapped tasks need one each (templated)
     :param teacher: what the teachers serve; None for a pool that is there already (templated)
     :param teachers: how many teachers, as Bounds, "min:max" or a number. With a `teacher`, the pool starts with min
         and can be resized up to max; without, the student waits for min. None is 1 (templated)
@@ -79,17 +81,20 @@ class EdlDistillOperator(EdlOperator):
             check_name("teacher_pool", teacher_pool)
         if teachers is not None and not has_template(teachers):
             as_bounds(teachers)
+        check_seconds("wait_timeout_s", wait_timeout_s)
+        check_seconds("progress_every_s", progress_every_s)
 
-    def plan(self, context: Context, namespace: str) -> Work:
-        ti = context["ti"]
-        pool = check_name("teacher_pool", self.teacher_pool or pool_name(ti))
-        bounds = as_bounds(self.teachers or 1)
-        folder = self.folder()
+    def plan(self, context: Context, surroundings: Surroundings) -> Work:
+        ti, namespace, folder = context["ti"], surroundings.namespace, self.folder()
+        pool = check_name("teacher_pool", pool_name(ti) if self.teacher_pool is None else self.teacher_pool)
+        bounds = as_bounds(1 if self.teachers is None else self.teachers)
+        own = pool_job(pool, self.teacher, bounds, namespace=namespace, folder=folder) if self.teacher else None
         return Work(
             conn_id=self.edl_conn_id,
-            token=self.token(context),
+            place=surroundings.place,
+            token=try_token(ti),
             pool=pool,
-            pool_job=pool_job(pool, self.teacher, bounds, namespace=namespace, folder=folder) if self.teacher else None,
+            pool_job=own,
             at_least=bounds.min,
             waits_s=self.wait_timeout_s,
             pool_deadline=time.time() + self.wait_timeout_s,
@@ -97,11 +102,12 @@ class EdlDistillOperator(EdlOperator):
                 job_name(ti),
                 self.student,
                 pool=pool,
+                pool_digest=own.digest if own else "",
                 namespace=namespace,
                 teacher_wait_s=self.wait_timeout_s,
                 folder=folder,
             ),
-            deadline=self.deadline(),
+            deadline=task_deadline(self),
             progress_every_s=self.progress_every_s,
         )
 

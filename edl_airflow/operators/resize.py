@@ -9,24 +9,29 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from airflow.sdk import BaseOperatorLink, conf
+from airflow.sdk.exceptions import AirflowSkipException
 
-from edl_airflow.failures import failing_clearly, failure_of
-from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook, Surroundings, open_site
+from edl_airflow.failures import PoolEndedError, failing_clearly, failure_of
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook, Surroundings
 from edl_airflow.links import TeacherPoolLink, push_links
-from edl_airflow.operators.base import SpecTemplates, as_count, has_template
-from edl_airflow.pool_wait import PoolWait, look, wait_for_pool
+from edl_airflow.operators.base import task_deadline
+from edl_airflow.operators.templates import TextTemplates, as_count, check_seconds, has_template
+from edl_airflow.pool_wait import PoolWait, judge, look, wait_for_pool
+from edl_airflow.site import Site, open_site
 from edl_airflow.work import Outcome, PoolResult
+from edl_runtime.errors import UnknownJobError
 from edl_runtime.specs import check_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class EdlResizeOperator(SpecTemplates):
+class EdlResizeOperator(TextTemplates):
     """Change the number of a running pool's teachers, within its bounds; students use them without a restart.
 
     Returns a `PoolResult`: the teachers that are registered when the pool has its new size. A failed or killed task
-    does not take the wish back.
+    does not take the wish back. Where the pool has ended already, or ends meanwhile, the task is skipped; a name that
+    no pool ever had is an error.
 
     :param teacher_pool: the pool's name (templated)
     :param instances: the wanted number of teachers (templated)
@@ -62,6 +67,7 @@ class EdlResizeOperator(SpecTemplates):
             check_name("teacher_pool", teacher_pool)
         if not has_template(instances):
             as_count("instances", instances)
+        check_seconds("wait_timeout_s", wait_timeout_s)
 
     def execute(self, context: Context) -> PoolResult:
         """Resize the pool; then wait for its teachers, or defer unless they are there already."""
@@ -74,7 +80,9 @@ class EdlResizeOperator(SpecTemplates):
                 at_least=instances,
                 at_most=instances,
                 waits_s=self.wait_timeout_s,
-                deadline=time.time() + self.wait_timeout_s,
+                pool_deadline=time.time() + self.wait_timeout_s,
+                deadline=task_deadline(self),
+                seen=True,
             )
             push_links(self, context)
             outcome = asyncio.run(self._resize(wait, instances, surroundings))
@@ -86,13 +94,18 @@ class EdlResizeOperator(SpecTemplates):
 
     async def _resize(self, wait: PoolWait, instances: int, surroundings: Surroundings) -> Outcome | None:
         async with open_site(surroundings) as site:
-            await site.backend.resize(wait.pool, instances)
+            try:
+                await site.backend.resize(wait.pool, instances)
+            except UnknownJobError:
+                if not await _was_there(wait.pool, site):
+                    raise
+                return Outcome(ended="gone", name=wait.pool)
             self.log.info("Pool %r shall have %d teachers", wait.pool, instances)
             if not self.wait:
                 teachers = tuple(await site.teachers(wait.pool))
                 return Outcome(ended="ready", name=wait.pool, teachers=teachers)
             if self.deferrable:
-                return await look(wait, site)
+                return judge(wait, await look(wait, site), time.time())
             return await wait_for_pool(wait, site, self.log.info)
 
     def _defer(self, wait: PoolWait) -> NoReturn:
@@ -102,6 +115,18 @@ class EdlResizeOperator(SpecTemplates):
 
     def _result(self, wait: PoolWait, outcome: Outcome) -> PoolResult:
         failure = failure_of(outcome, wait.waits_s)
+        if isinstance(failure, PoolEndedError):
+            raise AirflowSkipException(f"{failure}; there is nothing to resize") from failure
         if failure:
             raise failure
         return PoolResult(pool=wait.pool, teachers=list(outcome.teachers))
+
+
+async def _was_there(pool: str, site: Site) -> bool:
+    """Whether there was such a pool before: its log outlives it."""
+    try:
+        async for _ in site.backend.logs(pool, tail=1):
+            break
+    except UnknownJobError:
+        return False
+    return True

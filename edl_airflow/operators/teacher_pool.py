@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperatorLink, conf
 
 from edl_airflow.failures import failing_clearly
-from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook, Surroundings, open_site
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook, Surroundings
+from edl_airflow.identity import try_token
 from edl_airflow.jobs import pool_job
 from edl_airflow.links import TeacherPoolLink
-from edl_airflow.operators.base import EdlOperator, SpecTemplates, as_bounds, has_template
+from edl_airflow.operators.base import EdlOperator, task_deadline
+from edl_airflow.operators.templates import TextTemplates, as_bounds, check_seconds, has_template
+from edl_airflow.site import backend_at
 from edl_airflow.work import Outcome, PoolResult, Work
 from edl_runtime.specs import Bounds, TeacherSpec, check_name
 
@@ -27,8 +30,9 @@ class EdlTeacherPoolOperator(EdlOperator):
     Make it a setup with its teardown, so that the pool goes away when the tasks between them fail:
     `stop.as_teardown(setups=start)` with an `EdlStopTeacherPoolOperator`. A task that fails leaves no pool.
 
-    Returns a `PoolResult`. A pool of that name with the same spec is kept as it is; one with another spec is stopped
-    first. A relative model path starts from the folder of the DAG's file.
+    Returns a `PoolResult`. What an earlier try of this task has started is kept if it has the same spec, and stopped
+    first if not; a running pool of that name that is another task's, or another run's, is refused. A relative model
+    path starts from the folder of the DAG's file.
 
     :param teacher_pool: the pool's name, a DNS label of at most 52 letters (templated)
     :param teacher: what the teachers serve (templated)
@@ -67,27 +71,32 @@ class EdlTeacherPoolOperator(EdlOperator):
             check_name("teacher_pool", teacher_pool)
         if not has_template(teachers):
             as_bounds(teachers)
+        check_seconds("wait_timeout_s", wait_timeout_s)
 
-    def plan(self, context: Context, namespace: str) -> Work:
+    def plan(self, context: Context, surroundings: Surroundings) -> Work:
         pool = check_name("teacher_pool", self.teacher_pool)
         bounds = as_bounds(self.teachers)
         return Work(
             conn_id=self.edl_conn_id,
-            token=self.token(context),
+            place=surroundings.place,
+            token=try_token(context["ti"]),
             pool=pool,
-            pool_job=pool_job(pool, self.teacher, bounds, namespace=namespace, folder=self.folder()),
+            pool_job=pool_job(pool, self.teacher, bounds, namespace=surroundings.namespace, folder=self.folder()),
             at_least=bounds.min,
             waits_s=self.wait_timeout_s,
             pool_deadline=time.time() + self.wait_timeout_s,
-            deadline=self.deadline(),
+            deadline=task_deadline(self),
         )
 
     def result(self, work: Work, outcome: Outcome) -> PoolResult:
         return PoolResult(pool=work.pool, teachers=list(outcome.teachers))
 
 
-class EdlStopTeacherPoolOperator(SpecTemplates):
+class EdlStopTeacherPoolOperator(TextTemplates):
     """Stop a pool of teachers, down to its last process. A pool that is not there is a success.
+
+    Stops it whoever has started it and whoever uses it: where runs may overlap, give each run's pool its own name. The
+    backend alone is asked, so Redis may be away.
 
     :param teacher_pool: the pool's name (templated)
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
@@ -107,9 +116,6 @@ class EdlStopTeacherPoolOperator(SpecTemplates):
         """Stop the pool and return when its last process is gone."""
         with failing_clearly():
             pool = check_name("teacher_pool", self.teacher_pool)
-            stopped = asyncio.run(self._stop(pool, EdlHook(self.edl_conn_id).surroundings()))
+            backend = backend_at(EdlHook(self.edl_conn_id).surroundings().place)
+            stopped = asyncio.run(backend.delete(pool))
         self.log.info("Pool %r is stopped" if stopped else "There was no pool %r", pool)
-
-    async def _stop(self, pool: str, surroundings: Surroundings) -> bool:
-        async with open_site(surroundings) as site:
-            return await site.backend.delete(pool)

@@ -1,4 +1,7 @@
-"""The plugin's web pages. Read only; anybody who is logged in to Airflow may see them."""
+"""The plugin's web pages.
+
+Read only; anybody who is logged in to Airflow may see them, whichever DAGs that person may see.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from edl_airflow.hooks.edl import EdlHook, Site, open_site
+from edl_airflow.hooks.edl import EdlHook
 from edl_airflow.plugin import pages
+from edl_airflow.site import Site, open_site
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.errors import RegistryError, SpecError, UnknownJobError
 from edl_runtime.progress import Progress
@@ -23,8 +27,9 @@ TAIL_LINES = 500
 def make_app() -> FastAPI:
     """Return the pages as an app to be mounted."""
     app = FastAPI(dependencies=[Depends(requires_authenticated())], docs_url=None, redoc_url=None, openapi_url=None)
-    for error in (UnknownJobError, SpecError, AirflowNotFoundException):
-        app.add_exception_handler(error, _not_found)
+    app.add_exception_handler(UnknownJobError, _no_job)
+    for error in (SpecError, AirflowNotFoundException):
+        app.add_exception_handler(error, _no_connection)
     app.middleware("http")(_guard)
     app.get("/jobs/{conn_id}/{job}/log", response_class=HTMLResponse)(show_log)
     app.get("/pools/{conn_id}/{pool}", response_class=HTMLResponse)(show_pool)
@@ -72,8 +77,17 @@ async def _progress(site: Site, job: str) -> Progress | None:
         return None
 
 
-async def _not_found(_: Request, error: Exception) -> Response:
-    return HTMLResponse(pages.message_page("Not found", str(error)), status_code=404)
+async def _no_job(_: Request, error: Exception) -> Response:
+    return _not_found(str(error))
+
+
+async def _no_connection(_: Request, __: Exception) -> Response:
+    """Say nothing of a connection that is not ours to show, not even whether there is one."""
+    return _not_found("There is no connection of that name that leads to jobs and pools.")
+
+
+def _not_found(text: str) -> Response:
+    return HTMLResponse(pages.message_page("Not found", text), status_code=404)
 
 
 async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:

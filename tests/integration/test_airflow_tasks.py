@@ -30,8 +30,7 @@ from edl_runtime.store.server import RedisServer
 @pytest.fixture
 def world(tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A world that must be empty of processes when its test is over."""
-    monkeypatch.setattr("edl_airflow.triggers.job.FIRST_EVENT_AFTER_S", 0.0)
-    monkeypatch.setattr("edl_airflow.triggers.teacher_pool.FIRST_EVENT_AFTER_S", 0.0)
+    monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
     world = World(tmp_path, redis_url, namespace, monkeypatch)
     yield world
     left = [" ".join(process.cmdline()) for process in world.processes()]

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from edl_runtime.backends.base import InstanceStatus, JobStatus
-from edl_runtime.errors import RegistryUnavailableError, UnknownJobError
+import msgspec
+import pytest
+from airflow.sdk.exceptions import TaskDeferred
+
+from edl_airflow.work import Outcome, Place, Work
+from edl_runtime.backends.base import InstanceStatus, JobStatus, LogLine, refuse_strangers
+from edl_runtime.errors import EX_CONFIG, RegistryUnavailableError, UnknownJobError
 from edl_runtime.progress import Progress
-from edl_runtime.specs import JobSpec
+from edl_runtime.specs import Bounds, JobSpec
+
+POOL = JobSpec(name="digits", kind="pool", command=("t",), bounds=Bounds(2, 3), instances=2)
+STUDENT = JobSpec(name="student", kind="trainer", command=("s",), bounds=Bounds(1, 1), instances=1)
 
 
 class MadeUpBackend:
-    """Jobs in a dict; the test says how they end."""
+    """Jobs in a dict; the test says how they end. `logs` serves what was there before, in `ended`."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, JobStatus] = {}
+        self.ended: set[str] = set()
         self.deeds: list[tuple[str, str]] = []
 
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
         assert secrets["EDL_REDIS_URL"]
+        refuse_strangers(self.jobs.get(spec.name), token)
         self.deeds.append(("submit", spec.name))
         known = self.jobs.get(spec.name)
         phase = known.phase if known and known.digest == spec.digest and known.phase != "failed" else "running"
@@ -31,6 +41,19 @@ class MadeUpBackend:
         if name not in self.jobs:
             raise UnknownJobError(name)
         return self.jobs[name]
+
+    async def list(self) -> list[JobStatus]:
+        return list(self.jobs.values())
+
+    async def resize(self, name: str, instances: int) -> JobStatus:
+        self.deeds.append((f"resize to {instances}", name))
+        return await self.get(name)
+
+    async def logs(self, name: str, *, tail: int) -> AsyncIterator[LogLine]:
+        if name not in {*self.jobs, *self.ended}:
+            raise UnknownJobError(name)
+        for number in range(tail):
+            yield LogLine(0, f"line {number}")
 
     async def delete(self, name: str, *, token: str | None = None) -> bool:
         if name not in self.jobs or token not in (None, self.jobs[name].token):
@@ -81,6 +104,31 @@ def failed_status(name: str, exit_code: int, *lines: str, token: str = "try-1") 
     return job_status(name, token, phase="failed", instances=(instance,), reason=reason, last_lines=lines)
 
 
+def short_of_one(reason: str) -> JobStatus:
+    """A pool of two that goes on with one."""
+    up = InstanceStatus(index=0, phase="running", started_at=100.0)
+    down = InstanceStatus(index=1, phase="failed", started_at=100.0, exit_code=EX_CONFIG, given_up=True)
+    given: dict[str, Any] = {"kind": "pool", "wanted": 2, "instances": (up, down), "reason": reason}
+    return job_status("digits", **given, last_lines=("another model",))
+
+
+def work_of(**changes: Any) -> Work:
+    """A pool of two and a student, unless changed."""
+    given: dict[str, Any] = {
+        "conn_id": "edl_default",
+        "place": Place("/w"),
+        "token": "try-1",
+        "pool": "digits",
+        "pool_job": POOL,
+        "at_least": 2,
+        "pool_deadline": 1e12,
+        "waits_s": 60,
+        "student_job": STUDENT,
+        "progress_every_s": 0,
+    }
+    return Work(**{**given, **changes})
+
+
 class MadeUpTask(SimpleNamespace):
     """A task instance that remembers its XComs, in a `state`."""
 
@@ -89,3 +137,21 @@ class MadeUpTask(SimpleNamespace):
 
     def xcom_push(self, key: str, value: Any) -> None:
         self.xcoms[key] = value
+
+
+def rendered(operator: Any, context: Any) -> Any:
+    """The operator, as Airflow has it before `execute`."""
+    operator.render_template_fields(context)
+    return operator
+
+
+def deferred_by(operator: Any, context: Any) -> TaskDeferred:
+    """Run the first half of a task that defers."""
+    with pytest.raises(TaskDeferred) as caught:
+        operator.execute(context)
+    return caught.value
+
+
+def event_of(deferred: TaskDeferred, outcome: Outcome) -> dict[str, Any]:
+    """What the trigger fires: how it ended, and what it was given."""
+    return {**msgspec.to_builtins(outcome), **deferred.trigger.serialize()[1]}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException, AirflowTaskTimeout
 
-from edl_airflow.failures import UsersMistakeError, failing_clearly, failure_of
+from edl_airflow.failures import PoolEndedError, UsersMistakeError, failing_clearly, failure_of
 from edl_airflow.work import Outcome
 from edl_runtime.errors import (
     JobFailedError,
     ModelError,
     NoTeacherError,
+    OwnedElsewhereError,
     PoolMismatchError,
     RegistryUnavailableError,
     SpecError,
@@ -44,6 +45,14 @@ def test_infrastructure_is(trouble: Exception) -> None:
     assert caught.value is trouble
 
 
+def test_whose_pool_it_is_and_how_to_have_ones_own_is_said() -> None:
+    """In the words of a DAG's author."""
+    with pytest.raises(AirflowFailException) as caught, failing_clearly():
+        raise OwnedElsewhereError("digits", "pool", "nightly-distill-0123")
+    for part in ("'digits'", "'nightly-distill-0123'", "{{ ti.map_index }}", "without teacher_pool"):
+        assert part in str(caught.value)
+
+
 def test_each_outcome_has_its_error() -> None:
     """What went well has none."""
     assert failure_of(Outcome(ended="ready", name="p"), 5) is None
@@ -59,4 +68,7 @@ def test_each_outcome_has_its_error() -> None:
     assert isinstance(nobody, NoTeacherError)
     assert "'p' after 5 s" in str(nobody)
     assert isinstance(failure_of(Outcome(ended="timed_out", name="j"), 5), AirflowTaskTimeout)
+    gone = failure_of(Outcome(ended="gone", name="p"), 5)
+    assert isinstance(gone, PoolEndedError)
+    assert "'p' has ended" in str(gone)
     assert isinstance(failure_of(Outcome(ended="taken_over", name="j"), 5), JobFailedError)

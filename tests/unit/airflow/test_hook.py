@@ -12,6 +12,7 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from edl_airflow.hooks.edl import EdlHook, Surroundings
+from edl_airflow.work import Place
 from edl_runtime.errors import SpecError
 
 
@@ -23,7 +24,7 @@ def _surroundings(extra: dict[str, Any] | None = None, **given: Any) -> Surround
 def test_a_host_is_enough() -> None:
     """Everything else has a default."""
     assert _surroundings() == Surroundings(
-        redis_url="redis://redis.example:6379/0", namespace="default", work_dir=str(Path("~/.edl").expanduser())
+        redis_url="redis://redis.example:6379/0", namespace="default", place=Place(str(Path("~/.edl").expanduser()))
     )
 
 
@@ -35,7 +36,7 @@ def test_every_field_counts() -> None:
     url = urlsplit(given.redis_url)
     assert (url.scheme, url.hostname, url.port, url.username) == ("rediss", "redis.example", 7, "me")
     assert url.password == "p%40%3A%2F%C3%9F"
-    assert (given.namespace, given.work_dir) == ("team", "/w")
+    assert (given.namespace, given.place) == ("team", Place("/w"))
 
 
 @pytest.mark.parametrize(
@@ -44,13 +45,36 @@ def test_every_field_counts() -> None:
         ({"host": ""}, "Redis host"),
         ({"host": None}, "Redis host"),
         ({"conn_type": "redis"}, "type"),
+        ({"host": "redis://127.0.0.1"}, "Redis host"),
+        ({"host": "127.0.0.1/0"}, "Redis host"),
+        ({"host": "a b"}, "Redis host"),
+        ({"port": 70000}, "Redis port"),
+        ({"port": -1}, "Redis port"),
         ({"extra": {"backend": "mars"}}, "Backend"),
+        ({"extra": {"work_dir": 5}}, "Working folder"),
+        ({"extra": {"work_dir": "relative/one"}}, "Working folder"),
+        ({"extra": {"namespace": "a b}"}}, "Namespace"),
+        ({"extra": {"namespace": 7}}, "Namespace"),
     ],
 )
 def test_a_mistake_names_the_field_to_fill(mistake: dict[str, Any], field: str) -> None:
     """And the connection that has it."""
     with pytest.raises(SpecError, match=f"connection 'c'.*{field}"):
         _surroundings(**mistake)
+
+
+def test_nothing_shows_the_password() -> None:
+    """Neither what a connection says, printed by accident, nor the error for a host that is a URL."""
+    assert "top-secret" not in repr(_surroundings(password="top-secret"))
+    with pytest.raises(SpecError) as caught:
+        _surroundings(host="redis://:top-secret@127.0.0.1")
+    assert "top-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "redis.example", "my_redis-1", "::1", "fe80::1%eth0"])
+def test_names_and_addresses_are_hosts(host: str) -> None:
+    """With and without colons."""
+    assert urlsplit(_surroundings(host=host).redis_url).port == 6379
 
 
 async def test_it_is_looked_up_from_both_worlds() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from edl_airflow.identity import job_name, pool_name, try_token
+from edl_airflow.identity import job_name, owner, pool_name, try_token
+from edl_runtime.backends.base import owner_of
 from edl_runtime.specs import check_name
 
 
@@ -21,6 +22,13 @@ def test_the_name_is_the_same_for_every_try_and_the_token_is_not() -> None:
     first, second = _ti(id="0190-a"), _ti(id="0190-b")
     assert job_name(first) == job_name(second)
     assert try_token(first) != try_token(second)
+
+
+def test_a_token_names_its_task_instance() -> None:
+    """All tries of one own the same; two mapped ones, or two runs, do not."""
+    assert owner_of(try_token(_ti(id="0190-a"))) == owner_of(try_token(_ti(id="0190-b"))) == owner(_ti())
+    assert owner(_ti(map_index=0)) != owner(_ti(map_index=1))
+    assert owner(_ti()) != owner(_ti(run_id="manual__2"))
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,11 @@ def _pool(**given: Any) -> JobSpec:
     return pool_job("digits", TeacherSpec(**given), Bounds(1, 3), namespace="team", folder=FOLDER)
 
 
-def _student(**given: Any) -> JobSpec:
+def _student(*, pool_digest: str = "", **given: Any) -> JobSpec:
     spec = TrainerSpec(**given)
-    return student_job("job", spec, pool="digits", namespace="team", teacher_wait_s=30, folder=FOLDER)
+    return student_job(
+        "job", spec, pool="digits", pool_digest=pool_digest, namespace="team", teacher_wait_s=30, folder=FOLDER
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,8 +44,8 @@ def test_relative_models_start_from_the_folder_of_the_dag(model: str, given: str
 def test_the_pools_command_says_what_the_spec_says() -> None:
     """Each field of the spec reaches the teacher's command line."""
     job = _pool(model="/m", outputs=("a", "b=c"), gpu_ids=(0, 1), mem_optim=True)
-    assert job.command[:4] == ("python", "-m", "edl_runtime.cli", "teacher")
-    assert job.command[4:] == (
+    assert job.command[:5] == ("python", "-P", "-m", "edl_runtime.cli", "teacher")
+    assert job.command[5:] == (
         *("--model", "/m", "--pool", "digits", "--outputs", "a,b=c", "--gpu_ids", "0,1", "--mem_optim"),
     )
     assert (job.kind, job.instances, job.bounds) == ("pool", 1, Bounds(1, 3))
@@ -63,6 +65,11 @@ def test_the_same_spec_makes_the_same_job() -> None:
     """Whether a retry may adopt a running job is told by the digest."""
     assert _student(command=["a"]).digest == _student(command=("a",)).digest
     assert _student(command=["a"]).digest != _student(command=["b"]).digest
+
+
+def test_other_teachers_make_another_job() -> None:
+    """So that a retry with another teacher does not go on with what the old one has taught."""
+    assert _student(command=["a"], pool_digest="1").digest != _student(command=["a"], pool_digest="2").digest
 
 
 @pytest.mark.parametrize(("cwd", "given"), [("", ""), ("src", "/dags/src"), ("/src", "/src")])

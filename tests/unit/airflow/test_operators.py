@@ -6,25 +6,26 @@ import json
 from datetime import timedelta
 from typing import Any
 
-import msgspec
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
-from unit.airflow.made_up import MadeUpSite, failed_status, job_status
+from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, job_status, rendered
 
 from edl_airflow.failures import TaskKilledError
-from edl_airflow.identity import job_name, pool_name
+from edl_airflow.hooks.edl import Surroundings
+from edl_airflow.identity import job_name, pool_name, try_token
 from edl_airflow.operators.base import EdlOperator
 from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
-from edl_airflow.work import Outcome
-from edl_runtime.errors import JobFailedError, NoTeacherError, SpecError
+from edl_airflow.work import Outcome, Place
+from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError, SpecError
 from edl_runtime.specs import Bounds, TeacherSpec, TrainerSpec
 
 TEACHER = TeacherSpec(model="/models/{{ params.high }}", outputs=("logits",))
+SURROUNDINGS = Surroundings(redis_url="redis://nowhere:1/0", namespace="team", place=Place("/w"))
 STUDENT = TrainerSpec(command=("python", "s.py", "{{ run_id }}"), env={"LOW": "{{ params.low }}"})
 
 
@@ -33,28 +34,12 @@ def _distill(**changes: Any) -> EdlDistillOperator:
     return EdlDistillOperator(**{**given, **changes})
 
 
-def _rendered(operator: Any, context: Any) -> Any:
-    operator.render_template_fields(context)
-    return operator
-
-
-def _deferred(operator: Any, context: Any) -> TaskDeferred:
-    with pytest.raises(TaskDeferred) as caught:
-        operator.execute(context)
-    return caught.value
-
-
-def _event(deferred: TaskDeferred, outcome: Outcome) -> dict[str, Any]:
-    """What the trigger fires: how it ended, and what it was given."""
-    return {**msgspec.to_builtins(outcome), **deferred.trigger.serialize()[1]}
-
-
-def test_templates_inside_specs_are_rendered(context: Any) -> None:
+def test_templates_inside_specs_arerendered(context: Any) -> None:
     """Any text in a spec may hold one, and bounds may come from params."""
-    operator = _rendered(_distill(teachers="{{ params.low }}:{{ params.high }}"), context)
+    operator = rendered(_distill(teachers="{{ params.low }}:{{ params.high }}"), context)
     assert operator.teacher == TeacherSpec(model="/models/3", outputs=("logits",))
     assert operator.student == TrainerSpec(command=("python", "s.py", "manual__1"), env={"LOW": "1"})
-    work = operator.plan(context, "team")
+    work = operator.plan(context, SURROUNDINGS)
     assert work.pool_job.bounds == Bounds(1, 3)
 
 
@@ -77,7 +62,7 @@ def test_what_holds_no_template_is_checked_when_the_dag_is_read(mistake: dict[st
 @pytest.mark.parametrize("teachers", ["{{ params.high }}:{{ params.low }}", "{{ run_id }}"])
 def test_what_a_template_makes_is_checked_before_anything_starts(teachers: str, context: Any, site: MadeUpSite) -> None:
     """Bad params fail the task at once and leave nothing."""
-    operator = _rendered(_distill(teachers=teachers), context)
+    operator = rendered(_distill(teachers=teachers), context)
     with pytest.raises(AirflowFailException, match="bounds"):
         operator.execute(context)
     assert site.backend.deeds == []
@@ -91,8 +76,8 @@ def test_an_unknown_connection_fails_at_once(context: Any) -> None:
 
 def test_the_first_half_starts_the_pool_and_defers(context: Any, site: MadeUpSite) -> None:
     """Links are there already, and what goes to the triggerer is plain data without the password."""
-    operator = _rendered(_distill(), context)
-    deferred = _deferred(operator, context)
+    operator = rendered(_distill(), context)
+    deferred = deferred_by(operator, context)
     pool = pool_name(context["ti"])
     assert site.backend.deeds == [("submit", pool)]
     assert deferred.timeout is None
@@ -111,7 +96,7 @@ def test_a_task_that_was_ended_meanwhile_does_not_defer(context: Any, site: Made
     """Airflow would refuse it, and no trigger would ever stop what was started."""
     context["ti"].state = state
     with pytest.raises(TaskKilledError):
-        _rendered(_distill(), context).execute(context)
+        rendered(_distill(), context).execute(context)
     assert site.backend.jobs == {}
 
 
@@ -119,7 +104,7 @@ def test_a_task_killed_before_it_began_starts_nothing(
     context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Airflow lets `execute` go on after `on_kill`."""
-    operator = _rendered(_distill(), context)
+    operator = rendered(_distill(), context)
     monkeypatch.setattr("edl_airflow.operators.base.push_links", lambda *_: operator.on_kill())
     with pytest.raises(TaskKilledError):
         operator.execute(context)
@@ -139,11 +124,11 @@ def test_a_pool_that_is_ready_is_not_killed_any_more(context: Any, site: MadeUpS
 
 def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: MadeUpSite) -> None:
     """It stops the pool, forgets the student and returns the typed result."""
-    deferred = _deferred(_rendered(_distill(), context), context)
+    deferred = deferred_by(rendered(_distill(), context), context)
     student, pool = job_name(context["ti"]), pool_name(context["ti"])
-    site.backend.jobs[student] = job_status(student, phase="succeeded")
+    site.backend.jobs[student] = job_status(student, try_token(context["ti"]), phase="succeeded")
     left = {"checkpoint": "/c", "metrics": {"accuracy": 0.9}}
-    event = _event(deferred, Outcome(ended="succeeded", name=student, result=left, answered={"a:1": 4}))
+    event = event_of(deferred, Outcome(ended="succeeded", name=student, result=left, answered={"a:1": 4}))
     result = _distill().execute_complete(context, event)
     assert result == {"job": student, "pool": pool, **left, "answered": {"a:1": 4}}
     assert site.backend.jobs == {}
@@ -151,14 +136,14 @@ def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: MadeUpSite
 
 def test_a_failed_student_leaves_nothing_and_its_last_lines(context: Any, site: MadeUpSite) -> None:
     """The task's error is what the script said."""
-    deferred = _deferred(_rendered(_distill(), context), context)
-    event = _event(deferred, Outcome(ended="failed", name="job", reason="exit 1", last_lines=("KeyError: 'x'",)))
+    deferred = deferred_by(rendered(_distill(), context), context)
+    event = event_of(deferred, Outcome(ended="failed", name="job", reason="exit 1", last_lines=("KeyError: 'x'",)))
     with pytest.raises(JobFailedError, match="KeyError: 'x'"):
         _distill().execute_complete(context, event)
     assert site.backend.jobs == {}
 
 
-def test_what_has_ended_already_is_not_deferred(context: Any, site: MadeUpSite) -> None:
+def test_what_has_ended_already_is_notdeferred_by(context: Any, site: MadeUpSite) -> None:
     """A trigger that fires at once would race with the scheduler."""
     site.registered = ["127.0.0.1:1", "127.0.0.1:2"]
     operator = EdlTeacherPoolOperator(
@@ -180,35 +165,94 @@ def test_a_pool_that_is_not_ready_in_time_is_stopped(context: Any, site: MadeUpS
 
 def test_execution_timeout_travels_along(context: Any) -> None:
     """Airflow forgets it when a task defers, so the work carries it."""
-    assert _distill().plan(context, "team").deadline is None
-    work = _distill(execution_timeout=timedelta(seconds=90)).plan(context, "team")
+    assert _distill().plan(context, SURROUNDINGS).deadline is None
+    work = _distill(execution_timeout=timedelta(seconds=90)).plan(context, SURROUNDINGS)
     assert work.deadline == pytest.approx(work.pool_deadline - 300 + 90, abs=5)
 
 
-def test_the_sensor_looks_once_and_defers(context: Any, site: MadeUpSite) -> None:
-    """Then it needs no worker until the pool is there, or its time is up."""
-    sensor = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", at_least="{{ params.high }}", deferrable=True)
-    deferred = _deferred(_rendered(sensor, context), context)
-    assert deferred.trigger.serialize()[1]["wait"]["at_least"] == 3
-    site.registered = ["a", "b", "c"]
-    assert sensor.execute(context) == {"pool": "digits", "teachers": ["a", "b", "c"]}
-    late = _event(deferred, Outcome(ended="no_teacher", name="digits"))
-    with pytest.raises(AirflowSensorTimeout, match="digits"):
-        EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").execute_complete(context, late)
+def test_templates_make_text_where_the_dag_makes_objects(context: Any) -> None:
+    """`render_template_as_native_obj` would make a command's "24" a number."""
+    with DAG("native", schedule=None, render_template_as_native_obj=True):
+        student = TrainerSpec(command=("python", "s.py", "--epochs", "{{ params.high }}"), env={"N": "{{ 2 }}"})
+        operator = rendered(_distill(student=student, teacher_pool="{{ 20260101 }}", teachers="{{ 2 }}"), context)
+        sensor = rendered(EdlTeacherPoolSensor(task_id="wait", teacher_pool="{{ 5 }}"), context)
+    assert operator.student == TrainerSpec(command=("python", "s.py", "--epochs", "3"), env={"N": "2"})
+    assert (operator.plan(context, SURROUNDINGS).pool, sensor.teacher_pool) == ("20260101", "5")
 
 
-def test_the_sensor_fails_with_its_pool(context: Any, site: MadeUpSite) -> None:
-    """Nothing will come of waiting for it."""
-    site.backend.jobs = {"digits": failed_status("digits", 78, "no such model")}
-    with pytest.raises(AirflowFailException, match="no such model"):
-        EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").execute(context)
+def test_an_empty_number_of_teachers_is_not_one(context: Any, site: MadeUpSite) -> None:  # noqa: ARG001
+    """A template that makes nothing is a mistake."""
+    with pytest.raises(AirflowFailException, match="bounds"):
+        rendered(_distill(teachers="{{ '' }}"), context).execute(context)
 
 
-@pytest.mark.parametrize("instances", [0, -1, "many", "1.5"])
-def test_a_size_that_is_no_count_is_refused(instances: int | str) -> None:
-    """When the DAG is read."""
-    with pytest.raises(SpecError, match="instances"):
-        EdlResizeOperator(task_id="grow", teacher_pool="digits", instances=instances)
+def _left_by_an_earlier_try(context: Any, site: MadeUpSite) -> None:
+    """A student and a pool whose worker was lost, beside another task's."""
+    before = try_token(context["ti"]).replace("try-1", "try-0")
+    names = job_name(context["ti"]), pool_name(context["ti"])
+    site.backend.jobs = {name: job_status(name, before) for name in names}
+    site.backend.jobs["else"] = job_status("else", "other/1")
+
+
+@pytest.mark.parametrize("trouble", ["bad params", "no redis"])
+def test_a_try_that_can_not_begin_leaves_nothing_of_the_tries_before(
+    context: Any, site: MadeUpSite, trouble: str
+) -> None:
+    """Nobody else would stop it, and what others own goes on."""
+    _left_by_an_earlier_try(context, site)
+    site.away = trouble == "no redis"
+    context["params"] = {"low": 3, "high": 1 if trouble == "bad params" else 3}
+    operator = rendered(_distill(teachers="{{ params.low }}:{{ params.high }}"), context)
+    with pytest.raises((AirflowFailException, RegistryUnavailableError)):
+        operator.execute(context)
+    assert list(site.backend.jobs) == ["else"]
+
+
+def test_a_kill_between_the_question_and_the_deferral_is_heeded(context: Any, site: MadeUpSite) -> None:
+    """Airflow says that the task runs, and ends it while it says so."""
+    operator = rendered(_distill(), context)
+    ask = context["ti"].get_task_states
+    context["ti"].get_task_states = lambda **which: (operator.on_kill(), ask(**which))[1]
+    with pytest.raises(TaskKilledError):
+        operator.execute(context)
+    assert site.backend.jobs == {}
+
+
+def test_the_second_half_needs_no_connection(context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been removed since; the pool is stopped all the same."""
+    deferred = deferred_by(rendered(_distill(), context), context)
+    monkeypatch.delenv("AIRFLOW_CONN_EDL_DEFAULT")
+    event = event_of(deferred, Outcome(ended="failed", name="job", reason="exit 1"))
+    with pytest.raises(JobFailedError):
+        _distill().execute_complete(context, event)
+    assert site.backend.jobs == {}
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_pool_of_another_running_task_is_refused(context: Any, site: MadeUpSite, deferrable: bool) -> None:  # noqa: FBT001
+    """As mapped tasks with one name would have it; the other's pool goes on."""
+    site.backend.jobs = {"digits": job_status("digits", "nightly-distill-0-abc/try-9", kind="pool")}
+    with pytest.raises(AirflowFailException, match=r"belongs to 'nightly-distill-0-abc'.*ti\.map_index"):
+        _distill(teacher_pool="digits", deferrable=deferrable).execute(context)
+    assert list(site.backend.jobs) == ["digits"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "mistake"),
+    [
+        (EdlTeacherPoolSensor, {"students": -1}),
+        (EdlTeacherPoolSensor, {"students": "one"}),
+        (EdlDistillOperator, {"student": STUDENT, "wait_timeout_s": 0}),
+        (EdlDistillOperator, {"student": STUDENT, "progress_every_s": -1}),
+        (EdlDistillOperator, {"student": STUDENT, "wait_timeout_s": "300"}),
+        (EdlResizeOperator, {"instances": 1, "wait_timeout_s": float("inf")}),
+        (EdlTeacherPoolOperator, {"teacher": TEACHER, "teachers": 1, "wait_timeout_s": float("nan")}),
+    ],
+)
+def test_numbers_are_checked_when_the_dag_is_read(operator: type[Any], mistake: dict[str, Any]) -> None:
+    """The error names the argument."""
+    with pytest.raises(SpecError, match=list(mistake)[-1]):
+        operator(task_id="t", teacher_pool="digits", **mistake)
 
 
 def _dag() -> DAG:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pkgutil import resolve_name
 from typing import Any
 
@@ -13,16 +14,25 @@ import msgspec
 import pytest
 from unit.airflow.made_up import MadeUpSite, job_status
 
-from edl_airflow.pool_wait import PoolWait, judge
+from edl_airflow.hooks.edl import EdlHook, Surroundings
+from edl_airflow.pool_wait import PoolView, PoolWait, judge
 from edl_airflow.triggers.job import EdlJobTrigger
 from edl_airflow.triggers.teacher_pool import EdlTeacherPoolTrigger
-from edl_airflow.work import Outcome, Work
+from edl_airflow.work import Outcome, Place, Work
 from edl_runtime.errors import BackendError
 from edl_runtime.specs import Bounds, JobSpec
 
 STUDENT = JobSpec(name="student", kind="trainer", command=("s",), bounds=Bounds(1, 1), instances=1)
-WORK = Work(conn_id="edl_default", token="try-1", pool="digits", pool_deadline=1e12, waits_s=60, student_job=STUDENT)
-WAIT = PoolWait(conn_id="edl_default", pool="digits", deadline=1e12, waits_s=60)
+WORK = Work(
+    conn_id="edl_default",
+    place=Place("/w"),
+    token="try-1",
+    pool="digits",
+    pool_deadline=1e12,
+    waits_s=60,
+    student_job=STUDENT,
+)
+WAIT = PoolWait(conn_id="edl_default", pool="digits", pool_deadline=1e12, waits_s=60)
 
 
 def _job_trigger(**changes: Any) -> EdlJobTrigger:
@@ -87,6 +97,67 @@ async def test_on_kill_works_in_a_fresh_process_and_spares_the_next_try(site: Ma
     assert site.backend.jobs == {}
 
 
+async def test_on_kill_needs_no_connection(site: MadeUpSite) -> None:
+    """It may have been removed or edited since; all that is needed to stop the job travels along."""
+    site.backend.jobs = {"student": job_status("student", "try-1")}
+    await _job_trigger(conn_id="elsewhere").on_kill()
+    assert site.backend.jobs == {}
+
+
+async def test_an_api_server_that_restarts_is_waited_for(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is looked up again: a healthy training is not stopped for that."""
+    site.backend.jobs = {"student": job_status("student", phase="succeeded")}
+    look_up, failures = EdlHook.asurroundings, [ConnectionError("refused"), RuntimeError("502")]
+
+    async def flaky(hook: EdlHook) -> Surroundings:
+        if failures:
+            raise failures.pop()
+        return await look_up(hook)
+
+    monkeypatch.setattr(EdlHook, "asurroundings", flaky)
+    assert (await _only_event(_job_trigger())).ended == "succeeded"
+    assert failures == []
+
+
+async def test_one_that_does_not_come_back_is_an_event(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """After some minutes, and a retry may help."""
+
+    async def down(_: EdlHook) -> Surroundings:
+        raise ConnectionError("refused")
+
+    monkeypatch.setattr(EdlHook, "asurroundings", down)
+    monkeypatch.setattr("edl_airflow.triggers.base.LOOK_UP_FOR_S", 0.2)
+    outcome = await _only_event(_job_trigger())
+    assert (outcome.ended, outcome.permanent) == ("failed", False)
+    assert "refused" in outcome.reason
+
+
+async def test_the_job_is_followed_where_it_was_begun(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when its connection leads to another folder by now."""
+    opened: list[Surroundings] = []
+
+    @asynccontextmanager
+    async def note(surroundings: Surroundings) -> AsyncIterator[MadeUpSite]:
+        opened.append(surroundings)
+        yield site
+
+    monkeypatch.setattr("edl_airflow.triggers.job.open_site", note)
+    site.backend.jobs = {"student": job_status("student", phase="succeeded")}
+    await _only_event(_job_trigger(place=Place("/begun/here")))
+    assert [surroundings.place for surroundings in opened] == [Place("/begun/here")]
+
+
+async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: MadeUpSite) -> None:
+    """Long before the time is up; one that was never there is waited for."""
+    waiting = asyncio.ensure_future(_only_event(EdlTeacherPoolTrigger(msgspec.to_builtins(WAIT))))
+    await asyncio.sleep(0.05)
+    site.backend.jobs = {"digits": job_status("digits", kind="pool")}
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    site.backend.jobs = {}
+    assert await waiting == Outcome(ended="gone", name="digits")
+
+
 async def test_cleanup_and_a_restart_stop_nothing(site: MadeUpSite) -> None:
     """A triggerer that ends leaves the job running, and the next one goes on with it."""
     site.backend.jobs = {"student": job_status("student")}
@@ -111,7 +182,7 @@ async def test_a_triggerer_that_takes_over_does_not_train_again(site: MadeUpSite
 
 async def test_the_first_event_comes_late_enough(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler may still be busy with the half of the task that has deferred."""
-    monkeypatch.setattr("edl_airflow.triggers.job.FIRST_EVENT_AFTER_S", 0.3)
+    monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.3)
     site.backend.jobs = {"student": job_status("student", phase="succeeded")}
     started = time.monotonic()
     await _only_event(_job_trigger())
@@ -139,13 +210,16 @@ async def test_a_pool_is_waited_for(site: MadeUpSite) -> None:
         ({"at_least": 2, "at_most": 2}, ("a", "b"), 0, "ready"),
         ({"students": 1}, ("a",), 0, None),
         ({"students": 1}, ("a",), 1, "ready"),
-        ({"deadline": 5}, (), 0, "no_teacher"),
-        ({"deadline": 5}, None, 0, "no_teacher"),
+        ({"pool_deadline": 5}, (), 0, "no_teacher"),
+        ({"pool_deadline": 5}, None, 0, "no_teacher"),
+        ({"pool_deadline": 5, "deadline": 5}, (), 0, "timed_out"),
+        ({"seen": True}, ("a",), 0, "gone"),
     ],
 )
 def test_what_a_wait_is_for(
     changes: Mapping[str, Any], teachers: tuple[str, ...] | None, students: int, ended: str | None
 ) -> None:
-    """At least, exactly, with students, or too late."""
-    outcome = judge(msgspec.structs.replace(WAIT, **changes), teachers, students, None, now=5)
+    """At least, exactly, with students, or too late; what was seen and is there no more has ended."""
+    view = PoolView(teachers=teachers or (), students=students, trouble="" if teachers is not None else "away")
+    outcome = judge(msgspec.structs.replace(WAIT, **changes), view, now=5)
     assert (outcome.ended if outcome else None) == ended

@@ -1,0 +1,89 @@
+"""Templates inside specs, and checks of what they make."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from airflow.sdk import BaseOperator
+
+from edl_airflow.failures import failing_clearly
+from edl_runtime.errors import SpecError
+from edl_runtime.specs import Bounds
+
+if TYPE_CHECKING:
+    import jinja2
+    from airflow.sdk import Context
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+def has_template(value: object) -> bool:
+    """Whether `value`, a string or a spec, holds what is only known when the task runs."""
+    if isinstance(value, msgspec.Struct):
+        return has_template(msgspec.to_builtins(value))
+    if isinstance(value, dict):
+        return any(map(has_template, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(has_template, value))
+    if isinstance(value, str):
+        return "{{" in value or "{%" in value
+    return hasattr(value, "resolve")  # an XComArg
+
+
+def as_bounds(value: object) -> Bounds:
+    """Return what "1:3", "2", 2 or a Bounds says. Raises SpecError."""
+    return value if isinstance(value, Bounds) else Bounds.parse(str(value))
+
+
+def as_count(field: str, value: object) -> int:
+    """Return the whole number, 1 or more, that `value` (a number or its text) says. Raises SpecError naming `field`."""
+    try:
+        count = int(str(value))
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise SpecError(field, value, "a whole number, 1 or more")
+    return count
+
+
+def check_seconds(field: str, value: object) -> None:
+    """Raise SpecError unless `value` is a number of seconds above 0."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise SpecError(field, value, "a number of seconds above 0")
+
+
+class TextTemplates(BaseOperator):
+    """Renders templates to text, also those inside spec structs.
+
+    Text whatever the DAG's `render_template_as_native_obj` says: a command's "24" is a word and not a number. Specs
+    are frozen: each is taken apart, rendered and made anew.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.render_template_as_native_obj = False
+
+    def render_template(
+        self,
+        content: Any,
+        context: Context,
+        jinja_env: jinja2.Environment | None = None,
+        seen_oids: set[int] | None = None,
+    ) -> Any:
+        """Render `content` as Airflow does, specs included. Raises SpecError for a spec that can't work."""
+        if not isinstance(content, msgspec.Struct):
+            return super().render_template(content, context, jinja_env, seen_oids)
+        rendered = super().render_template(msgspec.to_builtins(content), context, jinja_env, seen_oids)
+        with failing_clearly():
+            return _made(type(content), rendered)
+
+
+def _made(struct: type[Struct], plain: Any) -> Struct:
+    try:
+        return msgspec.convert(plain, struct, strict=False)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, SpecError):
+            raise error.__cause__ from None
+        raise SpecError(struct.__name__, plain, f"what its fields take: {error}") from None

@@ -1,0 +1,64 @@
+"""What all triggers share: they follow something to its end and fire one event, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import stamina
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from edl_airflow.failures import is_users_mistake
+from edl_airflow.hooks.edl import EdlHook, Surroundings
+from edl_airflow.work import Outcome
+
+FIRST_EVENT_AFTER_S = 5.0
+"""Seconds before a first event: the scheduler may still be busy with the half of the task that has deferred."""
+
+LOOK_UP_FOR_S = 300.0
+"""Seconds for which the connection is looked up again while Airflow's API server is away."""
+
+
+class EdlTrigger(BaseTrigger):
+    """Fires one event: an `Outcome`, and the trigger's own arguments beside it.
+
+    (What a task keeps for itself when it defers is lost in `dag.test()`, so the event carries what is needed next.)
+    Every failure is an event too, so that the operator can stop what was started.
+    """
+
+    conn_id: str
+    about: str
+    """The name of the job or pool that is followed."""
+
+    async def follow(self, surroundings: Surroundings) -> Outcome:
+        """Follow it to its end."""
+        raise NotImplementedError
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Follow it; by the time of the event, all sockets are closed."""
+        quiet = asyncio.create_task(asyncio.sleep(FIRST_EVENT_AFTER_S))
+        try:
+            outcome = await self._outcome()
+            await quiet
+        finally:
+            quiet.cancel()
+        yield TriggerEvent({**msgspec.to_builtins(outcome), **self.serialize()[1]})  # type: ignore[no-untyped-call]
+
+    async def _outcome(self) -> Outcome:
+        try:
+            return await self.follow(await _looked_up(self.conn_id))
+        except Exception as error:  # a trigger that raises leaves no chance to stop what was started
+            self.log.exception("%r can't be followed any more", self.about)
+            reason = f"{type(error).__name__}: {error}"
+            return Outcome(ended="failed", name=self.about, reason=reason, permanent=is_users_mistake(error))
+
+
+async def _looked_up(conn_id: str) -> Surroundings:
+    def is_passing(error: Exception) -> bool:
+        return not is_users_mistake(error)
+
+    async for attempt in stamina.retry_context(on=is_passing, attempts=None, timeout=LOOK_UP_FOR_S):
+        with attempt:
+            return await EdlHook(conn_id).asurroundings()
+    raise AssertionError  # the last attempt raises

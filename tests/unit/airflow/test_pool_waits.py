@@ -1,0 +1,114 @@
+"""The sensor and the resize: what they wait for, and when they stop waiting."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
+from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, failed_status, job_status, rendered
+
+from edl_airflow.failures import PoolEndedError
+from edl_airflow.operators.resize import EdlResizeOperator
+from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
+from edl_airflow.work import Outcome
+from edl_runtime.errors import SpecError, UnknownJobError
+
+
+def _grow(**changes: Any) -> EdlResizeOperator:
+    return EdlResizeOperator(**{"task_id": "grow", "teacher_pool": "digits", "instances": 2, **changes})
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_pool_that_has_ended_is_not_resized(context: Any, site: MadeUpSite, deferrable: bool) -> None:  # noqa: FBT001
+    """The task is skipped; a name that no pool ever had is a mistake."""
+    site.backend.ended = {"digits"}
+    with pytest.raises(AirflowSkipException, match="'digits' has ended"):
+        _grow(deferrable=deferrable).execute(context)
+    with pytest.raises(UnknownJobError):
+        _grow(deferrable=deferrable, teacher_pool="dogits").execute(context)
+
+
+def test_a_pool_that_ends_while_it_grows_is_no_failure(context: Any, site: MadeUpSite) -> None:
+    """The second half skips the task as well."""
+    site.backend.jobs = {"digits": job_status("digits", kind="pool")}
+    late = event_of(deferred_by(_grow(deferrable=True), context), Outcome(ended="gone", name="digits"))
+    with pytest.raises(AirflowSkipException, match="'digits' has ended"):
+        _grow().execute_complete(context, late)
+
+
+def test_a_silent_redis_defers_too(context: Any, site: MadeUpSite) -> None:
+    """The triggerer waits for it; the new size is recorded at once."""
+    site.backend.jobs, site.away = {"digits": job_status("digits", kind="pool")}, True
+    deferred_by(_grow(deferrable=True), context)
+    assert ("resize to 2", "digits") in site.backend.deeds
+    deferred_by(EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", deferrable=True), context)
+    assert not EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").poke(context).is_done
+
+
+def test_waits_heed_the_tasks_time(context: Any, site: MadeUpSite) -> None:
+    """Airflow forgets `execution_timeout` on deferral, so the wait carries it."""
+    site.backend.jobs = {"digits": job_status("digits", kind="pool")}
+    sensor = EdlTeacherPoolSensor(
+        task_id="wait", teacher_pool="digits", deferrable=True, execution_timeout=timedelta(seconds=9)
+    )
+    for operator in (sensor, _grow(deferrable=True, execution_timeout=timedelta(seconds=9))):
+        wait = deferred_by(operator, context).trigger.serialize()[1]["wait"]
+        assert wait["deadline"] == pytest.approx(time.time() + 9, abs=5)
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_pool_that_ends_fails_the_sensor_or_skips_it(context: Any, site: MadeUpSite, deferrable: bool) -> None:  # noqa: FBT001
+    """As `soft_fail` says. In a second look, or in the triggerer."""
+    ended = Outcome(ended="gone", name="digits")
+    for soft_fail, error in ((False, PoolEndedError), (True, AirflowSkipException)):
+        site.backend.jobs = {"digits": job_status("digits", kind="pool")}
+        sensor = EdlTeacherPoolSensor(
+            task_id="wait", teacher_pool="digits", deferrable=deferrable, soft_fail=soft_fail, poke_interval=0.01
+        )
+        if deferrable:
+            event = {"event": event_of(deferred_by(sensor, context), ended)}
+            with pytest.raises(error, match=r"'digits' has ended|soft_fail"):
+                sensor.resume_execution("execute_complete", event, context)
+            continue
+        assert not sensor.poke(context).is_done
+        site.backend.jobs = {}
+        with pytest.raises(error, match=r"'digits' has ended|soft_fail"):
+            sensor.execute(context)
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_soft_fail_counts_for_the_first_look_too(context: Any, site: MadeUpSite, deferrable: bool) -> None:  # noqa: FBT001
+    """As for Airflow's own sensors."""
+    site.backend.jobs = {"digits": failed_status("digits", 78)}
+    sensor = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", soft_fail=True, deferrable=deferrable)
+    with pytest.raises(AirflowSkipException):
+        sensor.execute(context)
+
+
+def test_the_sensor_looks_once_and_defers(context: Any, site: MadeUpSite) -> None:
+    """Then it needs no worker until the pool is there, or its time is up."""
+    sensor = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", at_least="{{ params.high }}", deferrable=True)
+    deferred = deferred_by(rendered(sensor, context), context)
+    assert deferred.trigger.serialize()[1]["wait"]["at_least"] == 3
+    site.registered = ["a", "b", "c"]
+    assert sensor.execute(context) == {"pool": "digits", "teachers": ["a", "b", "c"]}
+    late = event_of(deferred, Outcome(ended="no_teacher", name="digits"))
+    with pytest.raises(AirflowSensorTimeout, match="digits"):
+        EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").execute_complete(context, late)
+
+
+def test_the_sensor_fails_with_its_pool(context: Any, site: MadeUpSite) -> None:
+    """Nothing will come of waiting for it."""
+    site.backend.jobs = {"digits": failed_status("digits", 78, "no such model")}
+    with pytest.raises(AirflowFailException, match="no such model"):
+        EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").execute(context)
+
+
+@pytest.mark.parametrize("instances", [0, -1, "many", "1.5"])
+def test_a_size_that_is_no_count_is_refused(instances: int | str) -> None:
+    """When the DAG is read."""
+    with pytest.raises(SpecError, match="instances"):
+        EdlResizeOperator(task_id="grow", teacher_pool="digits", instances=instances)
