@@ -22,6 +22,7 @@ from edl_runtime.specs import check_name
 )
 @click.option("--pool", default="", help="Pool to join; by default EDL_POOL, and none without it.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind; off loopback only with a token.")
+@click.option("--advertise", metavar="HOST", default="", help="Host that students reach it at; by default its own.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port; by default a free one.")
 @click.option("--name", default="teacher", show_default=True, help="Name of the served model.")
 @click.option("--outputs", default="", help="Outputs to serve, as in logits=fetch_name_0,hidden; by default all.")
@@ -43,6 +44,7 @@ def teacher(
     model: str,
     pool: str,
     host: str,
+    advertise: str,
     port: int,
     name: str,
     outputs: str,
@@ -66,6 +68,7 @@ def teacher(
         model=ModelOptions(model=model, name=name, outputs=_words(outputs), mem_optim=mem_optim),
         gpu_ids=_gpu_ids(gpu_ids),
         host=host,
+        advertise=advertise,
         port=port,
         pool=check_name("pool", pool) if pool else "",
         weight=weight,

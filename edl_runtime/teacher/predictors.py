@@ -102,7 +102,7 @@ class _Predictor(asyncio.Protocol):
             lifeline=lifeline,
         )
         plain, _ = split_secrets(os.environ)
-        command = [sys.executable, "-m", "edl_runtime.teacher.predictor", msgspec.json.encode(task).decode()]
+        command = [sys.executable, "-P", "-m", "edl_runtime.teacher.predictor", msgspec.json.encode(task).decode()]
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *command,

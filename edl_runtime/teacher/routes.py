@@ -11,6 +11,7 @@ import msgspec
 
 from edl_runtime.protocol.http import RequestHead
 from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.settings import check_token
 
 
 class Reply(NamedTuple):
@@ -33,7 +34,8 @@ class Routes:
     """The paths of one model. With a `token`, all but health asks for it as bearer token."""
 
     def __init__(self, signature: ModelSignature, token: str = "") -> None:
-        self._token = token.encode()
+        """Raise SpecError for a token that no client can send."""
+        self._token = check_token("token", token).encode()
         model = f"/v2/models/{quote(signature.name, safe='')}"
         bases = [model, *(f"{model}/versions/{one}" for one in signature.versions)]
         self._infer = frozenset(f"{base}/infer" for base in bases)

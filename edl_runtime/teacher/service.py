@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import math
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -30,6 +31,8 @@ from edl_runtime.teacher.waits import first, unless
 LEAVE_S = 8.0
 """Longest time to leave the list and answer what is in flight: a little less than a backend's default grace."""
 
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9]+)?")
+
 log = structlog.get_logger(__name__)
 
 
@@ -38,6 +41,8 @@ class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     - `gpu_ids`: one predictor process on each; empty for one on the CPU.
     - `port`: 0 for a free one.
+    - `advertise`: the host that students reach it at; empty for the one it listens on, or this machine's own where
+      it listens on all.
     - `pool`: empty for a fixed teacher, which needs no Redis.
     - `weight`: its share of the pool's work, relative to the others.
     - `hung_after_s`: a predictor that takes longer over one request counts as hung.
@@ -47,6 +52,7 @@ class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):
     gpu_ids: tuple[int, ...] = ()
     host: str = "127.0.0.1"
     port: int = 0
+    advertise: str = ""
     pool: str = ""
     weight: float = 1.0
     hung_after_s: float = HUNG_AFTER_S
@@ -55,6 +61,8 @@ class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Raise SpecError for what can't be."""
         if not (math.isfinite(self.hung_after_s) and self.hung_after_s > 0):
             raise SpecError("hung_after", self.hung_after_s, "seconds above 0")
+        if self.advertise and not _HOST.fullmatch(self.advertise):
+            raise SpecError("advertise", self.advertise, "a host name or an IP address, without a port")
 
 
 async def serve(
@@ -123,13 +131,25 @@ async def _listening(front: Front, options: TeacherOptions) -> AsyncIterator[str
         raise TeacherError(f"can't listen on {options.host} port {options.port}: {error.strerror or error}") from None
     watch = asyncio.create_task(front.watch())
     try:
-        host, port, *_ = server.sockets[0].getsockname()
-        if ipaddress.ip_address(host).is_unspecified:
-            host = socket.gethostbyname(socket.gethostname())
+        bound, port, *_ = server.sockets[0].getsockname()
+        host = options.advertise or _reachable(bound)
         yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     finally:
         watch.cancel()
         server.close()
+
+
+def _reachable(bound: str) -> str:
+    """Return what others may reach a server at that listens on `bound`. Raises SpecError when that can't be told."""
+    if not ipaddress.ip_address(bound).is_unspecified:
+        return bound
+    try:
+        host = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        raise SpecError("advertise", "", "the host that students reach it at, which its name doesn't tell") from None
+    if ipaddress.ip_address(host).is_loopback:
+        log.warning("teacher.only_local", host=host, advice="give --advertise for students on other machines")
+    return host
 
 
 @asynccontextmanager

@@ -196,6 +196,7 @@ def test_a_teacher_that_is_stopped_while_it_loads_ends_quietly() -> None:
         (["--pool", "Bad Name"], EX_CONFIG, "pool: got 'Bad Name'"),
         (["--pool", "pool"], EX_CONFIG, "EDL_REDIS_URL: got ''"),
         (["--hung_after", "nan"], EX_CONFIG, "hung_after: got nan"),
+        (["--advertise", "host:80"], EX_CONFIG, "advertise: got 'host:80'"),
         (["--gpu_ids", "all"], EX_CONFIG, "gpu_ids: got 'all'"),
     ],
 )
@@ -259,6 +260,26 @@ def test_a_port_in_use_is_named() -> None:
         code, said = ended("--port", port)
     assert code == 1
     assert f"can't listen on 127.0.0.1 port {port}" in said
+
+
+@pytest.mark.parametrize("token", ["sécret", "a secret", "secret\r\nX-Evil: 1", "secret\n"])
+def test_a_token_that_no_client_can_send_is_refused(token: str) -> None:
+    """It would lock everybody out or put words into a header; the message does not show it."""
+    code, said = ended(EDL_TEACHER_TOKEN=token)
+    assert code == EX_CONFIG
+    assert "EDL_TEACHER_TOKEN" in said
+    assert "cret" not in said
+
+
+@pytest.mark.parametrize(("host", "shown"), [("localhost", "localhost:{}"), ("::1", "[::1]:{}")])
+async def test_the_advertised_host_is_the_one_in_the_list(
+    redis_url: str, namespace: str, host: str, shown: str
+) -> None:
+    """Students are told the host that they can reach, whatever the teacher listens on."""
+    env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "EDL_POOL": "pool", "EDL_TEACHER_TOKEN": "t"}
+    with running_teacher("served_models:arithmetic", "--host", "0.0.0.0", "--advertise", host, env=env) as teacher:
+        assert teacher.address == shown.format(teacher.address.rpartition(":")[2])
+        assert [one.address for one in await joined(redis_url, namespace)] == [teacher.address]
 
 
 def test_off_loopback_a_token_is_asked_for() -> None:
