@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 from airflow.providers.standard.operators.bash import BashOperator
@@ -28,6 +29,7 @@ with DAG(
     "edl_distill_steps",
     description=__doc__,
     schedule=None,
+    default_args={"retries": 1, "retry_delay": timedelta(seconds=10)},
     params={
         "teachers": Param(2, type="integer", minimum=1, maximum=16, title="Teachers", description="In the pool."),
         "epochs": Param(

@@ -24,6 +24,7 @@ MODEL = FOLDER / "teacher"
 RUN = '{{ dag_run.run_after.strftime("%Y%m%dt%H%M%S%f") }}'
 RUN_FOLDER = f"{FOLDER}/runs/quickstart-{RUN}"
 POOL = f"quickstart-{RUN}"
+MOST = "{{ [params.teachers_min, params.teachers_max] | max }}"
 
 PARAMS = {
     "teachers_min": Param(
@@ -40,7 +41,7 @@ PARAMS = {
         minimum=1,
         maximum=16,
         title="Teachers at last",
-        description="How many the pool grows to while the student trains; at least as many as at first.",
+        description="How many the pool grows to while the student trains; it never shrinks.",
     ),
     "epochs": Param(
         24,
@@ -75,6 +76,7 @@ with DAG(
     schedule=CronTriggerTimetable("0 2 * * *", timezone="UTC", run_immediately=timedelta(0)),  # nightly, not at once
     catchup=False,
     max_active_runs=1,
+    default_args={"retries": 1, "retry_delay": timedelta(seconds=10)},
     params=PARAMS,
     tags=["edl", "distillation"],
     doc_md="""
@@ -84,7 +86,7 @@ with DAG(
 2. `distill` starts a pool that serves it, trains a student of a few weights three times on 100 labels alone and three
    times on the teachers' answers, and stops the pool.
 3. Meanwhile `pool_in_use` waits until the student is there, and `grow_pool` adds teachers, which the student uses
-   without a restart.
+   without a restart. Where the student has finished before that, these two are skipped.
 4. `report` keeps a table of what came out with the run: accuracies, speeds, and who answered how much.
 
 Trigger it with other values from the form, or let it run every night.
@@ -101,7 +103,7 @@ Trigger it with other values from the form, or let it run every night.
         task_id="distill",
         teacher_pool=POOL,
         teacher=TeacherSpec(model=str(MODEL), outputs=("logits=fetch_name_0",)),
-        teachers="{{ params.teachers_min }}:{{ params.teachers_max }}",
+        teachers=f"{{{{ params.teachers_min }}}}:{MOST}",
         student=TrainerSpec(
             command=(
                 *("python", f"{EXAMPLE}/student.py", "--use_distill_service", "--data_dir", str(DATA)),
@@ -119,12 +121,11 @@ Trigger it with other values from the form, or let it run every night.
         at_least="{{ params.teachers_min }}",
         students=1,
         timeout=300,
+        soft_fail=True,
         deferrable=True,
     )
 
-    grow_pool = EdlResizeOperator(
-        task_id="grow_pool", teacher_pool=POOL, instances="{{ params.teachers_max }}", deferrable=True
-    )
+    grow_pool = EdlResizeOperator(task_id="grow_pool", teacher_pool=POOL, instances=MOST, deferrable=True)
 
     report = BashOperator(
         task_id="report",
@@ -136,4 +137,4 @@ Trigger it with other values from the form, or let it run every night.
 
     train_teacher >> [distill, pool_in_use]
     pool_in_use >> grow_pool
-    [distill, grow_pool] >> report
+    distill >> report

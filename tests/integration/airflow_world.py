@@ -20,6 +20,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import TaskDeferred
 
+from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.work import Outcome
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.registry.lease import hold_lease
@@ -100,15 +101,15 @@ class World:
         dag.fileloc = str(self.folder / "nightly.py")
         return dag
 
-    def context(self, token: str = "try-1") -> Any:
-        """What Airflow gives to `execute`; `token` is the task instance's id, another one in each try."""
+    def context(self, try_id: str = "try-1", map_index: int = -1) -> Any:
+        """What Airflow gives to `execute`; `try_id` is the task instance's id, another one in each try."""
         xcoms: dict[str, Any] = {}
         ti = SimpleNamespace(
-            id=token,
+            id=try_id,
             dag_id="nightly",
             task_id="distill",
             run_id="manual__1",
-            map_index=-1,
+            map_index=map_index,
             get_task_states=lambda **_: {"manual__1": {"distill": "running"}},
             xcom_push=lambda key, value: xcoms.update({key: value}),
         )
@@ -147,6 +148,30 @@ class World:
             return ours or any(str(self.folder) in word for word in process.cmdline())
         except psutil.Error:
             return False
+
+
+def left_empty(world: World) -> Iterator[World]:
+    """Lend a world that must be empty of processes when its test is over."""
+    yield world
+    left = [" ".join(process.cmdline()) for process in world.processes()]
+    for name in world.jobs():
+        asyncio.run(world.backend.delete(name))
+    assert left == []
+
+
+def distill(world: World, does: str = "ends", **changes: Any) -> EdlDistillOperator:
+    """The task of training against a pool that is there already, unless changed."""
+    given: dict[str, Any] = {"task_id": "distill", "dag": world.dag(), "student": world.student(does)}
+    given |= {"teacher_pool": "digits", "deferrable": False, "wait_timeout_s": 30}
+    return EdlDistillOperator(**{**given, **changes})
+
+
+async def follow_until_started(world: World, deferred: TaskDeferred) -> None:
+    """Run the trigger until the student has started, then cancel it, as a triggerer does that ends."""
+    running = asyncio.ensure_future(fired(trigger_of(deferred)))
+    await asyncio.to_thread(until, world.starts)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 def defer(operator: Any, context: Any) -> TaskDeferred:

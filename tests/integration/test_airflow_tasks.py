@@ -13,9 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout, TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 from airflow.sdk.execution_time.task_runner import _run_execute_callable
-from integration.airflow_world import World, defer, fired, registered, resume, run_task, trigger_of, until
+from integration.airflow_world import (
+    World,
+    defer,
+    distill,
+    fired,
+    follow_until_started,
+    left_empty,
+    registered,
+    resume,
+    run_task,
+    trigger_of,
+    until,
+)
 
 from edl_airflow.failures import TaskKilledError
 from edl_airflow.operators.distill import EdlDistillOperator
@@ -31,20 +43,7 @@ from edl_runtime.store.server import RedisServer
 def world(tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A world that must be empty of processes when its test is over."""
     monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
-    world = World(tmp_path, redis_url, namespace, monkeypatch)
-    yield world
-    left = [" ".join(process.cmdline()) for process in world.processes()]
-    for name in world.jobs():
-        asyncio.run(world.backend.delete(name))
-    assert left == []
-
-
-def _distill(world: World, does: str = "ends", **changes: Any) -> EdlDistillOperator:
-    """Train against a pool that is there already."""
-    given: dict[str, Any] = {"task_id": "distill", "dag": world.dag(), "student": world.student(does)}
-    return EdlDistillOperator(
-        **{**given, "teacher_pool": "digits", "deferrable": False, "wait_timeout_s": 30, **changes}
-    )
+    yield from left_empty(World(tmp_path, redis_url, namespace, monkeypatch))
 
 
 def _killed_when_started(world: World, operator: EdlDistillOperator) -> threading.Thread:
@@ -60,14 +59,6 @@ def _killed_when_started(world: World, operator: EdlDistillOperator) -> threadin
     return thread
 
 
-async def _follow_until_started(world: World, deferred: TaskDeferred) -> None:
-    """Run the trigger until the student has started, then cancel it, as a triggerer does that ends."""
-    running = asyncio.ensure_future(fired(trigger_of(deferred)))
-    await asyncio.to_thread(until, world.starts)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-
-
 @pytest.fixture
 def sigterm() -> Iterator[None]:
     """Give SIGTERM back its handler."""
@@ -80,7 +71,7 @@ def sigterm() -> Iterator[None]:
 @pytest.mark.parametrize("deferrable", [False, True])
 def test_the_whole_in_one_task(world: World, deferrable: bool) -> None:  # noqa: FBT001
     """A pool of real teachers comes, the student trains, its result is returned, and everything is gone."""
-    operator = _distill(world, teacher_pool=None, teacher=world.teacher(), teachers="1:2", deferrable=deferrable)
+    operator = distill(world, teacher_pool=None, teacher=world.teacher(), teachers="1:2", deferrable=deferrable)
     context = world.context()
     result = run_task(operator, context)
     assert result["checkpoint"] == str(world.folder / "model")
@@ -117,7 +108,7 @@ def test_a_bad_model_fails_the_task_at_once_in_the_teachers_words(
     deferrable: bool,  # noqa: FBT001
 ) -> None:
     """Long before the wait limit, with no retry, and nothing is left."""
-    operator = _distill(
+    operator = distill(
         world, teacher_pool=None, teacher=world.teacher("no/such/folder"), deferrable=deferrable, wait_timeout_s=600
     )
     started = time.monotonic()
@@ -130,7 +121,7 @@ def test_a_bad_model_fails_the_task_at_once_in_the_teachers_words(
 def test_no_teacher_in_time(world: World) -> None:
     """The error names the pool, the seconds and where to look; no student was started."""
     with pytest.raises(NoTeacherError, match=r"'digits' after 1 s.*edl pools"):
-        _distill(world, wait_timeout_s=1).execute(world.context())
+        distill(world, wait_timeout_s=1).execute(world.context())
     assert world.starts() == []
 
 
@@ -138,7 +129,7 @@ def test_redis_down_at_the_start(world: World) -> None:
     """Infrastructure, so Airflow may retry; nothing was started, and the password is not in the message."""
     world.connect_to("redis://:top-secret@127.0.0.1:1/0")
     with pytest.raises(RegistryUnavailableError, match=r"127\.0\.0\.1:1") as caught:
-        _distill(world, teacher_pool=None, teacher=world.teacher()).execute(world.context())
+        distill(world, teacher_pool=None, teacher=world.teacher()).execute(world.context())
     assert "top-secret" not in str(caught.value)
     assert world.jobs() == {}
 
@@ -146,7 +137,7 @@ def test_redis_down_at_the_start(world: World) -> None:
 @pytest.mark.parametrize("deferrable", [False, True])
 def test_a_student_that_fails_says_why_in_the_tasks_error(world: World, deferrable: bool) -> None:  # noqa: FBT001
     """Its last lines are there, a retry is allowed, and nothing is left."""
-    operator = _distill(world, "fails", deferrable=deferrable)
+    operator = distill(world, "fails", deferrable=deferrable)
     with registered(world, "digits", "a:1"), pytest.raises(JobFailedError, match="loss is not a number"):
         run_task(operator, world.context())
     assert world.jobs() == {}
@@ -155,7 +146,7 @@ def test_a_student_that_fails_says_why_in_the_tasks_error(world: World, deferrab
 def test_progress_is_in_the_log_and_answers_in_the_result(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """As the student reports it, while it runs."""
     script = TrainerSpec(command=("python", str(world.folder / "reports.py")))
-    operator = _distill(world, student=script, progress_every_s=0.1)
+    operator = distill(world, student=script, progress_every_s=0.1)
     with registered(world, "digits", "a:1"):
         result = operator.execute(world.context())
     assert result["answered"] == {"a:1": 3}
@@ -167,7 +158,7 @@ def test_progress_is_in_the_log_and_answers_in_the_result(world: World, capsys: 
 @pytest.mark.usefixtures("sigterm")
 def test_a_killed_task_leaves_nothing(world: World) -> None:
     """SIGTERM while the student runs: `execute` ends only when the last process is gone."""
-    operator = _distill(world, "waits")
+    operator = distill(world, "waits")
     thread = _killed_when_started(world, operator)
     with registered(world, "digits", "a:1"), pytest.raises(TaskKilledError):
         operator.execute(world.context())
@@ -178,7 +169,7 @@ def test_a_killed_task_leaves_nothing(world: World) -> None:
 
 def test_a_timed_out_task_leaves_nothing(world: World) -> None:
     """Airflow's own timer goes off, in Airflow's own runner."""
-    operator = _distill(world, "waits", execution_timeout=timedelta(seconds=3))
+    operator = distill(world, "waits", execution_timeout=timedelta(seconds=3))
     context = world.context()
     with registered(world, "digits", "a:1"), pytest.raises(AirflowTaskTimeout):
         _run_execute_callable(context, operator.execute, operator)
@@ -188,54 +179,25 @@ def test_a_timed_out_task_leaves_nothing(world: World) -> None:
 
 def test_a_deferred_task_times_out_too(world: World) -> None:
     """Airflow has no timer for it, so the trigger has."""
-    operator = _distill(world, "waits", deferrable=True, execution_timeout=timedelta(seconds=3))
+    operator = distill(world, "waits", deferrable=True, execution_timeout=timedelta(seconds=3))
     context = world.context()
     with registered(world, "digits", "a:1"):
         deferred = defer(operator, context)
         event = asyncio.run(fired(trigger_of(deferred)))
     assert len(world.starts()) == 1
     with pytest.raises(AirflowTaskTimeout):
-        resume(_distill(world, "waits"), context, deferred, event)
+        resume(distill(world, "waits"), context, deferred, event)
     assert world.jobs() == {}
 
 
 def test_a_deferred_task_that_is_marked_failed_leaves_nothing(world: World) -> None:
     """All of the trigger's on_kill works from its serialized form."""
-    operator = _distill(world, "waits", deferrable=True)
+    operator = distill(world, "waits", deferrable=True)
     with registered(world, "digits", "a:1"):
         deferred = defer(operator, world.context())
-        asyncio.run(_follow_until_started(world, deferred))
+        asyncio.run(follow_until_started(world, deferred))
         asyncio.run(trigger_of(deferred).on_kill())
     assert world.jobs() == {}
-    assert world.processes() == []
-
-
-def test_clearing_a_deferred_task_spares_the_next_try(world: World) -> None:
-    """Airflow runs try 2's execute before try 1's on_kill: try 2 has the student by then, the same process."""
-    with registered(world, "digits", "a:1"):
-        first = defer(_distill(world, "waits", deferrable=True), world.context("try-1"))
-
-        asyncio.run(_follow_until_started(world, first))
-        context = world.context("try-2")
-        second = defer(_distill(world, "waits", deferrable=True), context)
-        asyncio.run(trigger_of(first).on_kill())
-        assert set(world.jobs().values()) == {"running"}
-        world.go()
-        event = asyncio.run(fired(trigger_of(second)))
-        result = resume(_distill(world, "waits"), context, second, event)
-    assert result["metrics"] == {"accuracy": 0.5}
-    assert len(world.starts()) == 1
-    assert world.jobs() == {}
-
-
-def test_a_try_with_another_spec_stops_the_old_job_first(world: World) -> None:
-    """The lost worker's student is gone before the new one starts."""
-    with registered(world, "digits", "a:1"):
-        first = defer(_distill(world, "waits", deferrable=True), world.context("try-1"))
-        asyncio.run(_follow_until_started(world, first))
-        result = _distill(world, "ends").execute(world.context("try-2"))
-    assert result["metrics"] == {"accuracy": 0.5}
-    assert len(world.starts()) == 2
     assert world.processes() == []
 
 
@@ -245,7 +207,7 @@ def test_training_goes_on_while_redis_is_away(world: World, tmp_path_factory: py
     with RedisServer(tmp_path_factory.mktemp("own-redis")) as server:
         world.redis_url = server.url
         world.connect_to(server.url)
-        operator, context = _distill(world, "waits", deferrable=True), world.context()
+        operator, context = distill(world, "waits", deferrable=True), world.context()
         with registered(world, "digits", "a:1"):
             deferred = defer(operator, context)
 
@@ -259,14 +221,14 @@ def test_training_goes_on_while_redis_is_away(world: World, tmp_path_factory: py
                 return await running
 
             event = asyncio.run(lose_redis())
-        result = resume(_distill(world, "waits"), context, deferred, event)
+        result = resume(distill(world, "waits"), context, deferred, event)
     assert result["metrics"] == {"accuracy": 0.5}
     assert world.jobs() == {}
 
 
 def test_a_trigger_never_blocks_its_loop(world: World) -> None:
     """Other triggers share it: none waits over 50 ms, in the best of three runs on a machine that is busy."""
-    operator = _distill(world, "waits", deferrable=True, progress_every_s=0.1)
+    operator = distill(world, "waits", deferrable=True, progress_every_s=0.1)
     with registered(world, "digits", "a:1"):
         deferred = defer(operator, world.context())
 

@@ -15,11 +15,12 @@ def test_the_dag_to_copy_is_a_dag() -> None:
 
     (source,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "with DAG" in block]
     made: dict[str, Any] = {}
-    exec(compile(source.replace("catchup=False)", "catchup=False) as dag"), "README.md", "exec"), made)
+    exec(compile(source.replace("\n):\n", "\n) as dag:\n"), "README.md", "exec"), made)
 
     (task,) = made["dag"].tasks
     assert isinstance(task, EdlDistillOperator)
     assert task.deferrable
+    assert task.retries == 1
 
 
 def test_every_file_it_links_to_is_there() -> None:

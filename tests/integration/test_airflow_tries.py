@@ -1,0 +1,160 @@
+"""Several tries of a task, and several tasks: who owns what, who takes what over, what is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from integration.airflow_world import (
+    World,
+    defer,
+    distill,
+    fired,
+    follow_until_started,
+    left_empty,
+    registered,
+    resume,
+    trigger_of,
+)
+
+from edl_airflow.failures import PoolEndedError
+from edl_airflow.operators.resize import EdlResizeOperator
+from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
+from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
+from edl_runtime.errors import RegistryUnavailableError
+
+
+@pytest.fixture
+def world(tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A world that must be empty of processes when its test is over."""
+    monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
+    yield from left_empty(World(tmp_path, redis_url, namespace, monkeypatch))
+
+
+def test_clearing_a_deferred_task_spares_the_next_try(world: World) -> None:
+    """Airflow runs try 2's execute before try 1's on_kill: try 2 has the student by then, the same process."""
+    with registered(world, "digits", "a:1"):
+        first = defer(distill(world, "waits", deferrable=True), world.context("try-1"))
+
+        asyncio.run(follow_until_started(world, first))
+        context = world.context("try-2")
+        second = defer(distill(world, "waits", deferrable=True), context)
+        asyncio.run(trigger_of(first).on_kill())
+        assert set(world.jobs().values()) == {"running"}
+        world.go()
+        event = asyncio.run(fired(trigger_of(second)))
+        result = resume(distill(world, "waits"), context, second, event)
+    assert result["metrics"] == {"accuracy": 0.5}
+    assert len(world.starts()) == 1
+    assert world.jobs() == {}
+
+
+def test_a_try_with_another_spec_stops_the_old_job_first(world: World) -> None:
+    """The lost worker's student is gone before the new one starts."""
+    with registered(world, "digits", "a:1"):
+        first = defer(distill(world, "waits", deferrable=True), world.context("try-1"))
+        asyncio.run(follow_until_started(world, first))
+        result = distill(world, "ends").execute(world.context("try-2"))
+    assert result["metrics"] == {"accuracy": 0.5}
+    assert len(world.starts()) == 2
+    assert world.processes() == []
+
+
+@pytest.mark.slow
+def test_a_retry_with_another_teacher_trains_anew(world: World) -> None:
+    """What the old teacher has taught is not what the task shall return."""
+    other = (world.folder / "answers.py").read_text().replace("* 2", "* 3")
+    (world.folder / "others.py").write_text(other)
+    changes = {"teacher_pool": None, "teachers": "1:1"}
+    first = defer(distill(world, "waits", teacher=world.teacher(), deferrable=True, **changes), world.context("try-1"))
+    asyncio.run(follow_until_started(world, first))
+    world.go()
+    retry = distill(world, "waits", teacher=world.teacher("others:double"), **changes)
+    assert retry.execute(world.context("try-2"))["metrics"] == {"accuracy": 0.5}
+    assert len(world.starts()) == 2
+    assert world.jobs() == {}
+
+
+def test_mapped_tasks_do_not_share_a_pool_by_its_name(world: World) -> None:
+    """The second is refused, in words that say what to do; the first goes on and stops its pool."""
+    changes = {"teacher": world.teacher(), "teachers": "1:1"}
+    context = world.context("try-1", map_index=0)
+    first = defer(distill(world, deferrable=True, **changes), context)
+    with pytest.raises(AirflowFailException, match=r"'digits' belongs to 'nightly-distill-0-.*ti\.map_index"):
+        distill(world, **changes).execute(world.context("try-2", map_index=1))
+    assert world.jobs() == {"digits": "running"}
+    result = resume(distill(world), context, first, asyncio.run(fired(trigger_of(first))))
+    assert result["metrics"] == {"accuracy": 0.5}
+    assert world.jobs() == {}
+
+
+def test_a_retry_that_can_not_begin_stops_what_the_lost_worker_left(world: World) -> None:
+    """Redis is away by then; the student would run for ever."""
+    with registered(world, "digits", "a:1"):
+        first = defer(distill(world, "waits", deferrable=True), world.context("try-1"))
+        asyncio.run(follow_until_started(world, first))
+    world.connect_to("redis://127.0.0.1:1/0")
+    with pytest.raises(RegistryUnavailableError):
+        distill(world, "ends").execute(world.context("try-2"))
+    assert world.jobs() == {}
+    assert world.processes() == []
+
+
+def test_a_running_student_is_taken_over_while_redis_is_away(world: World) -> None:
+    """It is the same process that ends."""
+    with registered(world, "digits", "a:1"):
+        first = defer(distill(world, "waits", deferrable=True), world.context("try-1"))
+        asyncio.run(follow_until_started(world, first))
+    world.connect_to("redis://127.0.0.1:1/0")
+    context = world.context("try-2")
+    second = defer(distill(world, "waits", deferrable=True), context)
+    world.go()
+    result = resume(distill(world), context, second, asyncio.run(fired(trigger_of(second))))
+    assert result["metrics"] == {"accuracy": 0.5}
+    assert len(world.starts()) == 1
+
+
+@pytest.mark.slow
+def test_waits_end_with_the_pool_that_they_wait_for(world: World) -> None:
+    """A sensor fails and a resize is skipped, long before their time is up; so is a resize that comes too late."""
+    context = world.context()
+    start = {"teacher_pool": "digits", "teacher": world.teacher(), "teachers": "1:2"}
+    EdlTeacherPoolOperator(task_id="start", dag=world.dag(), **start).execute(context)
+    sensor = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", at_least=5, deferrable=True)
+    waits = defer(sensor, context)
+    grow = EdlResizeOperator(task_id="grow", teacher_pool="digits", instances=2, deferrable=True)
+    grows = defer(grow, context)
+
+    async def both() -> list[dict[str, object]]:
+        running = asyncio.gather(fired(trigger_of(waits)), fired(trigger_of(grows)))
+        stop = EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits")
+        await asyncio.to_thread(stop.execute, context)
+        return await running
+
+    waited, grown = asyncio.run(both())
+    with pytest.raises(PoolEndedError):
+        resume(sensor, context, waits, waited)
+    with pytest.raises(AirflowSkipException):
+        resume(grow, context, grows, grown)
+    with pytest.raises(AirflowSkipException):
+        grow.execute(context)
+
+
+@pytest.mark.slow
+def test_no_file_beside_the_dag_takes_the_place_of_a_library(world: World) -> None:
+    """Teachers start in the DAGs' folder, which may well hold a `redis.py`; functions there are found all the same."""
+    for library in ("redis", "numpy", "json", "logging"):
+        (world.folder / f"{library}.py").write_text("raise SystemExit('the wrong one')")
+    start = EdlTeacherPoolOperator(
+        task_id="start",
+        dag=world.dag(),
+        teacher_pool="digits",
+        teacher=world.teacher(),
+        teachers="1",
+        wait_timeout_s=60,
+    )
+    assert len(start.execute(world.context())["teachers"]) == 1
+    EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits").execute(world.context())
