@@ -141,6 +141,21 @@ class ProtocolError(EdlError):
     """Raised when bytes from the network are not what the protocol allows."""
 
 
+class AnswerLimitError(ProtocolError):
+    """Raised when a model's answer has more bytes than can be sent."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(size, limit)
+        self.size = size
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"the answer has {self.size} bytes or more, allowed are {self.limit}; "
+            "ask for fewer rows or outputs, and for binary ones"
+        )
+
+
 class InferenceError(TeacherError):
     """Raised when a teacher answers a request with an error.
 

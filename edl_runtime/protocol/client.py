@@ -18,10 +18,13 @@ import msgspec
 
 from edl_runtime.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.address import endpoint_of
+from edl_runtime.protocol.body import JSON_LIMIT, Buffer
 from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, ResponseHead, render_request, response_head
 from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.protocol.requests import encode_request
+from edl_runtime.protocol.responses import open_response
 from edl_runtime.protocol.stream import Stream
-from edl_runtime.protocol.tensors import JSON_LIMIT, Array, Buffer, Tensor, encode_request, open_response
+from edl_runtime.protocol.tensors import Array, Tensor
 from edl_runtime.settings import check_token
 
 __all__ = ["TeacherConnection", "Tensor"]

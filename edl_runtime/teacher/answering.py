@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 import structlog
 
-from edl_runtime.errors import ProtocolError
-from edl_runtime.protocol.tensors import decode_request, encode_response
+from edl_runtime.errors import AnswerLimitError, ProtocolError
+from edl_runtime.protocol.requests import decode_request
+from edl_runtime.protocol.responses import encode_response
 from edl_runtime.teacher.models import Model
 
 log = structlog.get_logger(__name__)
@@ -33,6 +34,8 @@ def answer(model: Model, body: memoryview, json_size: int | None, into: memoryvi
         outputs = model.run(request.inputs, tuple(request.outputs))
         arrays = {name: np.asarray(outputs[name]) for name in request.outputs}
         return Answer(200, *encode_response(model.signature, request, arrays, into))
+    except AnswerLimitError as error:  # no other teacher's would be smaller
+        return refuse(into, 413, str(error))
     except Exception as error:
         log.exception("model.failed", model=model.signature.name)
         return refuse(into, 500, f"the model failed: {type(error).__name__}: {error}")

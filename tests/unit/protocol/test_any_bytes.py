@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from edl_runtime.errors import ProtocolError
 from edl_runtime.protocol.http import JSON_SIZE, RequestHead, ResponseHead, render_request, render_response
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
-from edl_runtime.protocol.tensors import decode_request, encode_request, encode_response, open_response
+from edl_runtime.protocol.requests import decode_request, encode_request
+from edl_runtime.protocol.responses import encode_response, open_response
 
 SIGNATURE = ModelSignature(
     name="m", inputs=(TensorSpec("x", "INT8", (-1, -1)),), outputs=(TensorSpec("y", "FP32", (-1,)),)

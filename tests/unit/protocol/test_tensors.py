@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from edl_runtime.errors import ProtocolError
+from edl_runtime.errors import AnswerLimitError, ProtocolError
+from edl_runtime.protocol.body import JSON_LIMIT, Encoded
 from edl_runtime.protocol.oip import Datatype, ModelSignature, TensorSpec
-from edl_runtime.protocol.tensors import (
-    Array,
-    Encoded,
-    datatype_of,
-    decode_request,
-    dtype_of,
-    encode_request,
-    encode_response,
-    open_response,
-)
+from edl_runtime.protocol.requests import decode_request, encode_request
+from edl_runtime.protocol.responses import encode_response, open_response
+from edl_runtime.protocol.tensors import Array, datatype_of, dtype_of
 
 SIGNATURE = ModelSignature(
     name="teacher",
@@ -149,15 +144,60 @@ def test_an_input_that_does_not_fit_is_refused(changes: dict[str, Any], message:
         decode_request(json_body(**changes), None, SIGNATURE)
 
 
-@pytest.mark.parametrize(
-    ("datatype", "number"), [("INT8", 128), ("UINT8", -1), ("INT64", 2**63), ("INT32", 1.5), ("BOOL", 1)]
-)
-def test_a_number_that_its_datatype_can_not_hold_is_refused(datatype: Datatype, number: float) -> None:
-    """Nothing wraps around or is cut off."""
+def array_of(datatype: Datatype, data: Any, shape: int) -> Array:
+    """Return what a teacher makes of a JSON tensor."""
     signature = msgspec.structs.replace(SIGNATURE, inputs=(TensorSpec("x", datatype, (-1,)),))
-    tensor = {"name": "x", "datatype": datatype, "shape": [1], "data": [number]}
+    tensor = {"name": "x", "datatype": datatype, "shape": [shape], "data": data}
+    return decode_request(memoryview(json.dumps({"inputs": [tensor]}).encode()), None, signature).inputs["x"]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [
+        ("INT8", [128]),
+        ("UINT8", [-1]),
+        ("INT64", [2**63]),
+        ("INT32", [1.5]),
+        ("INT32", [1.0]),
+        ("INT32", [True]),
+        ("INT32", [1, True]),
+        ("FP32", [0.5, True]),
+        ("FP32", [1e39]),
+        ("FP16", [65520]),
+        ("FP64", [10**400]),
+        ("BOOL", [1]),
+        ("FP32", [None]),
+        ("FP32", 1),
+        ("FP32", {}),
+        ("FP32", ""),
+    ],
+)
+def test_a_number_that_its_datatype_can_not_hold_is_refused(datatype: Datatype, data: Any) -> None:
+    """Nothing wraps around, overflows, is cut off or taken for something else."""
     with pytest.raises(ProtocolError, match=f"input 'x': data is not {datatype}"):
-        decode_request(memoryview(msgspec.json.encode({"inputs": [tensor]})), None, signature)
+        array_of(datatype, data, len(data) if hasattr(data, "__len__") else 1)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [
+        ("UINT64", [2**64 - 1, 1]),
+        ("INT64", [2**63 - 1, -(2**63)]),
+        ("BOOL", [True, False]),
+        ("FP64", [2**53, 0.1]),
+        ("FP32", [16777216, -3.4028234663852886e38]),
+        ("FP16", [65504]),
+        ("UINT8", []),
+    ],
+)
+def test_a_number_that_its_datatype_can_hold_arrives(datatype: Datatype, data: list[float]) -> None:
+    """To the last bit, whichever other numbers stand beside it."""
+    assert array_of(datatype, data, len(data)).tolist() == data
+
+
+def test_a_number_of_floating_point_is_rounded_to_the_nearest() -> None:
+    """As every decimal is, and a whole number like any other."""
+    assert array_of("FP32", [0.1, 16777217], 2).tolist() == [float(np.float32(0.1)), 16777216]
 
 
 def test_a_missing_input_is_named() -> None:
@@ -199,8 +239,17 @@ def test_an_empty_answer_arrives() -> None:
 
 def test_an_answer_larger_than_its_area_is_refused() -> None:
     """An answer over the limit is an error, not a cut-off answer."""
-    with pytest.raises(ProtocolError, match="allowed are 4096"):
-        answer_with({"best": np.zeros(5000, np.int64)}, {"best": True})
+    for binary in (True, False):
+        with pytest.raises(AnswerLimitError, match="allowed are 4096"):
+            answer_with({"best": np.zeros(5000, np.int64)}, {"best": binary})
+
+
+def test_an_answer_of_too_many_numbers_is_refused_before_they_are_written() -> None:
+    """A JSON answer that nobody would read takes no memory, in objects many times its own."""
+    request = decode_request(json_body(), None, SIGNATURE)._replace(outputs={"best": False})
+    many = np.broadcast_to(np.int64(1), (JSON_LIMIT,))
+    with pytest.raises(AnswerLimitError, match=f"allowed are {JSON_LIMIT}"):
+        encode_response(SIGNATURE, request, {"best": many}, memoryview(bytearray(2 * JSON_LIMIT)))
 
 
 def test_an_answer_of_another_size_than_it_says_is_refused() -> None:

@@ -1,0 +1,134 @@
+"""What the bodies of requests and answers of the Open Inference Protocol v2 have in common.
+
+A body is a JSON header, then the raw little-endian bytes of each binary tensor in the header's order (Triton's binary
+tensor extension), or JSON alone with the numbers in it. Everything that comes from the network is checked before
+memory is taken for it; what does not add up raises `ProtocolError` naming the tensor and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from edl_runtime.errors import ProtocolError
+from edl_runtime.protocol.tensors import Array, dtype_of
+
+_T = TypeVar("_T")
+Buffer = bytes | memoryview
+
+JSON_LIMIT = 64 * 1024 * 1024
+"""Most bytes of JSON in a body: Python objects take many times their text, so larger tensors come as binary."""
+
+_MOST_AXES = 32
+_ALIGNMENT = 64
+
+_WHOLE: frozenset[type] = frozenset({int})
+_NUMBERS: dict[str, frozenset[type]] = {"b": frozenset({bool}), "f": frozenset({int, float})}
+"""What stands in JSON for each kind of dtype; for all others whole numbers."""
+
+
+class Parameters(msgspec.Struct, omit_defaults=True, frozen=True):
+    binary_data_size: int | None = None
+    binary_data: bool | None = None
+    binary_data_output: bool = False
+
+
+class TensorHead(msgspec.Struct, omit_defaults=True):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: Parameters = Parameters()
+    data: Any = None
+
+
+class Encoded(NamedTuple):
+    """A body ready to send: the JSON `header`, then `buffers`, `size` bytes in all."""
+
+    header: bytes
+    buffers: list[Array]
+    size: int
+
+
+def decode(decoder: msgspec.json.Decoder[_T], header: Buffer) -> _T:
+    if len(header) > JSON_LIMIT:
+        raise ProtocolError(f"the JSON has {len(header)} bytes, allowed are {JSON_LIMIT}; send tensors as binary")
+    try:
+        return decoder.decode(header)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"the JSON is not what the protocol allows: {error}") from None
+
+
+def check_payload(heads: Sequence[TensorHead], payload: int, kind: str) -> None:
+    """Check that binary tensors have the size of their shapes and fill `payload` to the byte."""
+    total = 0
+    for head in heads:
+        if len(head.shape) > _MOST_AXES or any(not 0 <= axis < 2**62 for axis in head.shape):
+            allowed = f"at most {_MOST_AXES} axes of 0 or more"
+            raise ProtocolError(f"{kind} {head.name!r}: shape is {list(head.shape)}, allowed are {allowed}")
+        size = head.parameters.binary_data_size
+        if size is None:
+            if head.data is None:
+                raise ProtocolError(f"{kind} {head.name!r} has neither data nor parameters.binary_data_size")
+            continue
+        allowed_size = math.prod(head.shape) * dtype_of(head.datatype).itemsize
+        if size != allowed_size or head.data is not None:
+            fault = f"binary_data_size is {size}, its shape and datatype make {allowed_size}, and data must be absent"
+            raise ProtocolError(f"{kind} {head.name!r}: {fault}")
+        total += size
+    if total != payload:
+        raise ProtocolError(f"{payload} bytes follow the JSON, its {kind}s' binary_data_size make {total}")
+
+
+def array_of_json(head: TensorHead, kind: str) -> Array:
+    """Return the numbers of a JSON tensor, given flat or nested.
+
+    Numbers of floating point are rounded to the nearest that their datatype has, as decimals always are. Beyond that
+    nothing changes: what does not fit is refused, and so is true for 1.
+    """
+    dtype = dtype_of(head.datatype)
+    fault = f"{kind} {head.name!r}: data is not {head.datatype} numbers of shape {list(head.shape)}, flat or nested"
+    if not isinstance(head.data, list):
+        raise ProtocolError(fault)
+    try:
+        given = np.array(head.data, dtype=object)
+    except (ValueError, RecursionError):  # too many axes
+        raise ProtocolError(fault) from None
+    numbers = given.ravel().tolist()
+    allowed = _NUMBERS.get(dtype.kind, _WHOLE)
+    if given.shape not in ((math.prod(head.shape),), head.shape) or not allowed.issuperset(map(type, numbers)):
+        raise ProtocolError(fault)
+    try:
+        return shaped(kind, head, _in_range(numbers, dtype))
+    except OverflowError:
+        raise ProtocolError(f"{fault}: a number is out of range") from None
+
+
+def _in_range(numbers: list[Any], dtype: np.dtype[Any]) -> Array:
+    """Return `numbers` as an array. Raises OverflowError for one that is beyond what `dtype` can hold."""
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            array = np.array(numbers, np.float64).astype(dtype)
+        if not np.isfinite(array).all():
+            raise OverflowError
+        return array
+    if dtype.kind != "b" and numbers:
+        limits = np.iinfo(dtype)  # numpy before 2 wraps around
+        if min(numbers) < limits.min or max(numbers) > limits.max:
+            raise OverflowError
+    return np.array(numbers, dtype)
+
+
+def shaped(kind: str, head: TensorHead, array: Array) -> Array:
+    try:
+        return array.reshape(head.shape)
+    except ValueError:
+        raise ProtocolError(f"{kind} {head.name!r}: shape {list(head.shape)} is not possible") from None
+
+
+def padded(header: bytes) -> bytes:
+    """Return the JSON with blanks at its end, so that the binary tensors behind it are aligned."""
+    return header + b" " * (-len(header) % _ALIGNMENT)
