@@ -26,6 +26,17 @@ time.sleep(600)
 IGNORES_SIGTERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(600)"
 """A program that has to be killed."""
 
+
+def breaks(instance: str, exit_code: int) -> str:
+    """Return the head of a program that says what is missing and ends at once when it is that instance."""
+    return f"""
+import os, sys
+if os.environ["EDL_INSTANCE"] == {instance!r}:
+    print("no such model")
+    sys.exit({exit_code})
+"""
+
+
 WITHIN_S = 30.0
 """Longest wait for anything that has to happen."""
 

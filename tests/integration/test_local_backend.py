@@ -7,18 +7,19 @@ import os
 import shutil
 import stat
 import tempfile
+import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
-from contract.asking import IGNORES_SIGTERM, WAITS, ended, lines, says
+from contract.asking import IGNORES_SIGTERM, WAITS, breaks, ended, lines, reach, says
 from integration.local_jobs import below, job, processes, start_begun, supervisor, wait_until_gone
 
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.backends.local.folders import KEPT_RUNS
-from edl_runtime.errors import SubmitError
+from edl_runtime.errors import EX_CONFIG, SubmitError
 
 
 @pytest.fixture
@@ -31,22 +32,6 @@ async def backend(work_dir: Path) -> AsyncIterator[LocalBackend]:
     wait_until_gone(work_dir)
 
 
-async def test_a_pool_that_can_never_work_fails_at_once(backend: LocalBackend, work_dir: Path) -> None:
-    """Exit status 78 is not answered with restarts: the pool fails with that instance's words, the others stop."""
-    code = """
-import os, sys, time
-if os.environ["EDL_INSTANCE"] == "1":
-    print("no such model"); sys.exit(78)
-time.sleep(600)
-"""
-    await backend.submit(job(code, work_dir, instances=2), token="mine", secrets={})
-    status = await ended(backend)
-    assert status.reason == "instance 1 exited with 78, which says that it can never work as configured"
-    assert status.last_lines == ("no such model",)
-    wait_until_gone(work_dir)
-    assert [instance.restarts for instance in (await backend.get("job")).instances] == [0, 0]
-
-
 @pytest.mark.slow
 async def test_a_pool_that_keeps_breaking_fails(backend: LocalBackend, work_dir: Path) -> None:
     """An instance that ends five times in a row soon after its start is not restarted for ever."""
@@ -54,6 +39,41 @@ async def test_a_pool_that_keeps_breaking_fails(backend: LocalBackend, work_dir:
     status = await ended(backend)
     assert status.reason == "instance 0 ended 5 times in a row within 10 s of its start, the last time it exited with 1"
     assert await lines(backend) == [(0, "broken")] * 5
+
+
+@pytest.mark.slow
+async def test_a_pool_of_which_all_keep_breaking_fails(backend: LocalBackend, work_dir: Path) -> None:
+    """Instances that only ever end don't keep each other's pool alive."""
+    await backend.submit(job("raise SystemExit('broken')", work_dir, instances=3), token="mine", secrets={})
+    assert "times in a row within 10 s of its start" in (await ended(backend)).reason
+
+
+@pytest.mark.slow
+async def test_an_instance_that_keeps_breaking_does_not_end_who_works(
+    backend: LocalBackend, work_dir: Path, tmp_path: Path
+) -> None:
+    """It is tried again and again, and the status says what is wrong with it until it has come up after all."""
+    mended = tmp_path / "mended"
+    code = f"import os\nif not os.path.exists({str(mended)!r}):\n" + textwrap.indent(breaks("1", 1), "  ") + WAITS
+    await backend.submit(job(code, work_dir, instances=2), token="mine", secrets={})
+    status = await reach(backend, "job", lambda status: any(one.restarts == 5 for one in status.instances))
+    assert (status.phase, status.wanted, status.attainable) == ("running", 2, 2)
+    assert status.reason == "instance 1 ended 5 times in a row within 10 s of its start, the last time it exited with 1"
+    assert status.last_lines[-1] == "no such model"
+    mended.touch()
+    status = await reach(backend, "job", lambda status: not status.reason)
+    assert (status.phase, status.last_lines) == ("running", ())
+    assert await lines(backend, instance=0) == [(0, "up")]
+
+
+async def test_a_pool_without_anybody_left_fails(backend: LocalBackend, work_dir: Path) -> None:
+    """When the last one that worked leaves by a resize, those that were given up make the pool fail."""
+    await backend.submit(job(breaks("0", EX_CONFIG) + WAITS, work_dir, instances=2), token="mine", secrets={})
+    await reach(backend, "job", lambda status: status.attainable == 1)
+    await backend.resize("job", 1)
+    status = await ended(backend)
+    assert status.reason == "instance 0 exited with 78, which says that it can never work as configured"
+    assert status.last_lines == ("no such model",)
 
 
 async def test_secrets_are_on_no_disk_and_in_no_argument(backend: LocalBackend, work_dir: Path) -> None:

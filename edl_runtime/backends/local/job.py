@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
-from edl_runtime.backends.base import InstanceStatus, JobStatus, Phase
+from edl_runtime.backends.base import JobStatus, Phase
 from edl_runtime.backends.local.folders import JobFolder
 from edl_runtime.backends.local.logs import tail
 from edl_runtime.backends.local.messages import (
@@ -27,7 +27,8 @@ from edl_runtime.backends.local.messages import (
     Resize,
 )
 from edl_runtime.backends.local.processes import Processes
-from edl_runtime.backends.local.restarts import GiveUp, RestartPolicy, after_end, ending
+from edl_runtime.backends.local.restarts import Again, Fail, GiveUp, RestartPolicy, after_end, ending
+from edl_runtime.backends.local.slots import Slot, Trouble
 from edl_runtime.specs import JobSpec
 
 if TYPE_CHECKING:
@@ -35,18 +36,6 @@ if TYPE_CHECKING:
 
 LAST_LINES = 30
 """How many lines of a failed instance's log go into the status."""
-
-
-class _Slot:
-    """The place of one instance: who is in it now, and whether it has to go."""
-
-    def __init__(self, index: int) -> None:
-        self.leave = asyncio.Event()
-        self.finished = False
-        self.status = InstanceStatus(index=index, phase="running", started_at=time.time())
-
-    def update(self, **changes: object) -> None:
-        self.status = msgspec.structs.replace(self.status, **changes)
 
 
 class Job:
@@ -80,7 +69,7 @@ class Job:
         self._environ = {**environ, **spec.env, **secrets, "EDL_JOB": spec.name, "PYTHONUNBUFFERED": "1"}
         self._command = [sys.executable if spec.command[0] == "python" else spec.command[0], *spec.command[1:]]
         self._restarts = restarts
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, Slot] = {}
         self._keepers = asyncio.TaskGroup()
         self._ending = asyncio.Event()
         self._deleted = False
@@ -103,7 +92,7 @@ class Job:
 
     def stop(self, reason: str) -> None:
         """End the job as failed because of `reason`, which lies outside of it."""
-        self._end("failed", reason)
+        self._end("failed", Trouble(reason))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one connection's request. Who asks nonsense, or nothing in time, gets no answer."""
@@ -139,8 +128,11 @@ class Job:
             return Refused("it has ended")
         if instances not in self._spec.bounds:
             return Refused("outside its bounds", f"{self._spec.bounds.min} to {self._spec.bounds.max}")
+        raised = instances > self._status.wanted
         self._change(wanted=instances)
         self._dismiss(instances)
+        if raised:
+            self._slots = {index: slot for index, slot in self._slots.items() if not slot.status.given_up}
         self._fill()
         self._save()
         _log().info("job.resized", job=self._spec.name, wanted=instances)
@@ -156,7 +148,7 @@ class Job:
     def _fill(self) -> None:
         for index in range(self._status.wanted):
             if index not in self._slots:
-                slot = self._slots[index] = _Slot(index)
+                slot = self._slots[index] = Slot(index)
                 self._keepers.create_task(self._keep(slot))
 
     def _dismiss(self, wanted: int) -> None:
@@ -166,13 +158,13 @@ class Job:
                 if self._slots[index].finished and not self._ending.is_set():
                     del self._slots[index]
 
-    async def _keep(self, slot: _Slot) -> None:
+    async def _keep(self, slot: Slot) -> None:
         """Keep instances in the slot until it has to be left or its work is done."""
         index = slot.status.index
         try:
             await self._occupy(slot)
         except (OSError, ValueError) as error:  # a ValueError for a null byte in the command or a variable
-            self._end("failed", f"instance {index} could not be started: {error}")
+            self._end("failed", Trouble(f"instance {index} could not be started: {error}"))
         slot.finished = True
         if self._ending.is_set():
             return
@@ -181,30 +173,62 @@ class Job:
             self._fill()  # it may be wanted again since
             self._save()
         if self._spec.kind == "trainer" and all(slot.status.phase == "succeeded" for slot in self._slots.values()):
-            self._end("succeeded", "")
+            self._end("succeeded")
+        if self._slots and all(slot.status.given_up for slot in self._slots.values()):
+            self._end("failed", slot.trouble or self._trouble())
 
-    async def _occupy(self, slot: _Slot) -> None:
-        short_lives = 0
+    async def _occupy(self, slot: Slot) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             started = time.monotonic()
-            exit_code = await self._live(slot)
+            settling = loop.call_later(self._restarts.healthy_after_s, self._settle, slot)
+            try:
+                exit_code = await self._live(slot)
+            finally:
+                settling.cancel()
             if slot.leave.is_set():
                 return
             if self._spec.kind == "trainer":
                 if exit_code:
-                    self._fail(slot, ending(exit_code))
+                    self._end("failed", self._found(slot, ending(exit_code)))
                 return
-            decision = after_end(self._restarts, exit_code, time.monotonic() - started, short_lives)
-            if isinstance(decision, GiveUp):
-                self._fail(slot, decision.reason)
+            delay_s = self._judge(slot, exit_code, time.monotonic() - started)
+            if delay_s is None:
                 return
-            short_lives = decision.short_lives
             with suppress(TimeoutError):
-                await asyncio.wait_for(slot.leave.wait(), decision.delay_s)
+                await asyncio.wait_for(slot.leave.wait(), delay_s)
                 return
             slot.update(phase="running", started_at=time.time(), exit_code=None, restarts=slot.status.restarts + 1)
 
-    async def _live(self, slot: _Slot) -> int:
+    def _judge(self, slot: Slot, exit_code: int, lived_s: float) -> float | None:
+        """Return how long to wait before a pool's instance is started again, None if it is not."""
+        most = self._restarts.most_short_lives
+        others = any(other.promising(most) for other in self._slots.values() if other is not slot)
+        decision = after_end(self._restarts, exit_code, lived_s, slot.short_lives, others=others)
+        slot.trouble = self._found(slot, decision.reason) if decision.reason else None
+        match decision:
+            case GiveUp():
+                slot.update(phase="failed", given_up=True)
+                _log().warning("instance.given_up", job=self._spec.name, reason=decision.reason)
+            case Fail():
+                self._end("failed", slot.trouble)
+            case Again():
+                slot.short_lives = decision.short_lives
+        self._save()
+        return decision.delay_s if isinstance(decision, Again) else None
+
+    def _settle(self, slot: Slot) -> None:
+        """Forget the troubles of an instance that has come up after all."""
+        slot.short_lives = 0
+        if slot.trouble:
+            slot.trouble = None
+            self._save()
+
+    def _trouble(self) -> Trouble | None:
+        """Return what is wrong with an instance of a pool, the first that has something."""
+        return next((slot.trouble for _, slot in sorted(self._slots.items()) if slot.trouble), None)
+
+    async def _live(self, slot: Slot) -> int:
         index = slot.status.index
         work, result = self._folder.work_folder(index), self._folder.result_file(index)
         for folder in (work, result.parent):
@@ -220,15 +244,15 @@ class Job:
         _log().info("instance.ended", job=self._spec.name, instance=index, exit_code=exit_code)
         return exit_code
 
-    def _fail(self, slot: _Slot, reason: str) -> None:
+    def _found(self, slot: Slot, reason: str) -> Trouble:
         index = slot.status.index
         last_lines = tail(self._run_folder / f"{index}.log", LAST_LINES)
-        self._end("failed", f"instance {index} {reason}", last_lines)
+        return Trouble(f"instance {index} {reason}", tuple(last_lines))
 
-    def _end(self, phase: Phase, reason: str, last_lines: Sequence[str] = ()) -> None:
+    def _end(self, phase: Phase, trouble: Trouble | None = None) -> None:
         if not self._ending.is_set():
             self._ending.set()
-            self._change(phase=phase, reason=reason, last_lines=tuple(last_lines))
+            self._change(phase=phase, **_told(trouble))
 
     def _change(self, **changes: object) -> None:
         self._status = msgspec.structs.replace(self._status, **changes)
@@ -236,11 +260,17 @@ class Job:
 
     def _save(self) -> None:
         instances = tuple(slot.status for _, slot in sorted(self._slots.items()))
-        self._status = msgspec.structs.replace(self._status, instances=instances)
+        told = {} if self._ending.is_set() else _told(self._trouble())
+        self._status = msgspec.structs.replace(self._status, instances=instances, **told)
         try:
             self._folder.write_status(self._status)
         except OSError as error:  # a full disk must not end the job
             _log().warning("status.unwritten", job=self._spec.name, error=str(error))
+
+
+def _told(trouble: Trouble | None) -> dict[str, Any]:
+    """Return the fields of a status that tell of the trouble, or of its absence."""
+    return msgspec.structs.asdict(trouble or Trouble(""))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""When a pool's instance is started again after it ended, and when the pool gives up. Pure."""
+"""When a pool's instance is started again after it ended, and when it or the pool is given up. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     It waits `first_delay_s` before it starts the instance again, twice as long each further time, at most
     `longest_delay_s`. Who lived `healthy_after_s` starts with a clean record. After `most_short_lives` in a row that
-    were shorter, whatever their exit status, the pool fails: a broken teacher is not restarted for ever.
+    were shorter, whatever their exit status, the pool fails unless it has another instance to go on with.
     """
 
     first_delay_s: float = 0.2
@@ -24,29 +24,43 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Again(msgspec.Struct, frozen=True):
-    """Start it again after `delay_s`; it has had `short_lives` in a row."""
+    """Start it again after `delay_s`; it has had `short_lives` in a row, for `reason` once these are too many."""
 
     delay_s: float
     short_lives: int
+    reason: str = ""
 
 
 class GiveUp(msgspec.Struct, frozen=True):
+    """Don't start it again, for `reason`; the pool goes on with the others, if there are any."""
+
+    reason: str
+
+
+class Fail(msgspec.Struct, frozen=True):
     """Fail the pool, for `reason`."""
 
     reason: str
 
 
-def after_end(policy: RestartPolicy, exit_code: int, lived_s: float, short_lives: int) -> Again | GiveUp:
-    """Decide on an instance that ended after `lived_s`, with `short_lives` in a row before this one."""
+def after_end(
+    policy: RestartPolicy, exit_code: int, lived_s: float, short_lives: int, *, others: bool
+) -> Again | GiveUp | Fail:
+    """Decide on an instance that ended after `lived_s`, with `short_lives` in a row before this one.
+
+    `others`: whether the pool has another instance that runs or has not had too many short lives yet.
+    """
     if exit_code == EX_CONFIG:
         return GiveUp(f"{ending(exit_code)}, which says that it can never work as configured")
     if lived_s >= policy.healthy_after_s:
         return Again(policy.first_delay_s, 0)
     short_lives += 1
-    if short_lives >= policy.most_short_lives:
-        times = f"{short_lives} times in a row within {policy.healthy_after_s:.0f} s of its start"
-        return GiveUp(f"ended {times}, the last time it {ending(exit_code)}")
-    return Again(min(policy.first_delay_s * 2 ** (short_lives - 1), policy.longest_delay_s), short_lives)
+    delay_s = min(policy.first_delay_s * 2 ** (min(short_lives, 32) - 1), policy.longest_delay_s)
+    if short_lives < policy.most_short_lives:
+        return Again(delay_s, short_lives)
+    times = f"{short_lives} times in a row within {policy.healthy_after_s:.0f} s of its start"
+    reason = f"ended {times}, the last time it {ending(exit_code)}"
+    return Again(delay_s, short_lives, reason) if others else Fail(reason)
 
 
 def ending(exit_code: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl_runtime.backends.local.restarts import Again, GiveUp, RestartPolicy, after_end, ending
+from edl_runtime.backends.local.restarts import Again, Fail, GiveUp, RestartPolicy, after_end, ending
 from edl_runtime.errors import EX_CONFIG
 
 POLICY = RestartPolicy()
@@ -14,30 +14,40 @@ def test_each_further_restart_waits_twice_as_long_up_to_a_limit() -> None:
     """An instance that ends at once is started again ever more slowly."""
     patient = RestartPolicy(most_short_lives=100)
     delays = []
-    decision: Again | GiveUp = Again(0.0, 0)
+    decision: Again | GiveUp | Fail = Again(0.0, 0)
     for _ in range(7):
         assert isinstance(decision, Again)
-        decision = after_end(patient, 1, 0.1, decision.short_lives)
+        decision = after_end(patient, 1, 0.1, decision.short_lives, others=False)
         delays.append(getattr(decision, "delay_s", None))
     assert delays == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
 def test_a_long_life_clears_the_record() -> None:
     """Who worked for a while is started again at once, however often it ended before."""
-    assert after_end(POLICY, 1, 10.0, 4) == Again(0.2, 0)
+    assert after_end(POLICY, 1, 10.0, 4, others=False) == Again(0.2, 0)
 
 
 def test_the_last_short_life_in_a_row_is_one_too_many() -> None:
     """The pool gives up and says how it ended, also when the exit status was 0."""
-    assert after_end(POLICY, 0, 9.9, 3) == Again(1.6, 4)
-    assert after_end(POLICY, 0, 9.9, 4) == GiveUp(
+    assert after_end(POLICY, 0, 9.9, 3, others=False) == Again(1.6, 4)
+    assert after_end(POLICY, 0, 9.9, 4, others=False) == Fail(
         "ended 5 times in a row within 10 s of its start, the last time it exited with 0"
     )
 
 
+def test_a_pool_with_others_tries_for_ever() -> None:
+    """While another instance can do the work, no end is final; from the fifth on it is said what is wrong."""
+    decision = after_end(POLICY, 1, 0.1, 4, others=True)
+    assert isinstance(decision, Again)
+    assert (decision.delay_s, decision.short_lives) == (3.2, 5)
+    assert decision.reason == "ended 5 times in a row within 10 s of its start, the last time it exited with 1"
+    assert isinstance(after_end(POLICY, 1, 0.1, 100_000, others=True), Again)
+
+
 def test_what_can_never_work_is_not_tried_again() -> None:
-    """Exit status 78 ends the pool, however long the instance lived."""
-    assert isinstance(after_end(POLICY, EX_CONFIG, 100.0, 0), GiveUp)
+    """Exit status 78 is the instance's last, however long it lived and whoever else there is."""
+    assert isinstance(after_end(POLICY, EX_CONFIG, 100.0, 0, others=False), GiveUp)
+    assert isinstance(after_end(POLICY, EX_CONFIG, 100.0, 0, others=True), GiveUp)
 
 
 @pytest.mark.parametrize(
