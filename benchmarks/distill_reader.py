@@ -109,14 +109,23 @@ def benchmark(options: argparse.Namespace) -> dict[str, str | int | float]:
     }
 
 
+def at_least_1(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"got {text}, allowed is 1 or more")
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=DATA, default="img224")
     parser.add_argument("--format", choices=["sample", "sample_list", "batch"], default="batch")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--teacher-batch-size", type=int, default=16)
-    parser.add_argument("--teachers", type=int, default=2)
-    parser.add_argument("--batches", type=int, help="in each pass over the data; by default as many as take seconds")
+    parser.add_argument("--batch-size", type=at_least_1, default=32)
+    parser.add_argument("--teacher-batch-size", type=at_least_1, default=16)
+    parser.add_argument("--teachers", type=at_least_1, default=2)
+    parser.add_argument(
+        "--batches", type=at_least_1, help="in each pass over the data; by default as many as take seconds"
+    )
     parser.add_argument("--json", action="store_true", help="end with one JSON object on a line of its own")
     options = parser.parse_args()
     result = benchmark(options)

@@ -13,7 +13,11 @@ from edl_runtime.distill.losses import UNLABELLED
 Images = npt.NDArray[np.float32]  # [n, 1, 28, 28], 0 to 1
 Labels = npt.NDArray[np.int64]  # [n], 0 to 9, or UNLABELLED
 
+TRAINED_ON = 4_000
 HELD_OUT = 1_000
+MOST_LABELS = 3_850
+"""To know of those trained on, as many of each digit: the rarest is there 385 times."""
+
 SPLIT_SEED = 2026
 FARTHEST_SHIFT = 2
 
@@ -41,7 +45,13 @@ def load_digits(data_dir: Path) -> Digits:
 
 
 def hide_labels(labels: Labels, keep: int, seed: int) -> Labels:
-    """Return `labels` with all but `keep` of them replaced by UNLABELLED: as many of each digit as of any other."""
+    """Return `labels` with all but `keep` of them replaced by UNLABELLED: as many of each digit as of any other.
+
+    Raises ValueError for a `keep` that can't be so, rather than keep another number of labels.
+    """
+    most = 10 * int(np.bincount(labels, minlength=10).min())
+    if keep % 10 or not 0 < keep <= most:
+        raise ValueError(f"labels to keep: got {keep}, allowed is a multiple of 10, from 10 to {most}")
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     kept = np.concatenate([shuffled[labels[shuffled] == digit][: keep // 10] for digit in range(10)])
     hidden = np.full_like(labels, UNLABELLED)

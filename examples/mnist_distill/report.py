@@ -40,8 +40,8 @@ def table_of(result: dict[str, Any]) -> Table:
         table.add_row(name, accuracy, f"{way['samples_per_s']:,}", by_seed)
     table.add_section()
     table.add_row("teachers used", str(len(answered)))
-    for address, batches in sorted(answered.items()):
-        table.add_row(f"  {address}", "", "", f"{batches:,} batches answered")
+    for address, requests in sorted(answered.items()):  # the student asks for a whole batch at once
+        table.add_row(f"  {address}", "", "", f"{requests:,} batches answered")
     return table
 
 

@@ -22,14 +22,14 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F  # noqa: N812 -- as Paddle's own documents name it
 import safetensors.numpy
-from digits import Digits, Images, Labels, hide_labels, load_digits, shift
+from digits import MOST_LABELS, TRAINED_ON, Digits, Images, Labels, hide_labels, load_digits, shift
+from flags import above_zero, share, whole, yes_or_no
 from networks import STUDENTS, accuracy
 
 from edl_runtime.distill import DistillReader, Fixed, JobReporter, ReaderStats
 from edl_runtime.distill.losses import UNLABELLED, distill_loss
 from edl_runtime.result import write_result
 
-TEACHER_BATCH_SIZE = 32
 LEARNING_RATE = 5e-3
 
 
@@ -72,7 +72,7 @@ def train_distilled(digits: Digits, options: argparse.Namespace, seed: int, repo
         inputs=["image", None],  # the slots of a batch: what the teachers take, and what they don't
         outputs=["logits"],  # what the teachers answer, appended to the batch
         teachers=fixed_teachers(options),
-        teacher_batch_size=TEACHER_BATCH_SIZE,
+        teacher_batch_size=options.batch_size,  # so that one request is one batch
         reporter=reporter,
     ) as reader:
         for _ in range(options.epochs):
@@ -195,24 +195,23 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", choices=sorted(STUDENTS), default="mlp", help="the student's network")
     parser.add_argument("--data_dir", type=Path, default=Path("data"), help="keeps the digits")
     parser.add_argument(
-        "--use_distill_service", nargs="?", type=_yes_or_no, const=True, default=False, help="train it distilled, too"
+        "--use_distill_service", nargs="?", type=yes_or_no, const=True, default=False, help="train it distilled, too"
     )
     parser.add_argument("--distill_teachers", default="", help="host:port,…; by default EDL_TEACHERS or EDL_POOL")
-    parser.add_argument("--epochs", type=int, default=24, help="passes over all images, for each seed")
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--labels", type=int, default=100, help="how many labels the student knows")
-    parser.add_argument("--temperature", type=float, default=4.0, help="softens the teachers' answers")
-    parser.add_argument("--weight", type=float, default=0.9, help="of the teachers' answers against the labels, 0 to 1")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from the first on")
+    parser.add_argument("--epochs", type=whole(1), default=24, help="passes over all images, for each seed")
+    parser.add_argument("--batch_size", type=whole(1, TRAINED_ON), default=64)
+    parser.add_argument(
+        "--labels",
+        type=whole(10, MOST_LABELS, multiple_of=10),
+        default=100,
+        help="how many the student knows, as many of each digit",
+    )
+    parser.add_argument("--temperature", type=above_zero, default=4.0, help="softens the teachers' answers")
+    parser.add_argument("--weight", type=share, default=0.9, help="of the teachers' answers against the labels, 0 to 1")
+    parser.add_argument("--seed", type=whole(0), default=0, help="the first seed")
+    parser.add_argument("--seeds", type=whole(1), default=3, help="how many seeds, from the first on")
     parser.add_argument("--checkpoint", type=Path, default=Path("student.safetensors"))
     return parser.parse_args()
-
-
-def _yes_or_no(text: str) -> bool:
-    if text.lower() not in {"true", "false", "1", "0", "yes", "no"}:
-        raise argparse.ArgumentTypeError(f"got {text!r}, allowed is True or False")
-    return text.lower() in {"true", "1", "yes"}
 
 
 if __name__ == "__main__":

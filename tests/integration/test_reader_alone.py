@@ -47,3 +47,13 @@ def test_the_benchmark_ends_with_one_json_object(kind: str) -> None:
     assert figures["samples_per_s"] > 0
     assert figures["ratio"] == pytest.approx(figures["samples_per_s"] / figures["plain_samples_per_s"], rel=0.01)
     assert figures["student_cpu_ms_per_batch"] > 0
+
+
+@pytest.mark.parametrize("flag", ["--batches=-1", "--teachers=0", "--batch-size=0"])
+def test_the_benchmark_refuses_what_can_t_be_measured(flag: str) -> None:
+    """It names the flag, and prints no figures."""
+    ran = subprocess.run(
+        [sys.executable, str(BENCHMARK), flag], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert f"argument {flag.partition('=')[0]}: got" in ran.stderr
