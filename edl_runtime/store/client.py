@@ -124,4 +124,6 @@ def _cause(error: Exception) -> str:
 
     if isinstance(error, exceptions.TimeoutError | TimeoutError):
         return "it is silent"
-    return str(error) or type(error).__name__
+    said = str(error)
+    code = _NOT_NOW.search(said)
+    return said[code.start() :] if code else said or type(error).__name__

@@ -57,8 +57,9 @@ async def test_a_good_url_connects_to_nothing_yet() -> None:
 async def test_a_redis_that_can_not_serve_now_is_unavailable(error: RedisError) -> None:
     """A state that passes, as a failover or a full disk, is ridden out like a Redis that does not answer."""
     client = connect("redis://127.0.0.1:1/0")
-    with pytest.raises(RegistryUnavailableError, match=r"127\.0\.0\.1:1 "), unavailable_if_lost(client):
+    with pytest.raises(RegistryUnavailableError, match=r"127\.0\.0\.1:1 ") as caught, unavailable_if_lost(client):
         raise error
+    assert "user_script:9" not in str(caught.value)
     await client.aclose()
 
 
