@@ -151,25 +151,27 @@ async def test_a_teacher_whose_predictor_hangs_leaves(redis_url: str, namespace:
         assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_teacher_that_has_much_to_do_does_not_hang() -> None:
     """Requests that wait longer than the limit for their turn are answered: what counts is the time for one."""
     with (
-        running_teacher("served_models:slow", "--hung_after", "1") as teacher,
+        running_teacher("served_models:slow", "--hung_after", "2") as teacher,
         ThreadPoolExecutor(5) as threads,
         ExitStack() as stack,
     ):
         connections = [stack.enter_context(TeacherConnection(teacher.address)) for _ in range(5)]
-        answers = [threads.submit(connection.infer, {"x": X * 0.4}, []) for connection in connections]
+        answers = [threads.submit(connection.infer, {"x": X * 0.5}, []) for connection in connections]
         assert [len(answer.result(10)) for answer in answers] == [1] * 5
 
 
+@pytest.mark.slow
 def test_a_teacher_that_was_stopped_itself_does_not_blame_its_predictor() -> None:
     """A front and predictor that were both stopped for longer than the limit go on."""
-    with running_teacher("served_models:arithmetic", "--hung_after", "0.5") as teacher:
+    with running_teacher("served_models:arithmetic", "--hung_after", "2") as teacher:
         family = [psutil.Process(teacher.process.pid), teacher.predictor]
         for process in family:
             process.suspend()
-        time.sleep(1)  # longer than the limit is what this is about
+        time.sleep(2.5)  # longer than the limit is what this is about
         for process in family:
             process.resume()
         with TeacherConnection(teacher.address) as connection:
