@@ -136,7 +136,7 @@ class Engine:
                 return False
             if time.monotonic() - told_at >= TELL_EVERY_S:
                 told_at = time.monotonic()
-                log.warning("source.still_busy", waited_s=round(told_at - since, 1), epoch="one that was left early")
+                log.warning("source.still_busy", waited_s=round(told_at - since, 1))
         return True
 
     def _put_all(self, epoch: Epoch) -> None:

@@ -6,20 +6,19 @@ caller gets, and nothing is copied on the way.
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
 import msgspec
+import numpy as np
 
 from edl_runtime.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.address import endpoint_of
 from edl_runtime.protocol.body import JSON_LIMIT, Buffer
 from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, ResponseHead, render_request, response_head
+from edl_runtime.protocol.link import Link
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.requests import encode_request
 from edl_runtime.protocol.responses import open_response
@@ -32,7 +31,6 @@ __all__ = ["TeacherConnection", "Tensor"]
 ANSWER_LIMIT = 1 << 30
 """Most bytes of an answer."""
 
-_CONNECT_TIMEOUT_S = 5.0
 _REFUSED_FOR_NOW = frozenset({408, 429})
 
 
@@ -50,17 +48,13 @@ class TeacherConnection:
     def __init__(self, address: str, *, token: str = "", model: str = "teacher", timeout_s: float = 30.0) -> None:
         """Raise SpecError unless `address` and `token` are such. Connects to nothing yet."""
         self.address = address
-        self._endpoint = endpoint_of(address)
-        self._timeout_s = timeout_s
+        self._link = Link(endpoint_of(address), timeout_s)
         self._model_path = f"/v2/models/{quote(model, safe='')}"
         self._headers: dict[str, str | int] = {"Host": address}
         if token:
             self._headers["Authorization"] = f"Bearer {check_token('token', token)}"
         self._last_head = (0, 0, b"")
-        self._stream: Stream | None = None
-        self._in_use = threading.Lock()
-        self._reusable = False
-        self._closed = False
+        self._last_answer: _KnownAnswer | None = None
 
     def __enter__(self) -> Self:
         self.open()
@@ -73,28 +67,22 @@ class TeacherConnection:
 
     def open(self) -> None:
         """Connect, unless connected. Raises OSError."""
-        with self._using():
+        with self._link:
             pass
 
     def close(self) -> None:
         """Disconnect for good. Safe from another thread, whose call under way raises OSError at once."""
-        self._closed = True
-        stream = self._stream
-        if stream is not None:
-            stream.abort()
-        if self._in_use.acquire(blocking=False):  # else the thread that uses it closes it
-            self._disconnect()
-            self._in_use.release()
+        self._link.close()
 
     def ready(self) -> bool:
         """Whether the teacher takes requests for its model. Raises OSError, ProtocolError."""
-        with self._using() as stream:
+        with self._link as stream:
             status, _ = self._get(stream, f"{self._model_path}/ready")
             return status == 200
 
     def signature(self) -> ModelSignature:
         """Return what the model takes and answers. Raises InferenceError, OSError, ProtocolError."""
-        with self._using() as stream:
+        with self._link as stream:
             status, body = self._get(stream, self._model_path)
             if status != 200:
                 raise self._refusal(status, body)
@@ -112,60 +100,44 @@ class TeacherConnection:
         be sent or the answer is not what was asked for, TimeoutError and other OSErrors when the network fails.
         """
         header, buffers, size = encode_request(inputs, outputs)
-        with self._using() as stream:
-            stream.send([self._infer_head(len(header), size), header, *buffers])
-            answer, size = self._read_head(stream)
-            if answer.status != 200:
-                raise self._refusal(answer.status, self._read_json(stream, size))
-            json_size = answer.size(JSON_SIZE)
-            json_size = size if json_size is None else min(json_size, size)
-            arrays, unfilled = open_response(self._read_json(stream, json_size), size - json_size)
+        head = self._infer_head(len(header), size)
+        with self._link as stream:
+            stream.send([head, header, *buffers], len(head) + size)
+            known = self._last_answer
+            if known is not None and stream.take(known.text):
+                arrays = {name: np.empty(shape, dtype) for name, dtype, shape in known.arrays}
+                unfilled: Iterable[Array] = arrays.values()
+            else:
+                arrays, unfilled = self._open_answer(stream)
             for array in unfilled:
                 stream.fill(array)
-        if missing := [name for name in outputs if name not in arrays]:
-            raise ProtocolError(f"teacher {self.address} left out {', '.join(missing)}")
+        for name in outputs:
+            if name not in arrays:
+                raise ProtocolError(f"teacher {self.address} left out output {name!r}")
         return arrays
 
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[Stream]:
-        """Lend the connected stream for one exchange, and let go of it unless the exchange came to its end."""
-        with self._in_use:
-            self._reusable = False
-            try:
-                stream = self._connected()
-                stream.begin()
-                self._reusable = True
-                yield stream
-            except InferenceError:
-                raise
-            except BaseException:
-                self._reusable = False
-                raise
-            finally:
-                if not self._reusable:
-                    self._disconnect()
-        if self._was_closed():  # by another thread, which could not do this while the exchange lasted
-            self._disconnect()
+    def _open_answer(self, stream: Stream) -> tuple[dict[str, Array], list[Array]]:
+        """Read an answer up to its binary tensors; return all arrays, and those that these fill, in order.
 
-    def _connected(self) -> Stream:
-        if self._stream is None and not self._closed:
-            timeout_s = min(self._timeout_s, _CONNECT_TIMEOUT_S)
-            self._stream = Stream(socket.create_connection(self._endpoint, timeout_s), self._timeout_s)
-        if self._stream is None or self._closed:
-            raise ConnectionAbortedError(f"the connection to teacher {self.address} was closed")
-        return self._stream
-
-    def _was_closed(self) -> bool:
-        return self._closed
-
-    def _disconnect(self) -> None:
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()
+        It is remembered: the teacher's next answer most probably differs in nothing but the numbers that follow.
+        """
+        head = stream.read_head()
+        answer, size = self._checked_head(head)
+        if answer.status != 200:
+            raise self._refusal(answer.status, self._read_json(stream, size))
+        json_size = answer.size(JSON_SIZE)
+        json_size = size if json_size is None else min(json_size, size)
+        text = bytes(self._read_json(stream, json_size))
+        arrays, unfilled = open_response(text, size - json_size)
+        if len(unfilled) == len(arrays) and answer.keep_alive:
+            shapes = [(name, array.dtype, array.shape) for name, array in arrays.items()]
+            self._last_answer = _KnownAnswer(head + text, shapes)
+        return arrays, unfilled
 
     def _get(self, stream: Stream, path: str) -> tuple[int, memoryview]:
-        stream.send([render_request("GET", path, self._headers)])
-        answer, size = self._read_head(stream)
+        request = render_request("GET", path, self._headers)
+        stream.send([request], len(request))
+        answer, size = self._checked_head(stream.read_head())
         return answer.status, self._read_json(stream, size)
 
     def _infer_head(self, json_size: int, size: int) -> bytes:
@@ -182,9 +154,9 @@ class TeacherConnection:
         self._last_head = json_size, size, head
         return head
 
-    def _read_head(self, stream: Stream) -> tuple[ResponseHead, int]:
-        answer = response_head(stream.read_head())
-        self._reusable = answer.keep_alive
+    def _checked_head(self, head: bytes) -> tuple[ResponseHead, int]:
+        answer = response_head(head)
+        self._link.keep = answer.keep_alive
         size = answer.size(CONTENT_LENGTH)
         if size is None or size > ANSWER_LIMIT:
             given = "no Content-Length" if size is None else f"{size} bytes"
@@ -203,6 +175,13 @@ class TeacherConnection:
             reason = bytes(body[:200]).decode("utf-8", "replace") or "no reason given"
         retryable = status >= 500 or status in _REFUSED_FOR_NOW
         return InferenceError(self.address, status, reason, retryable=retryable)
+
+
+class _KnownAnswer(NamedTuple):
+    """An answer of which all arrays are binary: its `text` up to them, and name, dtype and shape of each."""
+
+    text: bytes
+    arrays: list[tuple[str, np.dtype[Any], tuple[int, ...]]]
 
 
 class _Refusal(msgspec.Struct):

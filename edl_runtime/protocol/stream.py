@@ -7,7 +7,9 @@ import os
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -46,31 +48,37 @@ class Stream:
             raise ProtocolError("the teacher sent more than it was asked for")
         self._deadline = time.monotonic() + self._timeout_s
 
-    def send(self, buffers: Sequence[bytes | Array]) -> None:
-        """Send all of them."""
-        for first in range(0, len(buffers), _MOST_BUFFERS):
-            chunk = buffers[first : first + _MOST_BUFFERS]
-            size = sum([part.nbytes if isinstance(part, np.ndarray) else len(part) for part in chunk])
-            try:
-                sent = self._socket.sendmsg(chunk)  # type: ignore[arg-type]  # arrays are buffers
-            except BlockingIOError:
-                raise self._timed_out() from None
-            if sent < size:
-                self._send_rest(chunk, sent)
+    def send(self, buffers: Sequence[bytes | Array], size: int) -> None:
+        """Send all of them, `size` bytes together."""
+        sent = self._sendmsg(buffers[:_MOST_BUFFERS])
+        if sent < size:
+            self._send_rest(buffers, sent)
 
-    def _send_rest(self, chunk: Sequence[bytes | Array], sent: int) -> None:
-        parts = [_bytes_of(part) if isinstance(part, np.ndarray) else memoryview(part) for part in chunk]
+    def _send_rest(self, buffers: Sequence[bytes | Array], sent: int) -> None:
+        parts = deque([_bytes_of(part) if isinstance(part, np.ndarray) else memoryview(part) for part in buffers])
         while True:
             while parts and sent >= len(parts[0]):
-                sent -= len(parts.pop(0))
+                sent -= len(parts.popleft())
             if not parts:
                 return
             parts[0] = parts[0][sent:]
             self._check_deadline()
-            try:
-                sent = self._socket.sendmsg(parts)
-            except BlockingIOError:
-                raise self._timed_out() from None
+            sent = self._sendmsg(list(islice(parts, _MOST_BUFFERS)))
+
+    def _sendmsg(self, buffers: Sequence[bytes | memoryview | Array]) -> int:
+        try:
+            return self._socket.sendmsg(buffers)  # type: ignore[arg-type]  # arrays are buffers
+        except BlockingIOError:
+            raise self._timed_out() from None
+
+    def take(self, expected: bytes) -> bool:
+        """Wait for bytes and take `expected` if it is what comes next; else, or if it comes in pieces, take nothing."""
+        if self._start == self._end:
+            self._end += self._receive(self._ahead)
+        if not self._buffer.startswith(expected, self._start, self._end):
+            return False
+        self._take(len(expected))
+        return True
 
     def read_head(self) -> bytes:
         """Read to the empty line. Raises ProtocolError if it does not come within the limit of a head."""
@@ -80,8 +88,9 @@ class Stream:
                 raise ProtocolError(f"the answer's head has more than {HEAD_LIMIT} bytes")
             seen = max(0, self._end - len(END_OF_HEAD) + 1)
             self._end += self._receive(self._ahead[self._end :])
-        self._start = end + len(END_OF_HEAD)
-        return bytes(self._ahead[: self._start])
+        head = bytes(self._ahead[: end + len(END_OF_HEAD)])
+        self._take(len(head))
+        return head
 
     def read(self, size: int) -> memoryview:
         """Read so many bytes; what is returned is valid until the next read."""

@@ -1,0 +1,147 @@
+"""The student's connection against a teacher that answers what it is told, byte by byte."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from edl_runtime.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.client import TeacherConnection
+from edl_runtime.protocol.tensors import Array
+
+X = np.zeros((2, 3), np.float32)
+
+
+def answer(y: Array, *, status: str = "200 OK", headers: str = "") -> bytes:
+    """An answer with one binary output."""
+    text = f'{{"outputs":[{{"name":"y","datatype":"FP32","shape":{list(y.shape)},"parameters":'
+    text += f'{{"binary_data_size":{y.nbytes}}}}}]}}'
+    size = len(text) + y.nbytes
+    head = (
+        f"HTTP/1.1 {status}\r\n{headers}Inference-Header-Content-Length: {len(text)}\r\nContent-Length: {size}\r\n\r\n"
+    )
+    return head.encode() + text.encode() + y.tobytes()
+
+
+def json_answer(numbers: Sequence[float]) -> bytes:
+    text = f'{{"outputs":[{{"name":"y","datatype":"FP32","shape":[{len(numbers)}],"data":{list(numbers)}}}]}}'
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+
+
+@contextmanager
+def teacher(answers: Sequence[Sequence[bytes]]) -> Iterator[TeacherConnection]:
+    """A connection to a teacher that gives each request the pieces of the next answer, one after the other."""
+
+    def serve() -> None:
+        with listening.accept()[0] as client:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for pieces in answers:
+                received = b""
+                while not received.endswith(X.tobytes()) or b"\r\n\r\n" not in received:
+                    received += client.recv(65536)
+                for piece in pieces:
+                    client.sendall(piece)
+                    if len(pieces) > 1:
+                        taken.wait(0.01)
+
+    taken = threading.Event()  # never set: it only spaces the pieces
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        host, port = listening.getsockname()
+        with TeacherConnection(f"{host}:{port}", timeout_s=5) as connection:
+            yield connection
+        thread.join()
+
+
+def test_answers_that_begin_alike_have_their_own_numbers() -> None:
+    """Only numbers differ from the first answer to the next; each call returns fresh arrays with its own."""
+    numbers = [np.full((2, 2), value, np.float32) for value in range(4)]
+    with teacher([[answer(y)] for y in numbers]) as connection:
+        got = [connection.infer({"x": X}, ["y"])["y"] for _ in numbers]
+    for array, y in zip(got, numbers, strict=True):
+        np.testing.assert_array_equal(array, y)
+        assert array.flags.writeable
+
+
+def test_answers_may_change_their_shape_kind_and_order() -> None:
+    """An answer that differs from the last in anything but its numbers is read anew, and so is the next."""
+    small, large = np.ones((2, 2), np.float32), np.full((30, 1000), 5, np.float32)
+    script = [answer(small), answer(large), json_answer([1, 2]), json_answer([3, 4]), answer(small), answer(small)]
+    with teacher([[one] for one in script]) as connection:
+        got = [connection.infer({"x": X}, ["y"])["y"] for _ in script]
+    for array, y in zip(got, (small, large, [1, 2], [3, 4], small, small), strict=True):
+        np.testing.assert_array_equal(array, y)
+
+
+def test_answers_may_come_in_any_pieces() -> None:
+    """However the network cuts them, known beginnings included."""
+    y = np.arange(40_000, dtype=np.float32)
+    whole = answer(y)
+    cuts = [(1,), (30,), (whole.index(b"{"),), (whole.index(b"}]}") + 3,), (40, 60, 150, len(whole) - 1), ()]
+    pieces = [[whole]]
+    for places in cuts:
+        bounds = (0, *places, len(whole))
+        pieces.append([whole[start:end] for start, end in itertools.pairwise(bounds)])
+    with teacher(pieces) as connection:
+        for _ in pieces:
+            np.testing.assert_array_equal(connection.infer({"x": X}, ["y"])["y"], y)
+
+
+def test_a_refusal_after_answers_is_a_refusal() -> None:
+    """The connection stays usable, and what was known of answers still holds."""
+    y = np.ones(3, np.float32)
+    refusal = b'HTTP/1.1 503 Service Unavailable\r\nContent-Length: 19\r\n\r\n{"error":"leaving"}'
+    with teacher([[answer(y)], [refusal], [answer(y + 1)]]) as connection:
+        connection.infer({"x": X}, ["y"])
+        with pytest.raises(InferenceError, match="leaving"):
+            connection.infer({"x": X}, ["y"])
+        np.testing.assert_array_equal(connection.infer({"x": X}, ["y"])["y"], y + 1)
+
+
+def test_an_output_that_was_left_out_is_said_each_time() -> None:
+    """Also when the answer begins as one that was right for another call."""
+    y = np.ones(3, np.float32)
+    with teacher([[answer(y)], [answer(y)]]) as connection:
+        connection.infer({"x": X}, ["y"])
+        with pytest.raises(ProtocolError, match="left out output 'z'"):
+            connection.infer({"x": X}, ["y", "z"])
+
+
+def test_bytes_behind_an_answer_are_noticed() -> None:
+    """Nobody asked for them: the connection is not used again."""
+    y = np.ones(3, np.float32)
+    with teacher([[answer(y)], [answer(y) + b"more"]]) as connection:
+        connection.infer({"x": X}, ["y"])
+        connection.infer({"x": X}, ["y"])
+        with pytest.raises(ProtocolError, match="more than it was asked for"):
+            connection.infer({"x": X}, ["y"])
+
+
+def test_rows_beyond_what_one_call_takes_are_all_sent() -> None:
+    """A sequence of more rows than the system takes at once, and more bytes than its buffers hold, arrives whole."""
+    rows = [np.full(2048, number, np.float32) for number in range(3000)]
+    y = np.ones(3, np.float32)
+    seen = bytearray()
+
+    def serve() -> None:
+        with listening.accept()[0] as client:
+            while len(seen) < 3000 * 2048 * 4 or not seen.endswith(rows[-1].tobytes()):
+                seen.extend(client.recv(1 << 20))
+            client.sendall(answer(y))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        host, port = listening.getsockname()
+        with TeacherConnection(f"{host}:{port}", timeout_s=20) as connection:
+            connection.infer({"x": rows}, ["y"])
+        thread.join()
+    body = np.frombuffer(seen[-3000 * 2048 * 4 :], np.float32).reshape(3000, 2048)
+    np.testing.assert_array_equal(body, np.stack(rows))
