@@ -95,7 +95,7 @@ class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     - `command`: program and arguments. "python" stands for the interpreter that the backend runs with.
     - `env`: further environment variables, by name. No secrets: specs are kept and shown.
-    - `cwd`: the folder to start in; empty for the job's own work folder.
+    - `cwd`: the folder to start in; empty for one of its own, which is kept and dropped together with its logs.
     """
 
     command: Sequence[str]

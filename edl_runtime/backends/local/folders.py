@@ -6,13 +6,14 @@
 | `jobs/NAME/supervisor.lock` | held, with its process id in it, while the supervisor lives |
 | `jobs/NAME/processes.lock` | held while any process of the job lives |
 | `jobs/NAME/address` | the path of the supervisor's socket: `jobs/NAME/socket`, or a shorter one elsewhere |
-| `jobs/NAME/work/INDEX/` | the folder that an instance starts in |
 | `jobs/NAME/results/INDEX.json` | what an instance left by `write_result` |
 | `locks/NAME` | held while the job is started or stopped |
-| `logs/NAME/RUN/INDEX.log` | what an instance wrote; kept when the job is deleted, for the newest runs |
-| `logs/NAME/RUN/supervisor.log` | what the supervisor did |
+| `runs/NAME/RUN/INDEX.log` | what an instance wrote |
+| `runs/NAME/RUN/work/INDEX/` | the folder that an instance starts in, unless its spec names one |
+| `runs/NAME/RUN/supervisor.log` | what the supervisor did |
 
-Folders below `jobs` that start with a dot are being made or removed. All is readable by its owner only.
+Runs outlive their job; see `retention` for how long. Folders below `jobs` that start with a dot are being made or
+removed. All is readable by its owner only.
 """
 
 from __future__ import annotations
@@ -31,9 +32,6 @@ import msgspec
 from edl_runtime.backends.base import InstanceStatus, JobStatus
 from edl_runtime.backends.local import locks
 from edl_runtime.result import RESULT_LIMIT
-
-KEPT_RUNS = 5
-"""How many runs of a job keep their logs."""
 
 _SUPERVISOR_DIED = (
     "its supervisor died without a word (killed, or out of memory), and its instances with it; "
@@ -66,9 +64,6 @@ class JobFolder:
 
     def result_file(self, index: int) -> Path:
         return self.path / "results" / f"{index}.json"
-
-    def work_folder(self, index: int) -> Path:
-        return self.path / "work" / str(index)
 
     def remove(self) -> None:
         """Remove the folder, and the socket if that lies elsewhere. A job of the same name may be made meanwhile."""
@@ -116,7 +111,7 @@ class WorkFolder:
     def make(self) -> None:
         """Make the folder and its parts, those that are missing. Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for part in ("jobs", "locks", "logs"):
+        for part in ("jobs", "locks", "runs"):
             (self.path / part).mkdir(exist_ok=True, mode=0o700)
 
     def job(self, name: str) -> JobFolder:
@@ -138,27 +133,27 @@ class WorkFolder:
     def lock(self, name: str) -> Path:
         return self.path / "locks" / name
 
+    def locks(self) -> list[Path]:
+        """Return the locks that there are, of jobs and of what once was one."""
+        return [self.lock(name) for name in _names(self.path / "locks")]
+
     def run_folder(self, status: JobStatus) -> Path:
-        """Return where the logs of this run of the job are."""
+        """Return where the logs of this run of the job are, and the folders that it works in."""
         started = datetime.fromtimestamp(status.created_at, UTC)
-        return self.path / "logs" / status.name / f"{started:%Y%m%dT%H%M%S.%fZ}-{status.digest[:8]}"
+        return self.path / "runs" / status.name / f"{started:%Y%m%dT%H%M%S.%fZ}-{status.digest[:8]}"
 
     def runs(self, name: str) -> list[Path]:
-        """Return the folders of the runs whose logs are kept, oldest first; empty for a job that never was."""
-        folder = self.path / "logs" / name
+        """Return the folders of the runs that are kept, oldest first; empty for a job that never was."""
+        folder = self.path / "runs" / name
         return [folder / run for run in _names(folder)]
 
     def logged(self) -> list[str]:
-        """Return the names of all jobs whose logs are kept, sorted."""
-        return _names(self.path / "logs")
+        """Return the names of all jobs of which runs are kept, sorted."""
+        return _names(self.path / "runs")
 
-    def new_run(self, status: JobStatus) -> Path:
-        """Make the folder for a new run's logs, and drop the oldest so that KEPT_RUNS are left."""
-        folder = self.run_folder(status)
-        folder.mkdir(parents=True, mode=0o700)
-        for old in self.runs(status.name)[:-KEPT_RUNS]:
-            shutil.rmtree(old, ignore_errors=True)
-        return folder
+    def new_run(self, status: JobStatus) -> None:
+        """Make the folder for a new run."""
+        self.run_folder(status).mkdir(parents=True, mode=0o700)
 
 
 def write_atomically(file: Path, content: bytes) -> None:

@@ -45,7 +45,7 @@ class Job:
     change is in the job's status file before anybody is told of it.
 
     - `status`: as it is to begin with.
-    - `run_folder`: where instances' logs go.
+    - `run_folder`: where instances' logs go, and where they start when the spec names no folder.
     - `environ`: what every instance's environment starts from; the spec's variables and `secrets` come on top.
     """
 
@@ -230,7 +230,7 @@ class Job:
 
     async def _live(self, slot: Slot) -> int:
         index = slot.status.index
-        work, result = self._folder.work_folder(index), self._folder.result_file(index)
+        work, result = self._run_folder / "work" / str(index), self._folder.result_file(index)
         for folder in (work, result.parent):
             folder.mkdir(parents=True, exist_ok=True)
         environ = {**self._environ, "EDL_INSTANCE": str(index), "EDL_RESULT_FILE": str(result)}

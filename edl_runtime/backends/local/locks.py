@@ -17,12 +17,18 @@ POLL_S = 0.02
 
 
 def take(path: Path) -> int | None:
-    """Return a descriptor that holds the lock at `path`, None if somebody else holds it. Creates the file."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if _try(descriptor, fcntl.LOCK_EX):
-        return descriptor
-    os.close(descriptor)
-    return None
+    """Return a descriptor that holds the lock at `path`, None if somebody else holds it. Creates the file.
+
+    Who holds a lock may remove its file: that frees it, and the next one to take it makes a new file.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not _try(descriptor, fcntl.LOCK_EX):
+            os.close(descriptor)
+            return None
+        if _is_still_at(path, descriptor):
+            return descriptor
+        os.close(descriptor)
 
 
 def is_held(path: Path) -> bool:
@@ -71,6 +77,13 @@ def watch(path: Path) -> Iterator[Callable[[], Awaitable[None]]]:
 
 async def _nothing_to_wait_for() -> None:
     pass
+
+
+def _is_still_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _try(descriptor: int, kind: int) -> bool:

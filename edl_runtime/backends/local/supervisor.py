@@ -25,6 +25,7 @@ from edl_runtime.backends.local.job import Job
 from edl_runtime.backends.local.messages import Start
 from edl_runtime.backends.local.processes import Processes
 from edl_runtime.backends.local.restarts import RestartPolicy
+from edl_runtime.backends.local.retention import prune
 
 _LONGEST_SOCKET_PATH = 100
 """Bytes, a little below what systems allow (104 to 108)."""
@@ -86,7 +87,9 @@ async def _supervise(start: Start) -> None:
             _redirect(run_folder / "supervisor.log")
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGTERM, job.stop, "its supervisor was told to stop")
+            pruning = loop.run_in_executor(None, prune, work, start.spec.name)
             await job.run()
+            await asyncio.wait([pruning])
         job.close()
 
 
