@@ -70,10 +70,8 @@ def failing_clearly() -> Iterator[None]:
 
 def _in_dags_words(error: Exception) -> str:
     if isinstance(error, OwnedElsewhereError) and error.kind == "pool":
-        advice = (
-            "in a mapped task 'x-{{ ti.map_index }}' is such a name, and without teacher_pool there is one for each"
-        )
-        return f"{error}; {advice}"
+        advice = "such as 'x-{{ ti.map_index }}', or let EdlDistillOperator make one up: leave teacher_pool out"
+        return f"{error}. Give a name {advice}"
     return str(error)
 
 

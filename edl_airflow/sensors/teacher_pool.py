@@ -69,16 +69,16 @@ class EdlTeacherPoolSensor(TextTemplates, BaseSensorOperator):
 
     def execute(self, context: Context) -> Any:
         """Wait in this process, or look once and defer."""
+        self._wait = None
         if not self.deferrable:
             return super().execute(context)
-        self._wait = self._new_wait()
         try:
             done = self.poke(context)
         except AirflowFailException as error:
             if self.soft_fail:
                 raise AirflowSkipException(str(error)) from error
             raise
-        return done.xcom_value if done else self._defer(self._wait)
+        return done.xcom_value if done else self._defer()
 
     def poke(self, context: Context) -> PokeReturnValue:  # noqa: ARG002
         """Look once."""
@@ -108,10 +108,10 @@ class EdlTeacherPoolSensor(TextTemplates, BaseSensorOperator):
             deadline=task_deadline(self),
         )
 
-    def _defer(self, wait: PoolWait) -> NoReturn:
+    def _defer(self) -> NoReturn:
         from edl_airflow.triggers.teacher_pool import EdlTeacherPoolTrigger
 
-        self.defer(trigger=EdlTeacherPoolTrigger(wait=msgspec.to_builtins(wait)), method_name="execute_complete")
+        self.defer(trigger=EdlTeacherPoolTrigger(wait=msgspec.to_builtins(self._wait)), method_name="execute_complete")
 
     def _result(self, wait: PoolWait, outcome: Outcome) -> PoolResult:
         failure = failure_of(outcome, wait.waits_s)

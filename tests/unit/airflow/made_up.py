@@ -26,6 +26,7 @@ class MadeUpBackend:
     def __init__(self) -> None:
         self.jobs: dict[str, JobStatus] = {}
         self.ended: set[str] = set()
+        self._looks: dict[str, int] = {}
         self.deeds: list[tuple[str, str]] = []
 
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
@@ -37,7 +38,15 @@ class MadeUpBackend:
         self.jobs[spec.name] = job_status(spec.name, token, phase=phase, digest=spec.digest)
         return self.jobs[spec.name]
 
+    def forget_after(self, name: str, *, looks: int) -> None:
+        """Let a job be gone when it has been looked at so often."""
+        self._looks[name] = looks
+
     async def get(self, name: str) -> JobStatus:
+        if name in self._looks:
+            self._looks[name] -= 1
+            if self._looks[name] < 0:
+                self.jobs.pop(name, None)
         if name not in self.jobs:
             raise UnknownJobError(name)
         return self.jobs[name]

@@ -49,7 +49,7 @@ def test_whose_pool_it_is_and_how_to_have_ones_own_is_said() -> None:
     """In the words of a DAG's author."""
     with pytest.raises(AirflowFailException) as caught, failing_clearly():
         raise OwnedElsewhereError("digits", "pool", "nightly-distill-0123")
-    for part in ("'digits'", "'nightly-distill-0123'", "{{ ti.map_index }}", "without teacher_pool"):
+    for part in ("'digits'", "'nightly-distill-0123'", "{{ ti.map_index }}", "leave teacher_pool out"):
         assert part in str(caught.value)
 
 
