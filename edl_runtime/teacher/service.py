@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import structlog
@@ -27,6 +27,9 @@ from edl_runtime.teacher.models import ModelOptions
 from edl_runtime.teacher.predictors import HUNG_AFTER_S, run_predictors
 from edl_runtime.teacher.server import BODY_LIMIT, Front
 from edl_runtime.teacher.waits import first, unless
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 LEAVE_S = 8.0
 """Longest time to leave the list and answer what is in flight: a little less than a backend's default grace."""
@@ -83,6 +86,8 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
+        # Made first, for importing the client takes a while, and who is ready is to be in the list at once.
+        client = await stack.enter_async_context(connect(settings.redis_url)) if options.pool else None
         arena = Arena.create(BODY_LIMIT)
         stack.callback(arena.close)
         predictors = await unless(stop, stack.enter_async_context(run_predictors(_each_device(options), arena)))
@@ -94,7 +99,9 @@ async def serve(
         reason: EdlError | None = None
         async with AsyncExitStack() as membership:
             member = Member(id=address, address=address, weight=options.weight, signature=predictors.signature)
-            refused = await unless(stop, membership.enter_async_context(_registered(member, options, settings)))
+            service = Service(settings.namespace, options.pool)
+            registered = _registered(client, service, member, ttl_s=settings.lease_ttl_s)
+            refused = await unless(stop, membership.enter_async_context(registered))
             if refused is not None:
                 reason = await unless(stop, first(predictors.failed(options.hung_after_s), refused))
             front.draining = reason is not None  # then health says so even before the list does
@@ -154,17 +161,13 @@ def _reachable(bound: str) -> str:
 
 @asynccontextmanager
 async def _registered(
-    member: Member, options: TeacherOptions, settings: RuntimeSettings
+    client: Redis | None, service: Service, member: Member, *, ttl_s: float
 ) -> AsyncIterator[Coroutine[Any, Any, EdlError]]:
     """Be in the pool, if there is one; yields what waits until the registration can never come back."""
-    if not options.pool:
+    if client is None:
         yield _never()
         return
-    service = Service(settings.namespace, options.pool)
-    async with (
-        connect(settings.redis_url) as client,
-        hold_lease(client, service, member, ttl_s=settings.lease_ttl_s) as lease,
-    ):
+    async with hold_lease(client, service, member, ttl_s=ttl_s) as lease:
         yield lease.refused()
 
 
