@@ -94,6 +94,23 @@ class RegistryUnavailableError(RegistryError, ConnectionError):
         )
 
 
+class UnknownPoolError(RegistryError, LookupError):
+    """Raised when nobody is registered in a pool of that name."""
+
+    def __init__(self, pool: str, namespace: str, known: Sequence[str] = ()) -> None:
+        super().__init__(pool, namespace, known)
+        self.pool = pool
+        self.namespace = namespace
+        self.known = tuple(known)
+
+    def __str__(self) -> str:
+        known = f"there are: {', '.join(self.known)}" if self.known else "there are none"
+        return (
+            f"no pool {self.pool!r} has members in namespace {self.namespace!r} now; {known}. "
+            "`edl jobs` tells whether its teachers run, and EDL_NAMESPACE names another namespace"
+        )
+
+
 class PoolMismatchError(RegistryError):
     """Raised when a teacher's metadata differs from that of the pool it wants to join."""
 
@@ -189,7 +206,8 @@ class NoTeacherError(DistillError):
 
     def __str__(self) -> str:
         because = f" ({self.reason})" if self.reason else ""
-        return f"no healthy teacher of {self.pool!r} after {self.waited_s:.0f} s{because}; see `edl pools`"
+        waited = f"no healthy teacher of {self.pool!r} after {self.waited_s:.0f} s{because}"
+        return f"{waited}; see `edl pools`, which needs EDL_REDIS_URL"
 
 
 class SampleError(DistillError, ValueError):

@@ -6,17 +6,19 @@ A subcommand's module is imported only when it is run, so that `edl --help` is q
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
 
-from edl_runtime.errors import EX_CONFIG, EdlError, ModelError, PoolMismatchError, SpecError
+from edl_runtime.errors import EX_CONFIG, EdlError, ModelError, PoolMismatchError, SpecError, UnknownJobError
 
 SUMMARIES = {
     "jobs": "Show the jobs and pools of this machine.",
     "logs": "Show what a job's instances wrote.",
     "pools": "Show pools and the teachers registered in them.",
     "resize": "Change the number of a pool's or job's instances.",
+    "stop": "Stop a job or pool.",
     "teacher": "Serve a model to students.",
 }
 """Every subcommand and what `edl --help` says of it."""
@@ -53,4 +55,15 @@ def main() -> None:
         edl(prog_name="edl")
     except EdlError as error:
         click.echo(f"edl: {error}", err=True)
+        if isinstance(error, UnknownJobError):
+            click.echo(f"edl: looked in {_work_dir()}; EDL_WORK_DIR names another folder", err=True)
         sys.exit(EX_CONFIG if isinstance(error, _NOT_MENDED_BY_A_RESTART) else 1)
+    except PermissionError as error:
+        click.echo(f"edl: {error.strerror}: {error.filename}; EDL_WORK_DIR names another folder", err=True)
+        sys.exit(1)
+
+
+def _work_dir() -> str:
+    from edl_runtime.settings import RuntimeSettings
+
+    return RuntimeSettings.from_env(os.environ).work_dir

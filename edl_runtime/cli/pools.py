@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from edl_runtime.errors import SpecError
+from edl_runtime.errors import SpecError, UnknownPoolError
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.members import Member
@@ -28,7 +28,9 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.command
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of pools with their members.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON: a list of pools with their members, or with NAME that pool."
+)
 def pools(name: str | None, *, as_json: bool) -> None:
     """Show pools and the teachers and students registered in them; with NAME, the members of that pool.
 
@@ -36,10 +38,13 @@ def pools(name: str | None, *, as_json: bool) -> None:
     """
     settings = RuntimeSettings.from_env(os.environ)
     if not settings.redis_url:
-        raise SpecError("EDL_REDIS_URL", "nothing", "the Redis that pools register in, as redis://127.0.0.1:6379/0")
+        raise SpecError(
+            "EDL_REDIS_URL", "nothing", "the address of the Redis that pools register in, as redis://127.0.0.1:6379/0"
+        )
     views = asyncio.run(_look(settings, name))
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode([_plain(view) for view in views])))
+        plain = [_plain(view) for view in views]
+        click.echo(msgspec.json.format(msgspec.json.encode(plain[0] if name else plain)))
     elif name:
         _print_members(views[0])
     else:
@@ -49,7 +54,9 @@ def pools(name: str | None, *, as_json: bool) -> None:
 async def _look(settings: RuntimeSettings, name: str | None) -> list[PoolView]:
     async with connect(settings.redis_url) as client:
         directory = Directory(client, settings.namespace)
-        names = [name] if name else await directory.pools()
+        known = await directory.pools()
+        if name and name not in known:
+            raise UnknownPoolError(name, settings.namespace, known)
         return [
             PoolView(
                 name=pool,
@@ -57,7 +64,7 @@ async def _look(settings: RuntimeSettings, name: str | None) -> list[PoolView]:
                 students=await directory.members(pool, "students"),
                 model=await directory.contract(pool),
             )
-            for pool in names
+            for pool in ([name] if name else known)
         ]
 
 
@@ -96,9 +103,6 @@ def _print_members(view: PoolView) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    if not (view.teachers or view.students):
-        click.echo(f"pool {view.name!r} has no members now")
-        return
     table = Table("member", "role", "address", "weight", "wants")
     for teacher in view.teachers:
         table.add_row(*map(Text, [teacher.id, "teacher", teacher.address, f"{teacher.weight:g}"]))

@@ -12,7 +12,7 @@ from edl_runtime.backends.local import LocalBackend
 from edl_runtime.settings import RuntimeSettings
 
 
-@click.command
+@click.command(context_settings={"ignore_unknown_options": True})  # -1 is a number to refuse, no option
 @click.argument("name")
 @click.argument("instances", type=int)
 @click.option("--json", "as_json", is_flag=True, help="Print the job's status as JSON.")

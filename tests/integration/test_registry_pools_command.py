@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edl_runtime.cli.pools import pools
-from edl_runtime.errors import RegistryUnavailableError, SpecError
+from edl_runtime.errors import RegistryUnavailableError, SpecError, UnknownPoolError
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
@@ -69,7 +69,15 @@ def test_a_name_shows_its_members(populated: dict[str, str]) -> None:
     """Who is in the pool, as they call themselves."""
     assert [word for word in ("t0", "h:1", "t1", "s0", "here") if word not in run(populated, "digits").output] == []
     assert "s[red]1" in run(populated, "waiting").output
-    assert "no members" in run(populated, "absent").output
+
+
+def test_a_pool_that_nobody_is_in_is_an_error(populated: dict[str, str]) -> None:
+    """A person learns which pools there are, and where else to look."""
+    for words in (["absent"], ["absent", "--json"]):
+        error = run(populated, *words).exception
+        assert isinstance(error, UnknownPoolError)
+        assert "there are: digits, waiting" in str(error)
+        assert populated["EDL_NAMESPACE"] in str(error)
 
 
 def test_json_has_it_all(populated: dict[str, str]) -> None:
@@ -83,9 +91,7 @@ def test_json_has_it_all(populated: dict[str, str]) -> None:
     ]
     assert [(student["id"], student["want"]) for student in digits["students"]] == [("s0", 3)]
     assert waiting["model"] is None
-    assert json.loads(run(populated, "absent", "--json").output) == [
-        {"name": "absent", "model": None, "teachers": [], "students": []}
-    ]
+    assert json.loads(run(populated, "digits", "--json").output) == digits
 
 
 def test_a_namespace_without_pools_says_so(redis_url: str, namespace: str) -> None:

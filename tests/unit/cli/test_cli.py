@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -96,7 +97,39 @@ def test_the_module_is_the_command(work_dir: Path) -> None:
         check=False,
     )
     assert (run.returncode, run.stdout) == (1, "")
-    assert run.stderr == "edl: no job or pool named 'nobody'; there are none\n"
+    assert run.stderr.splitlines() == [
+        "edl: no job or pool named 'nobody'; there are none",
+        f"edl: looked in {work_dir}; EDL_WORK_DIR names another folder",
+    ]
+
+
+@pytest.mark.parametrize("words", [("jobs",), ("logs",), ("resize", "1"), ("stop",)])
+def test_an_unknown_name_is_an_error_that_says_where_it_was_looked_for(
+    edl: Edl, work_dir: Path, words: tuple[str, ...]
+) -> None:
+    """No command takes a job that is not there for one with nothing to show or to do."""
+    command, *rest = words
+    status, printed, complaint = edl(command, "nobody", *rest)
+    assert (status, printed) == (1, "")
+    assert "no job or pool named 'nobody'; there are none" in complaint
+    assert f"looked in {work_dir}; EDL_WORK_DIR" in complaint
+
+
+def test_a_folder_that_cant_be_read_is_no_traceback(edl: Edl, work_dir: Path) -> None:
+    """Somebody else's work folder is an error that names it."""
+    (work_dir / "jobs").mkdir(parents=True)
+    assert edl("jobs")[0] == 0
+    work_dir.chmod(0)
+    user = os.geteuid()
+    if user == 0:  # who may read everything
+        os.seteuid(65534)
+    try:
+        status, printed, complaint = edl("jobs")
+    finally:
+        os.seteuid(user)
+        work_dir.chmod(0o700)
+    assert (status, printed) == (1, "")
+    assert complaint == f"edl: Permission denied: {work_dir}/jobs; EDL_WORK_DIR names another folder\n"
 
 
 def test_no_jobs_are_no_error(edl: Edl) -> None:
@@ -168,3 +201,17 @@ def test_a_number_outside_the_bounds_is_a_configuration_error(edl: Edl) -> None:
     """The exit status tells scripts that trying again is pointless."""
     status, _, complaint = edl("resize", "pool", "4")
     assert (status, complaint) == (EX_CONFIG, "edl: instances: got 4, allowed is 1 to 3\n")
+    status, _, complaint = edl("resize", "pool", "-1")
+    assert (status, complaint) == (EX_CONFIG, "edl: instances: got -1, allowed is 1 to 3\n")
+
+
+@pytest.mark.usefixtures("pool")
+def test_a_job_is_stopped_by_hand_whatever_its_token(edl: Edl, work_dir: Path) -> None:
+    """The command ends when the job is gone, and says where its output is; a second time there is nothing to stop."""
+    assert edl("stop", "pool") == (0, "pool is gone; `edl logs pool` shows what it wrote\n", "")
+    assert edl("jobs", "--json")[1] == "[]\n"
+    assert edl("logs", "pool")[0] == 0
+    assert edl("stop", "pool")[0] == 1
+    submit(LocalBackend(work_dir), "pool", "import time; time.sleep(600)")
+    stopped = msgspec.json.decode(edl("stop", "pool", "--json")[1])
+    assert (stopped["name"], stopped["kind"], stopped["phase"]) == ("pool", "pool", "running")
