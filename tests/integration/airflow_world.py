@@ -48,9 +48,9 @@ folder, does = Path(sys.argv[1]), sys.argv[2]
 with open(folder / "started", "a") as started:
     print(os.getpid(), file=started)
 print("student: started", flush=True)
-while does == "waits" and not (folder / "go").exists():
+while does.startswith("waits") and not (folder / "go").exists():
     time.sleep(0.02)
-if does == "fails":
+if does.endswith("fails"):
     sys.exit("ValueError: loss is not a number")
 write_result(checkpoint=str(folder / "model"), metrics={"accuracy": 0.5})
 """
@@ -116,7 +116,7 @@ class World:
         return {"ti": ti, "run_id": ti.run_id, "xcoms": xcoms}
 
     def student(self, does: str = "ends") -> TrainerSpec:
-        """A script that "ends", "fails", or "waits" until `go` is called."""
+        """A script that "ends", "fails", "waits" until `go` is called, or "waits-and-fails"."""
         return TrainerSpec(command=("python", str(self.folder / "student.py"), str(self.folder), does))
 
     def teacher(self, model: str = "answers:double") -> TeacherSpec:

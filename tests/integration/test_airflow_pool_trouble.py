@@ -1,0 +1,99 @@
+"""Pools of which some teachers come up and some can't: what tasks say, and what goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+from integration.airflow_world import World, defer, distill, fired, left_empty, resume, run_task, trigger_of, until
+
+from edl_airflow.operators.resize import EdlResizeOperator
+from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
+
+pytestmark = pytest.mark.slow
+
+SECOND_FAILS = """
+import os
+if os.environ["EDL_INSTANCE"] == "1":
+    raise ImportError("no second licence")
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A world that must be empty of processes when its test is over."""
+    monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
+    yield from left_empty(World(tmp_path, redis_url, namespace, monkeypatch))
+
+
+def _let_the_second_fail(world: World) -> None:
+    module = world.folder / "answers.py"
+    module.write_text(SECOND_FAILS + module.read_text())
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_growing_by_another_model_fails_at_once_and_spares_the_teachers_there_are(
+    world: World,
+    deferrable: bool,  # noqa: FBT001
+) -> None:
+    """The model has changed on disk since the pool was started; the error says so, and the old teacher serves on."""
+    context = world.context()
+    start = EdlTeacherPoolOperator(
+        task_id="start", dag=world.dag(), teacher_pool="digits", teacher=world.teacher(), teachers="1:2"
+    )
+    (before,) = start.execute(context)["teachers"]
+    module = world.folder / "answers.py"
+    module.write_text(module.read_text().replace("* 2", "* 3"))
+    grow = EdlResizeOperator(
+        task_id="grow", teacher_pool="digits", instances=2, wait_timeout_s=600, deferrable=deferrable
+    )
+    started = time.monotonic()
+    with pytest.raises(AirflowFailException, match=r"differs from pool 'digits'"):
+        run_task(grow, context)
+    assert time.monotonic() - started < 60
+    shrunk = EdlResizeOperator(task_id="shrink", teacher_pool="digits", instances=1).execute(context)
+    assert shrunk["teachers"] == [before]
+    EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits").execute(context)
+
+
+def test_a_pool_that_can_not_have_its_least_size_fails_at_once(world: World) -> None:
+    """One of two comes up; the wait ends in the other one's words, and nothing is left."""
+    _let_the_second_fail(world)
+    start = EdlTeacherPoolOperator(
+        task_id="start",
+        dag=world.dag(),
+        teacher_pool="digits",
+        teacher=world.teacher(),
+        teachers="2",
+        wait_timeout_s=600,
+    )
+    started = time.monotonic()
+    with pytest.raises(AirflowFailException, match="no second licence"):
+        start.execute(world.context())
+    assert time.monotonic() - started < 60
+    assert world.jobs() == {}
+
+
+def test_a_failed_students_error_tells_what_is_wrong_with_its_pool(world: World) -> None:
+    """The student knows only its own end of it."""
+    _let_the_second_fail(world)
+    context = world.context()
+    changes = {"teacher": world.teacher(), "teachers": "1:2"}
+    deferred = defer(distill(world, "waits-and-fails", deferrable=True, **changes), context)
+
+    async def trouble() -> dict[str, object]:
+        running = asyncio.ensure_future(fired(trigger_of(deferred)))
+        await asyncio.to_thread(until, world.starts)
+        await world.backend.resize("digits", 2)
+        while not (await world.backend.get("digits")).reason:  # noqa: ASYNC110 (another process's news)
+            await asyncio.sleep(0.1)
+        world.go()
+        return await running
+
+    event = asyncio.run(trouble())
+    with pytest.raises(Exception, match=r"(?s)its pool 'digits'.*loss is not a number.*no second licence"):
+        resume(distill(world), context, deferred, event)
