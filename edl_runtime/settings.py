@@ -13,9 +13,7 @@ from typing import Self
 import msgspec
 
 from edl_runtime.errors import SpecError
-
-SECRET_VARIABLES = frozenset({"EDL_REDIS_URL", "EDL_TEACHER_TOKEN"})
-"""Variables that may hold a password or token: they never stand in a spec, a log, an argument or a file."""
+from edl_runtime.specs import SECRET_VARIABLES
 
 
 class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):

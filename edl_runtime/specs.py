@@ -18,6 +18,9 @@ from edl_runtime.errors import SpecError
 NAME_LIMIT = 52
 """Longest name of a job or pool, so that an instance's name is still a DNS label (63) on every backend."""
 
+SECRET_VARIABLES = frozenset({"EDL_REDIS_URL", "EDL_TEACHER_TOKEN"})
+"""Variables that may hold a password or token: they never stand in a spec, a log, an argument or a file."""
+
 _NAME = re.compile(rf"[a-z0-9]([-a-z0-9]{{0,{NAME_LIMIT - 2}}}[a-z0-9])?")
 
 
@@ -88,6 +91,7 @@ class TeacherSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise SpecError("teacher.model", self.model, "a model folder, an .onnx file or 'module:function'")
         _keep_as_tuple(self, "outputs", "teacher.outputs", str, "a list of output names, as in ['logits']")
         _keep_as_tuple(self, "gpu_ids", "teacher.gpu_ids", int, "a list of GPU numbers, as in [0, 1]")
+        _check_env("teacher.env", self.env)
 
 
 class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +111,8 @@ class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
         if not self.command:
             raise SpecError("command", self.command, allowed)
         _keep_as_tuple(self, "command", "command", str, allowed)
+        _check_env("env", self.env)
+        _check_folder("cwd", self.cwd)
 
 
 def _keep_as_tuple(spec: msgspec.Struct, name: str, field: str, kind: type, allowed: str) -> None:
@@ -115,6 +121,26 @@ def _keep_as_tuple(spec: msgspec.Struct, name: str, field: str, kind: type, allo
     if not isinstance(given, list | tuple) or not all(isinstance(entry, kind) for entry in given):
         raise SpecError(field, given, allowed)
     msgspec.structs.force_setattr(spec, name, tuple(given))
+
+
+def _check_env(field: str, env: object) -> None:
+    """Raise SpecError, which never shows a value, unless `env` can be a process's environment and has no secrets."""
+    if not isinstance(env, dict):
+        raise SpecError(field, type(env).__name__, "a dict of variables, as in {'LR': '0.1'}")
+    for name, value in env.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise SpecError(field, name, "names of variables: text without '=' and null bytes")
+        if name in SECRET_VARIABLES:
+            raise SpecError(field, name, "none that may hold a secret: the connection has that, and specs are shown")
+        if not isinstance(value, str):
+            raise SpecError(f"{field}[{name!r}]", type(value).__name__, "text, as in '0.1'")
+        if "\0" in value:
+            raise SpecError(f"{field}[{name!r}]", "a text with a null byte", "text without")
+
+
+def _check_folder(field: str, folder: object) -> None:
+    if not isinstance(folder, str) or "\0" in folder:
+        raise SpecError(field, folder, "a folder's path as text, as in 'jobs/student'")
 
 
 JobKind = Literal["pool", "trainer"]
@@ -144,6 +170,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
+        _check_env("env", self.env)
+        _check_folder("cwd", self.cwd)
         if self.instances not in self.bounds:
             raise SpecError("instances", self.instances, f"{self.bounds.min} to {self.bounds.max}")
         msgspec.structs.force_setattr(self, "grace_s", float(self.grace_s))  # 10 and 10.0 are the same spec

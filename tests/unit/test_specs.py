@@ -1,0 +1,151 @@
+"""Specs are valid once made, or not made at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from edl_runtime.errors import SpecError
+from edl_runtime.settings import SECRET_VARIABLES
+from edl_runtime.specs import NAME_LIMIT, Bounds, JobSpec, TeacherSpec, TrainerSpec, check_name
+
+SECRET = "redis://:open-sesame@127.0.0.1/0"
+
+
+def teacher(**given: Any) -> TeacherSpec:
+    return TeacherSpec(**{"model": "model.onnx", **given})
+
+
+def student(**given: Any) -> TrainerSpec:
+    return TrainerSpec(**{"command": ["python", "s.py"], **given})
+
+
+def job(**given: Any) -> JobSpec:
+    basic = {"name": "job", "kind": "pool", "command": ("sleep", "1"), "bounds": Bounds(1, 2), "instances": 1}
+    return JobSpec(**{**basic, **given})
+
+
+@pytest.mark.parametrize("name", ["a", "0", "a-b", "a" * NAME_LIMIT])
+def test_a_name_that_fits_everywhere_is_taken(name: str) -> None:
+    """Lower-case letters, digits and dashes in between, up to the limit."""
+    assert check_name("name", name) == name
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a_b", "a/b", "..", "a\n", "a" * (NAME_LIMIT + 1), None, 5])
+def test_any_other_name_is_refused(name: object) -> None:
+    """The error names the field and what is allowed."""
+    with pytest.raises(SpecError, match=r"pool: got .* allowed is 1 to 52 of a-z"):
+        check_name("pool", name)
+
+
+@pytest.mark.parametrize(("text", "bounds"), [("2", Bounds(2, 2)), ("1:3", Bounds(1, 3)), (" 1 : 3 ", Bounds(1, 3))])
+def test_bounds_are_read_from_text(text: str, bounds: Bounds) -> None:
+    """One number is both ends; what is printed can be read back."""
+    assert Bounds.parse(text) == Bounds.parse(str(bounds)) == bounds
+
+
+@pytest.mark.parametrize("text", ["", ":", "1:", "a", "1:2:3", "0", "-1", "3:1", "1.5"])
+def test_text_that_is_no_bounds_is_refused(text: str) -> None:
+    """Everything that is wrong with it is a SpecError about the bounds."""
+    with pytest.raises(SpecError, match="bounds"):
+        Bounds.parse(text)
+
+
+@pytest.mark.parametrize("ends", [(0, 1), (2, 1), (1, 2.0), (True, 2), ("1", 2)])
+def test_bounds_are_whole_numbers_in_order(ends: tuple[Any, Any]) -> None:
+    """At least 1, and min at most max."""
+    with pytest.raises(SpecError, match="bounds"):
+        Bounds(*ends)
+
+
+def test_lists_are_kept_as_tuples() -> None:
+    """What the user changes in the list afterwards does not change the spec."""
+    words = ["python", "s.py"]
+    spec = student(command=words)
+    words.append("--fast")
+    assert spec.command == ("python", "s.py")
+    assert (teacher(outputs=["a"], gpu_ids=[0]).outputs, teacher(gpu_ids=[0]).gpu_ids) == (("a",), (0,))
+
+
+@pytest.mark.parametrize("command", [[], (), "python s.py", ["python", 5], ["python", Path("s.py")], None])
+def test_a_command_is_a_list_of_words(command: object) -> None:
+    """A string is none: it would be taken apart into letters."""
+    with pytest.raises(SpecError, match="command"):
+        student(command=command)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"), [({"model": ""}, "model"), ({"outputs": "logits"}, "outputs"), ({"gpu_ids": ["0"]}, "gpu_ids")]
+)
+def test_a_teacher_is_checked_field_by_field(given: dict[str, Any], field: str) -> None:
+    """The error names the field."""
+    with pytest.raises(SpecError, match=f"teacher.{field}"):
+        teacher(**given)
+
+
+@pytest.mark.parametrize("make", [teacher, student, job])
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"LR": 0.1}, r"env\['LR'\]: got 'float', allowed is text"),
+        ({"LR": None}, r"env\['LR'\]: got 'NoneType', allowed is text"),
+        ({"LR": "a\0b"}, r"env\['LR'\]: .* null byte"),
+        ({5: "x"}, "env: got 5, allowed is names of variables"),
+        ({"": "x"}, "env: got '', allowed is names of variables"),
+        ({"A=B": "x"}, "env: got 'A=B', allowed is names of variables"),
+        ("LR=0.1", "env: got 'str', allowed is a dict"),
+        (None, "env: got 'NoneType', allowed is a dict"),
+    ],
+)
+def test_an_environment_that_no_process_can_have_is_refused(make: Any, env: object, said: str) -> None:
+    """Names and values are text, and the error says which is not."""
+    with pytest.raises(SpecError, match=said):
+        make(env=env)
+
+
+@pytest.mark.parametrize("make", [teacher, student, job])
+@pytest.mark.parametrize("name", sorted(SECRET_VARIABLES))
+def test_secrets_have_no_place_in_a_spec(make: Any, name: str) -> None:
+    """They are refused by name, and the value is not in the error."""
+    with pytest.raises(SpecError, match=name) as caught:
+        make(env={name: SECRET})
+    assert "sesame" not in f"{caught.value} {caught.value!r}"
+
+
+@pytest.mark.parametrize("make", [student, job])
+@pytest.mark.parametrize("cwd", [Path("jobs"), None, 5, "a\0b"])
+def test_a_folder_is_text(make: Any, cwd: object) -> None:
+    """Specs are plain data."""
+    with pytest.raises(SpecError, match="cwd"):
+        make(cwd=cwd)
+
+
+def test_a_job_starts_within_its_bounds() -> None:
+    """The error says what they are."""
+    with pytest.raises(SpecError, match="instances: got 3, allowed is 1 to 2"):
+        job(instances=3)
+
+
+def test_a_spec_is_plain_data() -> None:
+    """It survives JSON, checks included."""
+    spec = job(env={"LR": "0.1"}, cwd="jobs", grace_s=3)
+    written = msgspec.json.encode(spec)
+    assert msgspec.json.decode(written, type=JobSpec) == spec
+    with pytest.raises(msgspec.ValidationError, match="instances"):
+        msgspec.json.decode(written.replace(b'"instances":1', b'"instances":3'), type=JobSpec)
+
+
+def test_the_digest_tells_specs_apart() -> None:
+    """The same content has the same digest, whatever the order or kind of number; any other content has another."""
+    spec = job(env={"A": "1", "B": "2"}, grace_s=10)
+    assert spec.digest == job(env={"B": "2", "A": "1"}, grace_s=10.0).digest
+    others = [
+        job(),
+        job(env={"A": "1", "B": "3"}),
+        job(env=spec.env, instances=2),
+        job(env=spec.env, pool_digest="another-teacher"),
+    ]
+    assert len({spec.digest, *(other.digest for other in others)}) == 5
