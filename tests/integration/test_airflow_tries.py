@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
@@ -68,7 +69,7 @@ def test_a_retry_with_another_teacher_trains_anew(world: World) -> None:
     """What the old teacher has taught is not what the task shall return."""
     other = (world.folder / "answers.py").read_text().replace("* 2", "* 3")
     (world.folder / "others.py").write_text(other)
-    changes = {"teacher_pool": None, "teachers": "1:1"}
+    changes: dict[str, Any] = {"teacher_pool": None, "teachers": "1:1"}
     first = defer(distill(world, "waits", teacher=world.teacher(), deferrable=True, **changes), world.context("try-1"))
     asyncio.run(follow_until_started(world, first))
     world.go()
@@ -80,7 +81,7 @@ def test_a_retry_with_another_teacher_trains_anew(world: World) -> None:
 
 def test_mapped_tasks_do_not_share_a_pool_by_its_name(world: World) -> None:
     """The second is refused, in words that say what to do; the first goes on and stops its pool."""
-    changes = {"teacher": world.teacher(), "teachers": "1:1"}
+    changes: dict[str, Any] = {"teacher": world.teacher(), "teachers": "1:1"}
     context = world.context("try-1", map_index=0)
     first = defer(distill(world, deferrable=True, **changes), context)
     with pytest.raises(AirflowFailException, match=r"'digits' belongs to 'nightly-distill-0-.*ti\.map_index"):
@@ -121,14 +122,14 @@ def test_a_running_student_is_taken_over_while_redis_is_away(world: World) -> No
 def test_waits_end_with_the_pool_that_they_wait_for(world: World) -> None:
     """A sensor fails and a resize is skipped, long before their time is up; so is a resize that comes too late."""
     context = world.context()
-    start = {"teacher_pool": "digits", "teacher": world.teacher(), "teachers": "1:2"}
+    start: dict[str, Any] = {"teacher_pool": "digits", "teacher": world.teacher(), "teachers": "1:2"}
     EdlTeacherPoolOperator(task_id="start", dag=world.dag(), **start).execute(context)
     sensor = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", at_least=5, deferrable=True)
     waits = defer(sensor, context)
     grow = EdlResizeOperator(task_id="grow", teacher_pool="digits", instances=2, deferrable=True)
     grows = defer(grow, context)
 
-    async def both() -> list[dict[str, object]]:
+    async def both() -> tuple[dict[str, Any], dict[str, Any]]:
         running = asyncio.gather(fired(trigger_of(waits)), fired(trigger_of(grows)))
         stop = EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits")
         await asyncio.to_thread(stop.execute, context)
