@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
 from edl_runtime.backends.base import JobStatus, Phase
 from edl_runtime.backends.local.folders import JobFolder
-from edl_runtime.backends.local.logs import tail
+from edl_runtime.backends.local.instances import Instances
 from edl_runtime.backends.local.messages import (
     REPLY_WITHIN_S,
     Adopt,
@@ -26,7 +23,6 @@ from edl_runtime.backends.local.messages import (
     Request,
     Resize,
 )
-from edl_runtime.backends.local.processes import Processes
 from edl_runtime.backends.local.restarts import Again, Fail, GiveUp, RestartPolicy, after_end, ending
 from edl_runtime.backends.local.slots import Slot, Trouble
 from edl_runtime.specs import JobSpec
@@ -34,19 +30,12 @@ from edl_runtime.specs import JobSpec
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-LAST_LINES = 30
-"""How many lines of a failed instance's log go into the status."""
-
 
 class Job:
     """Runs `spec` until its instances have ended, it has failed or it is told to stop.
 
     All that changes the job happens between two awaits of the one event loop, so nothing can come between; each
-    change is in the job's status file before anybody is told of it.
-
-    - `status`: as it is to begin with.
-    - `run_folder`: where instances' logs go, and where they start when the spec names no folder.
-    - `environ`: what every instance's environment starts from; the spec's variables and `secrets` come on top.
+    change is in the job's status file before anybody is told of it. `status` is as it is to begin with.
     """
 
     def __init__(
@@ -55,19 +44,13 @@ class Job:
         *,
         status: JobStatus,
         folder: JobFolder,
-        run_folder: Path,
-        processes: Processes,
-        environ: Mapping[str, str],
-        secrets: Mapping[str, str],
+        instances: Instances,
         restarts: RestartPolicy,
     ) -> None:
         self._spec = spec
         self._status = status
         self._folder = folder
-        self._run_folder = run_folder
-        self._processes = processes
-        self._environ = {**environ, **spec.env, **secrets, "EDL_JOB": spec.name, "PYTHONUNBUFFERED": "1"}
-        self._command = [sys.executable if spec.command[0] == "python" else spec.command[0], *spec.command[1:]]
+        self._instances = instances
         self._restarts = restarts
         self._slots: dict[int, Slot] = {}
         self._keepers = asyncio.TaskGroup()
@@ -190,7 +173,7 @@ class Job:
                 return
             if self._spec.kind == "trainer":
                 if exit_code:
-                    self._end("failed", self._found(slot, ending(exit_code)))
+                    self._end("failed", self._instances.trouble(slot.status.index, ending(exit_code)))
                 return
             delay_s = self._judge(slot, exit_code, time.monotonic() - started)
             if delay_s is None:
@@ -205,7 +188,7 @@ class Job:
         most = self._restarts.most_short_lives
         others = any(other.promising(most) for other in self._slots.values() if other is not slot)
         decision = after_end(self._restarts, exit_code, lived_s, slot.short_lives, others=others)
-        slot.trouble = self._found(slot, decision.reason) if decision.reason else None
+        slot.trouble = self._instances.trouble(slot.status.index, decision.reason) if decision.reason else None
         match decision:
             case GiveUp():
                 slot.update(phase="failed", given_up=True)
@@ -230,12 +213,7 @@ class Job:
 
     async def _live(self, slot: Slot) -> int:
         index = slot.status.index
-        work, result = self._run_folder / "work" / str(index), self._folder.result_file(index)
-        for folder in (work, result.parent):
-            folder.mkdir(parents=True, exist_ok=True)
-        environ = {**self._environ, "EDL_INSTANCE": str(index), "EDL_RESULT_FILE": str(result)}
-        cwd = Path(self._spec.cwd) if self._spec.cwd else work
-        process = self._processes.start(self._command, env=environ, cwd=cwd, log=self._run_folder / f"{index}.log")
+        process = self._instances.start(index)
         self._save()
         _log().info("instance.started", job=self._spec.name, instance=index, pid=process.pid)
         exit_code = await process.run(slot.leave, self._spec.grace_s)
@@ -243,11 +221,6 @@ class Job:
         self._save()
         _log().info("instance.ended", job=self._spec.name, instance=index, exit_code=exit_code)
         return exit_code
-
-    def _found(self, slot: Slot, reason: str) -> Trouble:
-        index = slot.status.index
-        last_lines = tail(self._run_folder / f"{index}.log", LAST_LINES)
-        return Trouble(f"instance {index} {reason}", tuple(last_lines))
 
     def _end(self, phase: Phase, trouble: Trouble | None = None) -> None:
         if not self._ending.is_set():

@@ -21,6 +21,7 @@ import msgspec
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import locks
 from edl_runtime.backends.local.folders import JobFolder, WorkFolder
+from edl_runtime.backends.local.instances import Instances
 from edl_runtime.backends.local.job import Job
 from edl_runtime.backends.local.messages import Start
 from edl_runtime.backends.local.processes import Processes
@@ -67,10 +68,14 @@ async def _supervise(start: Start) -> None:
             start.spec,
             status=status,
             folder=_target(start),
-            run_folder=run_folder,
-            processes=processes,
-            environ=os.environ,
-            secrets=start.secrets,
+            instances=Instances(
+                start.spec,
+                folder=_target(start),
+                run_folder=run_folder,
+                processes=processes,
+                environ=os.environ,
+                secrets=start.secrets,
+            ),
             restarts=RestartPolicy(),
         )
         async with await asyncio.start_unix_server(job.serve, _socket(hidden, _target(start))):

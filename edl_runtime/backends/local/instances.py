@@ -1,0 +1,57 @@
+"""The instances of one run of a job: where they start, what they see and where they leave what they write."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from edl_runtime.backends.local.folders import JobFolder
+from edl_runtime.backends.local.logs import tail
+from edl_runtime.backends.local.processes import InstanceProcess, Processes
+from edl_runtime.backends.local.slots import Trouble
+from edl_runtime.specs import JobSpec
+
+LAST_LINES = 30
+"""How many lines of a failed instance's log go into the status."""
+
+
+class Instances:
+    """Starts instances of `spec`.
+
+    - `run_folder`: where their logs go, and where they start when the spec names no folder.
+    - `environ`: what every instance's environment starts from; the spec's variables and `secrets` come on top.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        *,
+        folder: JobFolder,
+        run_folder: Path,
+        processes: Processes,
+        environ: Mapping[str, str],
+        secrets: Mapping[str, str],
+    ) -> None:
+        self._cwd = spec.cwd
+        self._folder = folder
+        self._run_folder = run_folder
+        self._processes = processes
+        self._environ = {**environ, **spec.env, **secrets, "EDL_JOB": spec.name, "PYTHONUNBUFFERED": "1"}
+        self._command = [sys.executable if spec.command[0] == "python" else spec.command[0], *spec.command[1:]]
+
+    def start(self, index: int) -> InstanceProcess:
+        """Start the instance. Raises OSError; ValueError for a null byte in the command or a variable."""
+        work, result = self._run_folder / "work" / str(index), self._folder.result_file(index)
+        for folder in (work, result.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        environ = {**self._environ, "EDL_INSTANCE": str(index), "EDL_RESULT_FILE": str(result)}
+        cwd = Path(self._cwd) if self._cwd else work
+        return self._processes.start(self._command, env=environ, cwd=cwd, log=self._log(index))
+
+    def trouble(self, index: int, reason: str) -> Trouble:
+        """Return what is wrong with the instance, with the end of its log."""
+        return Trouble(f"instance {index} {reason}", tuple(tail(self._log(index), LAST_LINES)))
+
+    def _log(self, index: int) -> Path:
+        return self._run_folder / f"{index}.log"
