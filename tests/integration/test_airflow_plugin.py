@@ -96,3 +96,12 @@ def test_the_pool_page_says_that_redis_is_away(world: World, token: str) -> None
 def test_what_is_not_there_is_not_found(world: World, token: str, path: str) -> None:  # noqa: ARG001
     """A job or a connection that nobody knows."""
     assert _get(path, token).status_code == 404
+
+
+def test_other_connections_are_not_told_from_none(world: World, token: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """A viewer learns neither that there is one nor what leads to it."""
+    monkeypatch.setenv("AIRFLOW_CONN_BILLING", "postgres://billing.example/prices")
+    other, none = _get("/jobs/billing/student/log", token), _get("/jobs/nobody/student/log", token)
+    assert other.status_code == none.status_code == 404
+    assert other.text == none.text
+    assert "postgres" not in other.text
