@@ -24,8 +24,6 @@ from edl_runtime.protocol.body import (
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.protocol.tensors import Array, Tensor, datatype_of, dtype_of, listed
 
-_SMALL_ROW = 1024  # bytes; copying such rows into one array is cheaper than a pointer to each
-
 
 class _OutputWish(msgspec.Struct, omit_defaults=True):
     name: str
@@ -94,10 +92,8 @@ def _rows(name: str, tensor: Tensor) -> tuple[list[Array], np.dtype[Any], tuple[
         if row.shape != row_shape or row.dtype != dtype:
             given, allowed = f"{row.dtype}{list(row.shape)}", f"{dtype}{list(row_shape)} as in row 0"
             raise ProtocolError(f"input {name!r}: row {number} is {given}, allowed is {allowed}")
-    shape = (len(tensor), *row_shape)
-    if first.nbytes < _SMALL_ROW:
-        return [np.stack(tensor)], dtype, shape
-    return [row if row.flags.c_contiguous else np.ascontiguousarray(row) for row in tensor], dtype, shape
+    rows = [row if row.flags.c_contiguous else np.ascontiguousarray(row) for row in tensor]
+    return rows, dtype, (len(tensor), *row_shape)
 
 
 def decode_request(body: memoryview, header_size: int | None, signature: ModelSignature) -> InferRequest:
