@@ -149,8 +149,9 @@ JobKind = Literal["pool", "trainer"]
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a backend runs: `instances` processes or pods of one command.
 
-    - `kind`: a `pool`'s instances are started again when they end and leave the pool one by one when it shrinks; a
-      `trainer` job succeeds when all its instances exit with 0 and fails with the first that does not.
+    - `kind`: a `pool`'s instances are started again when they end and leave the pool one by one when it shrinks; one
+      that exits with EX_CONFIG (78) is given up, and the pool fails when it has none to go on with. A `trainer`
+      job succeeds when all its instances exit with 0 and fails with the first that does not.
     - `bounds`: between which numbers `instances` may be changed while it runs.
     - `env`: plain environment variables. Secrets go to `Backend.submit` beside the spec and are never kept.
     - `grace_s`: seconds between SIGTERM and SIGKILL when an instance has to go.

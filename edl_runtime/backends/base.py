@@ -111,7 +111,8 @@ class Backend(Protocol):
     async def resize(self, name: str, instances: int) -> JobStatus:
         """Change the wanted number of instances; the highest index leaves first, by SIGTERM and its grace.
 
-        Returns when the wish is recorded, not when it is fulfilled. Raises UnknownJobError; SpecError outside the
+        A larger number also tries instances anew that had been given up. Returns when the wish is recorded, not when
+        it is fulfilled. Raises UnknownJobError; SpecError outside the
         job's bounds; BackendError for a job that has ended.
         """
         ...
@@ -129,7 +130,7 @@ class Backend(Protocol):
         ...
 
     async def delete(self, name: str, *, token: str | None = None) -> bool:
-        """Stop the job, down to its last process, and forget it; its logs are kept.
+        """Stop the job, down to its last process, and forget it; what its instances wrote is kept.
 
         With a `token`, only if the job still carries it: a kill never hits a later try's work. Returns whether
         there was something to delete.

@@ -7,75 +7,16 @@ import os
 import shutil
 import stat
 import tempfile
-import textwrap
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
-from contract.asking import IGNORES_SIGTERM, WAITS, breaks, ended, eventually, lines, reach, says
+from contract.asking import IGNORES_SIGTERM, WAITS, ended, lines, says
 from integration.local_jobs import below, job, processes, start_begun, supervisor, wait_until_gone
-from msgspec.structs import replace
 
 from edl_runtime.backends.local import LocalBackend
-from edl_runtime.backends.local.locks import hold
-from edl_runtime.backends.local.retention import KEPT_RUNS, KEPT_RUNS_IN_ALL
-from edl_runtime.errors import EX_CONFIG, SubmitError
-
-
-@pytest.fixture
-async def backend(work_dir: Path) -> AsyncIterator[LocalBackend]:
-    """A local backend without jobs, and without any process afterwards."""
-    made = LocalBackend(work_dir)
-    yield made
-    for status in await made.list():
-        await made.delete(status.name)
-    wait_until_gone(work_dir)
-
-
-@pytest.mark.slow
-async def test_a_pool_that_keeps_breaking_fails(backend: LocalBackend, work_dir: Path) -> None:
-    """An instance that ends five times in a row soon after its start is not restarted for ever."""
-    await backend.submit(job("raise SystemExit('broken')", work_dir), token="mine", secrets={})
-    status = await ended(backend)
-    assert status.reason == "instance 0 ended 5 times in a row within 10 s of its start, the last time it exited with 1"
-    assert await lines(backend) == [(0, "broken")] * 5
-
-
-@pytest.mark.slow
-async def test_a_pool_of_which_all_keep_breaking_fails(backend: LocalBackend, work_dir: Path) -> None:
-    """Instances that only ever end don't keep each other's pool alive."""
-    await backend.submit(job("raise SystemExit('broken')", work_dir, instances=3), token="mine", secrets={})
-    assert "times in a row within 10 s of its start" in (await ended(backend)).reason
-
-
-@pytest.mark.slow
-async def test_an_instance_that_keeps_breaking_does_not_end_who_works(
-    backend: LocalBackend, work_dir: Path, tmp_path: Path
-) -> None:
-    """It is tried again and again, and the status says what is wrong with it until it has come up after all."""
-    mended = tmp_path / "mended"
-    code = f"import os\nif not os.path.exists({str(mended)!r}):\n" + textwrap.indent(breaks("1", 1), "  ") + WAITS
-    await backend.submit(job(code, work_dir, instances=2), token="mine", secrets={})
-    status = await reach(backend, "job", lambda status: any(one.restarts == 5 for one in status.instances))
-    assert (status.phase, status.wanted, status.attainable) == ("running", 2, 2)
-    assert status.reason == "instance 1 ended 5 times in a row within 10 s of its start, the last time it exited with 1"
-    assert status.last_lines[-1] == "no such model"
-    mended.touch()
-    status = await reach(backend, "job", lambda status: not status.reason)
-    assert (status.phase, status.last_lines) == ("running", ())
-    assert await lines(backend, instance=0) == [(0, "up")]
-
-
-async def test_a_pool_without_anybody_left_fails(backend: LocalBackend, work_dir: Path) -> None:
-    """When the last one that worked leaves by a resize, those that were given up make the pool fail."""
-    await backend.submit(job(breaks("0", EX_CONFIG) + WAITS, work_dir, instances=2), token="mine", secrets={})
-    await reach(backend, "job", lambda status: status.attainable == 1)
-    await backend.resize("job", 1)
-    status = await ended(backend)
-    assert status.reason == "instance 0 exited with 78, which says that it can never work as configured"
-    assert status.last_lines == ("no such model",)
+from edl_runtime.errors import SubmitError
 
 
 async def test_secrets_are_on_no_disk_and_in_no_argument(backend: LocalBackend, work_dir: Path) -> None:
@@ -183,57 +124,6 @@ async def test_a_cancelled_submit_finishes_the_start_it_has_begun(backend: Local
         await submitting
     assert (await backend.get("job")).token == "first"
     assert (await backend.submit(job(WAITS, work_dir), token="second", secrets={})).token == "second"
-
-
-async def test_the_newest_runs_keep_their_logs(backend: LocalBackend, work_dir: Path) -> None:
-    """Logs of old runs are dropped, so that a job run each night does not fill the disk."""
-    for run in range(KEPT_RUNS + 2):
-        spec = job(f"print({run}); raise SystemExit(1)", work_dir, kind="trainer")
-        await backend.submit(spec, token="mine", secrets={})
-        await ended(backend)
-
-    async def pruned() -> bool:
-        return len(below(work_dir / "runs" / "job")) == KEPT_RUNS
-
-    await eventually(pruned, "only the newest runs kept")
-    kept = below(work_dir / "runs" / "job")
-    assert [(run / "0.log").read_text().strip() for run in kept] == ["2", "3", "4", "5", "6"]
-
-
-async def test_names_that_come_once_dont_fill_the_disk(backend: LocalBackend, work_dir: Path) -> None:
-    """Of all jobs that are gone the newest runs are kept; no lock of theirs is, and who is there keeps its run."""
-    await backend.submit(replace(job(WAITS, work_dir), name="older"), token="mine", secrets={})
-    for number in range(KEPT_RUNS_IN_ALL + 2):
-        (work_dir / "runs" / f"night-{number:03}" / f"2020{number:04}").mkdir(parents=True)
-        (work_dir / "locks" / f"night-{number:03}").touch()
-    (work_dir / "runs" / "busy" / "1999").mkdir(parents=True)
-    async with hold(work_dir / "locks" / "busy"):
-        await backend.submit(job(WAITS, work_dir), token="mine", secrets={})
-
-        async def pruned() -> bool:
-            return [lock.name for lock in below(work_dir / "locks")] == ["busy", "job", "older"]
-
-        await eventually(pruned, "locks of no use are gone")
-    names = {run.parent.name for run in below(work_dir, "runs/*/*")}
-    assert names == {"busy", "job", "older"} | {f"night-{number:03}" for number in range(2, KEPT_RUNS_IN_ALL + 2)}
-    assert below(work_dir / "runs", "night-000") == []
-    await says(backend, "up", name="older")
-
-
-async def test_what_an_instance_wrote_beside_it_outlives_the_job(backend: LocalBackend, work_dir: Path) -> None:
-    """A checkpoint given by a relative path can be read after the delete, for as long as the logs can."""
-    code = """
-from pathlib import Path
-from edl_runtime.result import write_result
-Path("model").write_text("trained")
-write_result(checkpoint=str(Path("model").absolute()))
-"""
-    await backend.submit(job(code, work_dir, kind="trainer"), token="mine", secrets={})
-    result = (await ended(backend)).result
-    await backend.delete("job")
-    assert result is not None
-    [model] = below(work_dir, "runs/job/*/work/0/model")
-    assert (str(model), model.read_text()) == (result["checkpoint"], "trained")
 
 
 async def test_starting_and_stopping_leave_the_event_loop_free(backend: LocalBackend, work_dir: Path) -> None:

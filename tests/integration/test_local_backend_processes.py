@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -37,16 +36,6 @@ time.sleep(float(sys.argv[1]))
 def family(work_dir: Path, *, lives_s: float) -> JobSpec:
     spec = job(FAMILY, work_dir, kind="trainer")
     return msgspec.structs.replace(spec, command=(*spec.command, str(lives_s)))
-
-
-@pytest.fixture
-async def backend(work_dir: Path) -> AsyncIterator[LocalBackend]:
-    """A local backend without jobs, and without any process afterwards."""
-    made = LocalBackend(work_dir)
-    yield made
-    for status in await made.list():
-        await made.delete(status.name)
-    wait_until_gone(work_dir)
 
 
 async def test_a_delete_leaves_no_descendant(backend: LocalBackend, work_dir: Path) -> None:

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from edl_runtime.errors import SpecError
-from edl_runtime.settings import SECRET_VARIABLES
-from edl_runtime.specs import NAME_LIMIT, Bounds, JobSpec, TeacherSpec, TrainerSpec, check_name
+from edl_runtime.specs import NAME_LIMIT, SECRET_VARIABLES, Bounds, JobSpec, TeacherSpec, TrainerSpec, check_name
 
 SECRET = "redis://:open-sesame@127.0.0.1/0"
 
