@@ -149,6 +149,6 @@ async def _redis_version(surroundings: Surroundings) -> tuple[int, ...]:
 
 
 def _check_folder(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryFile(dir=folder):
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -98,6 +99,7 @@ def test_a_good_connection_passes_the_test(monkeypatch: pytest.MonkeyPatch, redi
     """Redis answers and is new enough, and the work folder can be written to."""
     _connect(monkeypatch, redis_url, work_dir)
     assert EdlHook().test_connection()[0], EdlHook().test_connection()[1]
+    assert stat.S_IMODE(work_dir.stat().st_mode) == 0o700  # made by the test, and the owner's only as by the backend
 
 
 def test_a_bad_one_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch, redis_url: str, work_dir: Path) -> None:
