@@ -24,11 +24,14 @@ def write_result(
 ) -> None:
     """Leave `checkpoint` (where the trained model is) and `metrics` (JSON) for the task that started this script.
 
+    A relative path is one below the folder that the script runs in and arrives as an absolute one. A URL stays.
     Does nothing when the script was started by hand. Raises SpecError for more than 4096 bytes of JSON.
     """
     settings = settings or RuntimeSettings.from_env(os.environ)
     if not settings.result_file:
         return
+    if checkpoint and "://" not in checkpoint:
+        checkpoint = str(Path(checkpoint).absolute())
     content = msgspec.json.encode({"checkpoint": checkpoint, "metrics": dict(metrics or {})})
     if len(content) > RESULT_LIMIT:
         raise SpecError(

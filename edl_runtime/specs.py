@@ -7,6 +7,7 @@ Everything here is plain data (JSON in, JSON out, by msgspec) and valid once mad
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 from typing import Literal, Self
@@ -77,6 +78,8 @@ class TeacherSpec(msgspec.Struct, frozen=True, kw_only=True):
       model's output `fetch_name_0` the name `logits`.
     - `gpu_ids`: GPUs of one teacher; empty for CPU.
     - `mem_optim`: let Paddle reuse memory between layers.
+    - `hung_after_s`: a teacher that takes longer over one request counts as hung and is started anew. For slower
+      models raise the students' EDL_TEACHER_TIMEOUT_S, too (30 s by default).
     - `env`: further environment variables, by name. No secrets: specs are kept and shown.
     """
 
@@ -84,6 +87,7 @@ class TeacherSpec(msgspec.Struct, frozen=True, kw_only=True):
     outputs: Sequence[str] = ()
     gpu_ids: Sequence[int] = ()
     mem_optim: bool = False
+    hung_after_s: float = 20.0
     env: dict[str, str] = {}
 
     def __post_init__(self) -> None:
@@ -91,6 +95,8 @@ class TeacherSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise SpecError("teacher.model", self.model, "a model folder, an .onnx file or 'module:function'")
         _keep_as_tuple(self, "outputs", "teacher.outputs", str, "a list of output names, as in ['logits']")
         _keep_as_tuple(self, "gpu_ids", "teacher.gpu_ids", int, "a list of GPU numbers, as in [0, 1]")
+        if not isinstance(self.hung_after_s, int | float) or not 0 < self.hung_after_s < math.inf:
+            raise SpecError("teacher.hung_after_s", self.hung_after_s, "seconds above 0")
         _check_env("teacher.env", self.env)
 
 

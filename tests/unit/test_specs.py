@@ -77,7 +77,15 @@ def test_a_command_is_a_list_of_words(command: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "field"), [({"model": ""}, "model"), ({"outputs": "logits"}, "outputs"), ({"gpu_ids": ["0"]}, "gpu_ids")]
+    ("given", "field"),
+    [
+        ({"model": ""}, "model"),
+        ({"outputs": "logits"}, "outputs"),
+        ({"gpu_ids": ["0"]}, "gpu_ids"),
+        ({"hung_after_s": 0}, "hung_after_s"),
+        ({"hung_after_s": float("nan")}, "hung_after_s"),
+        ({"hung_after_s": "20"}, "hung_after_s"),
+    ],
 )
 def test_a_teacher_is_checked_field_by_field(given: dict[str, Any], field: str) -> None:
     """The error names the field."""
