@@ -11,11 +11,20 @@ USER = "admin"
 
 
 def components_environment(
-    environ: Mapping[str, str], *, home: Path, dags: Path, port: int, redis_url: str, work_dir: Path, passwords: Path
+    environ: Mapping[str, str],
+    *,
+    home: Path,
+    dags: Path,
+    port: int,
+    redis_url: str,
+    work_dir: Path,
+    passwords: Path,
+    options: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return `environ`, without what it says of another Airflow, with all that a small one needs.
 
     The API server listens on loopback only. Short intervals make it quick to see new DAG files and to start tasks.
+    `options` are further options of Airflow, which win: {"CORE__PARALLELISM": "8"}.
     """
     kept = {name: value for name, value in environ.items() if not name.startswith(("AIRFLOW", "EDL_"))}
     url = f"http://127.0.0.1:{port}"
@@ -34,6 +43,7 @@ def components_environment(
         "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
         "TRIGGERER__JOB_HEARTBEAT_SEC": "1",
         "WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+        **(options or {}),
     }
     return {
         **kept,

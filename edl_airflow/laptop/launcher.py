@@ -64,12 +64,21 @@ class Laptop:
     - `dags`: the folder with DAG files.
     - `environ`: the environment to start from.
     - `say`: told what is being done.
+    - `options`: further options of Airflow, as in {"CORE__PARALLELISM": "8"}.
 
     Raises LaptopInUseError, RegistryUnavailableError without a redis-server, ComponentError when a component ends, and
     TimeoutError when they are not up in five minutes.
     """
 
-    def __init__(self, home: Path, *, dags: Path, environ: Mapping[str, str], say: Say) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        dags: Path,
+        environ: Mapping[str, str],
+        say: Say,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
         self.home = home.absolute()
         self.dags = dags.absolute()
         self.airflow_home = self.home / "airflow"
@@ -79,6 +88,7 @@ class Laptop:
         self.url = ""
         self.redis = RedisServer(self.home / "redis")
         self._environ = environ
+        self._options = options
         self._say = say
         self._components: list[Component] = []
         self._started_at = datetime.now(UTC)
@@ -138,6 +148,7 @@ class Laptop:
             redis_url=self.redis.url,
             work_dir=self.work_dir,
             passwords=self._passwords,
+            options=self._options,
         )
         self._exit.callback(self._stop_components)
         self._migrate(env, lock)

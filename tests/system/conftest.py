@@ -20,6 +20,13 @@ from edl_runtime.store.server import find_redis_server
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "mnist_distill"
 
+OPTIONS = {
+    "CORE__PARALLELISM": "8",  # tasks that wait for each other's tests
+    "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",  # when a lost worker is noticed, 300 otherwise
+    "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
+    "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",  # when a lost triggerer is noticed, 30 otherwise
+}
+
 FAILS = """
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG
@@ -40,9 +47,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Our DAGs, and one that fails."""
+    """Our DAGs, and those of the tests."""
     folder = tmp_path_factory.mktemp("dags")
-    for file in (ROOT / "dags").glob("*.py"):
+    for file in (*(ROOT / "dags").glob("*.py"), *(ROOT / "tests" / "system" / "dags").glob("*.py")):
         (folder / file.name).symlink_to(file)
     (folder / "fails.py").write_text(FAILS)
     return folder
@@ -53,7 +60,7 @@ def laptop(tmp_path_factory: pytest.TempPathFactory, trained: Path, dags: Path) 
     """A running Airflow; when it ends, every process that it ever started must have ended too."""
     if find_redis_server() is None:
         missing("redis-server")
-    laptop = Laptop(tmp_path_factory.mktemp("laptop"), dags=dags, environ=os.environ, say=print)
+    laptop = Laptop(tmp_path_factory.mktemp("laptop"), dags=dags, environ=os.environ, say=print, options=OPTIONS)
     shutil.copytree(trained, laptop.airflow_home / "mnist_distill")
     with laptop:
         yield laptop

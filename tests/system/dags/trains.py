@@ -1,0 +1,58 @@
+"""A student that asks its teachers until `FOLDER/go` is there."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from edl_runtime.distill import DistillReader
+from edl_runtime.result import write_result
+
+BATCH = np.ones((4, 2), np.float32)
+BETWEEN_BATCHES_S = 0.2
+
+
+def main() -> None:
+    """Leave a line with the process id in `FOLDER/started` once a teacher has answered, and the result at the end."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--exit_status", type=int, default=0, help="what the first one ends with")
+    parser.add_argument("--saves_for_s", type=float, default=0, help="how long it takes to leave `saved` after SIGTERM")
+    args = parser.parse_args()
+
+    def save(*_: object) -> None:
+        time.sleep(args.saves_for_s)
+        (args.folder / "saved").touch()
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, save)
+    answered = 0
+    with DistillReader(lambda: batches(args.folder), inputs=["x"], outputs=["y"]) as reader:
+        for x, y in reader:
+            assert np.array_equal(y, 2 * x)
+            answered += 1
+            if answered == 1:
+                with (args.folder / "started").open("a") as started:
+                    print(os.getpid(), file=started)
+    if args.exit_status and len((args.folder / "started").read_text().split()) == 1:
+        sys.stderr.write("loss is not a number\n")
+        sys.exit(args.exit_status)
+    write_result(metrics={"pid": os.getpid(), "batches": answered})
+
+
+def batches(folder: Path) -> Iterator[tuple[np.ndarray]]:
+    yield (BATCH,)
+    while not (folder / "go").exists():
+        time.sleep(BETWEEN_BATCHES_S)
+        yield (BATCH,)
+
+
+if __name__ == "__main__":
+    main()
