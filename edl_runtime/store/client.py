@@ -20,7 +20,7 @@ CONNECT_TIMEOUT_S = 1.0
 ANSWER_TIMEOUT_S = 1.5
 """Longest wait for any one answer, so a command that blocks in Redis has to block for less."""
 
-_SCHEMES = ("redis", "rediss", "unix")
+_SCHEMES = ("redis://", "rediss://", "unix://")
 
 _NOT_NOW = re.compile(r"\b(MISCONF|NOREPLICAS|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b")
 """How Redis says that it can't serve at the moment. What a command in a script meets comes in mid-sentence."""
@@ -37,8 +37,8 @@ def connect(url: str) -> Redis:
     from redis.backoff import NoBackoff
 
     allowed = "redis://, rediss:// or unix://, as in redis://127.0.0.1:6379/0"
-    if urlsplit(url).scheme not in _SCHEMES:
-        raise SpecError("redis_url", address_of(url), allowed)
+    if not url.startswith(_SCHEMES):
+        raise SpecError("redis_url", _without_secrets(url), allowed)
     try:
         return Redis.from_url(
             url,
@@ -47,19 +47,23 @@ def connect(url: str) -> Redis:
             socket_connect_timeout=CONNECT_TIMEOUT_S,
             socket_timeout=ANSWER_TIMEOUT_S,
         )
-    except ValueError:  # a port or an option that is no number
+    except ValueError:  # half an IPv6 address, or a port or an option that is no number
         raise SpecError("redis_url", address_of(url), allowed) from None
 
 
 def address_of(url: str) -> str:
     """Return "host:port" (or a socket's path) of a Redis URL, for messages: never user or password."""
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
-        return parts.path
     try:
-        return f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
-    except ValueError:  # a port that is no number
-        return parts.hostname or "localhost"
+        parts = urlsplit(url)
+        port = parts.port or 6379
+    except ValueError:  # half an IPv6 address, or a port that is no number
+        return _without_secrets(url)
+    return parts.path if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{port}"
+
+
+def _without_secrets(url: str) -> str:
+    """Return what of a text that may be no URL is safe to show: neither user and password nor options."""
+    return url.rpartition("@")[2].partition("?")[0]
 
 
 @contextmanager
