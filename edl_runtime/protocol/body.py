@@ -32,12 +32,21 @@ _NUMBERS: dict[str, frozenset[type]] = {"b": frozenset({bool}), "f": frozenset({
 
 
 class Parameters(msgspec.Struct, omit_defaults=True, frozen=True):
+    """The parameters of Triton's binary tensor extension, of a tensor, of a wanted output or of a whole request.
+
+    - `binary_data_size`: bytes of a tensor behind the JSON, None for one in the JSON.
+    - `binary_data`: whether an output is wanted as binary; None for what the request says of all.
+    - `binary_data_output`: whether all outputs of a request are.
+    """
+
     binary_data_size: int | None = None
     binary_data: bool | None = None
     binary_data_output: bool = False
 
 
 class TensorHead(msgspec.Struct, omit_defaults=True):
+    """A tensor in the JSON; `data` are its numbers unless they follow as binary."""
+
     name: str
     datatype: str
     shape: tuple[int, ...]
@@ -54,6 +63,7 @@ class Encoded(NamedTuple):
 
 
 def decode(decoder: msgspec.json.Decoder[_T], header: Buffer) -> _T:
+    """Return the JSON header of a body. Raises ProtocolError."""
     if len(header) > JSON_LIMIT:
         raise ProtocolError(f"the JSON has {len(header)} bytes, allowed are {JSON_LIMIT}; send tensors as binary")
     try:
@@ -63,7 +73,10 @@ def decode(decoder: msgspec.json.Decoder[_T], header: Buffer) -> _T:
 
 
 def check_payload(heads: Sequence[TensorHead], payload: int, kind: str) -> None:
-    """Check that binary tensors have the size of their shapes and fill `payload` to the byte."""
+    """Raise ProtocolError unless binary tensors have the size of their shapes and fill `payload` bytes exactly.
+
+    `kind` is what messages call them: "input" or "output".
+    """
     total = 0
     for head in heads:
         if len(head.shape) > _MOST_AXES or any(not 0 <= axis < 2**62 for axis in head.shape):
@@ -86,8 +99,8 @@ def check_payload(heads: Sequence[TensorHead], payload: int, kind: str) -> None:
 def array_of_json(head: TensorHead, kind: str) -> Array:
     """Return the numbers of a JSON tensor, given flat or nested.
 
-    Numbers of floating point are rounded to the nearest that their datatype has, as decimals always are. Beyond that
-    nothing changes: what does not fit is refused, and so is true for 1.
+    Floating-point numbers are rounded to the nearest one that their datatype has, as decimals always are. Nothing else
+    is converted: a number out of range is refused, and so is `true` in place of 1. Raises ProtocolError.
     """
     dtype = dtype_of(head.datatype)
     fault = f"{kind} {head.name!r}: data is not {head.datatype} numbers of shape {list(head.shape)}, flat or nested"
@@ -123,6 +136,7 @@ def _in_range(numbers: list[Any], dtype: np.dtype[Any]) -> Array:
 
 
 def shaped(kind: str, head: TensorHead, array: Array) -> Array:
+    """Return `array` in the shape of its head. Raises ProtocolError for one that numpy can't have."""
     try:
         return array.reshape(head.shape)
     except ValueError:

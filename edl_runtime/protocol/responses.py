@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 
@@ -25,7 +24,6 @@ from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.requests import InferRequest
 from edl_runtime.protocol.tensors import Array, datatype_of, dtype_of
 
-_KEPT_HEADER = 4096  # bytes; longer ones have numbers in them and are never alike
 _LEAST_NUMBER = 2  # bytes of a number in JSON, its comma included
 
 
@@ -46,10 +44,8 @@ def open_response(header: Buffer, payload: int) -> tuple[dict[str, Array], list[
     Arrays are fresh, writable and contiguous. Raises ProtocolError unless header and payload fit to the byte, before
     any array is made.
     """
-    if len(header) <= _KEPT_HEADER:
-        heads = _response_heads(bytes(header), payload)
-    else:
-        heads = _read_response_heads(header, payload)
+    heads = decode(_decoder, header).outputs
+    check_payload(heads, payload, "output")
     arrays: dict[str, Array] = {}
     unfilled: list[Array] = []
     for head in heads:
@@ -61,17 +57,6 @@ def open_response(header: Buffer, payload: int) -> tuple[dict[str, Array], list[
         if arrays.setdefault(head.name, array) is not array:
             raise ProtocolError(f"output {head.name!r} comes twice")
     return arrays, unfilled
-
-
-def _read_response_heads(header: Buffer, payload: int) -> list[TensorHead]:
-    heads = decode(_decoder, header).outputs
-    check_payload(heads, payload, "output")
-    return heads
-
-
-@functools.lru_cache(maxsize=64)  # a teacher answers the same for every batch, but for the numbers behind it
-def _response_heads(header: bytes, payload: int) -> list[TensorHead]:
-    return _read_response_heads(header, payload)
 
 
 def encode_response(
