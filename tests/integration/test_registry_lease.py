@@ -84,10 +84,10 @@ async def test_students_and_teachers_are_listed_apart(client: Redis, service: Se
 async def test_a_lease_outlives_its_time_by_being_renewed(
     client: Redis, service: Service, directory: Directory
 ) -> None:
-    """After many times its length a held lease is the same registration."""
-    async with hold_lease(client, service, teacher(), ttl_s=0.2) as lease:
+    """After twice its length a held lease is the same registration."""
+    async with hold_lease(client, service, teacher(), ttl_s=1) as lease:
         before = lease.fence
-        for _ in range(10):
+        for _ in range(20):
             await asyncio.sleep(0.1)
             assert await ids(directory) == ["a"]
         assert lease.fence == before
@@ -101,10 +101,9 @@ async def test_a_lease_that_ran_out_is_taken_anew_with_a_larger_fence(
         before = lease.fence
         await run_script(client, "release", keys.of_service(service), ["a", before])
         assert await ids(directory) == []
-        for _ in range(200):
-            if lease.fence != before:
-                break
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            while lease.fence == before:  # noqa: ASYNC110 - a lease tells nobody
+                await asyncio.sleep(0.01)
         assert lease.fence > before
         assert await run_script(client, "release", keys.of_service(service), ["a", before]) == 0
         assert await run_script(client, "renew", keys.of_service(service), ["a", before, 1000]) == "taken"
@@ -124,11 +123,11 @@ async def test_fences_grow_even_when_redis_was_emptied(client: Redis, service: S
 async def test_a_name_that_nobody_uses_leaves_nothing_behind(client: Redis, service: Service) -> None:
     """What outlives the members goes a day after them, and stays as long as they do: renewing puts it off."""
     kept = [keys.events(service), keys.fence(service)]
-    async with hold_lease(client, service, teacher(), ttl_s=0.3) as lease:
+    async with hold_lease(client, service, teacher(), ttl_s=2) as lease:
         fence = lease.fence
         for key in kept:
             await client.expire(key, 60)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             while min([await client.ttl(key) for key in kept]) <= 60:  # noqa: ASYNC110 - Redis tells nobody
                 await asyncio.sleep(0.01)
         assert lease.fence == fence
@@ -141,14 +140,14 @@ async def test_members_and_watchers_outlive_a_loss_of_what_expires(
 ) -> None:
     """Without the counter and the news a later token is still larger, and a watcher still sees who joins and leaves."""
     async with (
-        hold_lease(client, service, teacher(), ttl_s=0.3) as lease,
+        hold_lease(client, service, teacher(), ttl_s=2) as lease,
         contextlib.aclosing(directory.watch("pool")) as changes,
-        asyncio.timeout(4),
+        asyncio.timeout(20),
     ):
         assert [member.id for member in await anext(changes)] == ["a"]
         await client.delete(keys.events(service), keys.fence(service))
         await asyncio.sleep(0.01)  # Redis's clock counts in ms
-        async with hold_lease(client, service, teacher("b"), ttl_s=0.3) as second:
+        async with hold_lease(client, service, teacher("b"), ttl_s=2) as second:
             assert second.fence > lease.fence
             assert [member.id for member in await anext(changes)] == ["a", "b"]
         assert [member.id for member in await anext(changes)] == ["a"]
@@ -159,23 +158,34 @@ async def test_a_later_registration_of_an_id_supersedes_the_earlier(
 ) -> None:
     """The earlier holder is told, does not fight back, and does not take the later one down by leaving."""
     async with (
-        hold_lease(client, service, teacher(), ttl_s=0.3) as earlier,
-        hold_lease(client, service, teacher(), ttl_s=0.3) as later,
+        hold_lease(client, service, teacher(), ttl_s=2) as earlier,
+        hold_lease(client, service, teacher(), ttl_s=2) as later,
     ):
         assert later.fence > earlier.fence
-        assert isinstance(await asyncio.wait_for(earlier.refused(), 2), SupersededError)
+        assert isinstance(await asyncio.wait_for(earlier.refused(), 10), SupersededError)
         assert [member.fence for member in await directory.members("pool")] == [later.fence]
 
 
 async def test_a_teacher_of_another_model_is_refused(client: Redis, service: Service, directory: Directory) -> None:
     """The error names the pool and what differs; the pool stays as it was."""
-    async with hold_lease(client, service, teacher(), ttl_s=0.3):
+    async with hold_lease(client, service, teacher(), ttl_s=1):
         with pytest.raises(PoolMismatchError, match="name is letters and the pool's digits") as caught:
-            async with hold_lease(client, service, teacher("b", LETTERS), ttl_s=0.3):
+            async with hold_lease(client, service, teacher("b", LETTERS)):
                 pytest.fail("it was let in")
         assert caught.value.pool == "pool"
         assert await ids(directory) == ["a"]
         assert await directory.contract("pool") == DIGITS
+
+
+async def test_a_pool_keeps_its_model_until_its_last_teacher_left(
+    client: Redis, service: Service, directory: Directory
+) -> None:
+    """One teacher that leaves changes nothing for those who stay."""
+    async with hold_lease(client, service, teacher()):
+        async with hold_lease(client, service, teacher("b")):
+            pass
+        assert await directory.contract("pool") == DIGITS
+    assert await directory.contract("pool") is None
 
 
 async def test_a_pool_can_start_again_with_another_model_while_dead_teachers_run_out(
@@ -203,10 +213,10 @@ async def test_a_pool_taken_over_by_another_model_refuses_those_who_come_back(
     client: Redis, service: Service, directory: Directory
 ) -> None:
     """A teacher whose pool has become another's learns that it can never come back."""
-    async with hold_lease(client, service, teacher(), ttl_s=0.3) as lease:
+    async with hold_lease(client, service, teacher(), ttl_s=1) as lease:
         await client.delete(*keys.of_service(service))
-        async with hold_lease(client, service, teacher("b", LETTERS), ttl_s=0.3):
-            assert isinstance(await asyncio.wait_for(lease.refused(), 3), PoolMismatchError)
+        async with hold_lease(client, service, teacher("b", LETTERS), ttl_s=1):
+            assert isinstance(await asyncio.wait_for(lease.refused(), 10), PoolMismatchError)
             assert await ids(directory) == ["b"]
 
 
@@ -240,7 +250,7 @@ async def test_a_cancelled_reader_ends(directory: Directory) -> None:
         reader = asyncio.create_task(read_for_ever())
         await asyncio.sleep(delay * 1e-5)
         reader.cancel()
-        ended, _ = await asyncio.wait([reader], timeout=2)
+        ended, _ = await asyncio.wait([reader], timeout=10)
         assert ended
 
 
@@ -261,9 +271,9 @@ def test_a_lease_needs_a_length(service: Service) -> None:
 
 @pytest.mark.parametrize("url", ["redis://:secret@127.0.0.1:1/0", "redis://:secret@HERE", "redis://HERE"])
 async def test_a_redis_that_can_not_be_used_is_said_so_at_once(url: str, redis_url: str, service: Service) -> None:
-    """Nobody there, a wrong password or none: an error with the address, without the password, in under two seconds."""
+    """Nobody there, a wrong password or none: an error with the address, without the password, after one attempt."""
     url = url.replace("HERE", redis_url.rpartition("@")[2])
-    async with connect(url) as client, asyncio.timeout(2):
+    async with connect(url) as client, asyncio.timeout(5):
         for attempt in (
             Directory(client, "n").members("p"),
             Directory(client, "n").pools(),
