@@ -20,7 +20,7 @@ from typing import Self
 
 import httpx
 
-from edl_airflow.laptop.client import AirflowClient
+from edl_airflow.laptop.client import AirflowClient, ApiError
 from edl_airflow.laptop.components import Component
 from edl_airflow.laptop.environment import USER, components_environment
 from edl_runtime.backends.local import LocalBackend, locks
@@ -200,7 +200,7 @@ class Laptop:
                 self.check()
                 try:
                     client.log_in()
-                except httpx.TransportError as error:
+                except (httpx.TransportError, ApiError) as error:  # it may be another's, that took the port before ours
                     if time.monotonic() > deadline:
                         raise TimeoutError(f"Airflow's API server is not up: {error}") from error
                 else:

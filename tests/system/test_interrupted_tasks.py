@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from system.cases import Case
-from system.processes import another_triggerer, is_alive
+from system.processes import another_triggerer, halted_triggerer, is_alive
 
 from edl_airflow.laptop.client import AirflowClient
 from edl_airflow.laptop.launcher import Laptop
@@ -64,13 +64,14 @@ def test_cleared_while_running(case: Case) -> None:
     _trains_to_the_end(case)
 
 
-def test_cleared_while_deferred(case: Case) -> None:
-    """As above, though the last try's trigger ends when the next try has begun."""
-    case.student()
+def test_cleared_while_deferred(laptop: Laptop, case: Case) -> None:
+    """The next try takes over the student, also from the last try's trigger, which is only ended after that."""
+    student = case.student()
     case.reaches("deferred")
-    case.clear()
-    case.reaches("deferred", try_number=2)
-    _trains_to_the_end(case)
+    with halted_triggerer(laptop):
+        case.clear()
+        case.reaches("deferred", try_number=2)
+    assert _trains_to_the_end(case) == student
 
 
 def test_lost_task_process(case: Case) -> None:

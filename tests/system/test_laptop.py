@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
@@ -62,6 +64,34 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     laptop = Laptop(tmp_path, dags=tmp_path, environ=os.environ, say=print)
     with pytest.raises(LaptopInUseError, match="stop it first"):
         laptop.__enter__()
+    os.close(lock)
+
+
+class _Stranger(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.send_error(401)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_a_strangers_server_on_our_port_is_not_ours(tmp_path: Path) -> None:
+    """Whoever took the port first may refuse our password; the error is that our own server could not start."""
+    lock = locks.take(tmp_path / "lock")
+    assert lock is not None
+    words = ["sh", "-c", "sleep 1; echo address already in use; exit 3"]
+    laptop = Laptop(tmp_path, dags=tmp_path, environ=os.environ, say=print)
+    with HTTPServer(("127.0.0.1", 0), _Stranger) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        laptop.url = f"http://127.0.0.1:{server.server_port}"
+        component = Component("api-server", words, env=os.environ, log=tmp_path / "log", lock=lock)
+        laptop._components.append(component)
+        with pytest.raises(ComponentError, match="address already in use"):
+            laptop._wait_for_api()
+        server.shutdown()
+        thread.join()
+    component.cut()
     os.close(lock)
 
 
