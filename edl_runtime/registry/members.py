@@ -30,10 +30,15 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fence: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.weight) and self.weight > 0):
-            raise SpecError("weight", self.weight, "a number above 0")
+        check_weight(self.weight)
         if self.want is not None and self.want < 1:
             raise SpecError("want", self.want, "1 or more, or None for all")
+
+
+def check_weight(weight: float) -> None:
+    """Raise SpecError unless a teacher can have this share of the work."""
+    if not (math.isfinite(weight) and weight > 0):
+        raise SpecError("weight", weight, "a number above 0")
 
 
 def differences(pool: ModelSignature, teacher: ModelSignature) -> list[str]:

@@ -18,7 +18,7 @@ import structlog
 from edl_runtime.errors import EdlError, SpecError, TeacherError
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.registry.lease import hold_lease
-from edl_runtime.registry.members import Member
+from edl_runtime.registry.members import Member, check_weight
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 from edl_runtime.store.keys import Service
@@ -64,6 +64,7 @@ class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Raise SpecError for what can't be."""
         if not (math.isfinite(self.hung_after_s) and self.hung_after_s > 0):
             raise SpecError("hung_after", self.hung_after_s, "seconds above 0")
+        check_weight(self.weight)
         if self.advertise and not _HOST.fullmatch(self.advertise):
             raise SpecError("advertise", self.advertise, "a host name or an IP address, without a port")
 
@@ -103,7 +104,7 @@ async def serve(
             registered = _registered(client, service, member, ttl_s=settings.lease_ttl_s)
             refused = await unless(stop, membership.enter_async_context(registered))
             if refused is not None:
-                reason = await unless(stop, first(predictors.failed(options.hung_after_s), refused))
+                reason = await unless(stop, first(predictors.failed(options.hung_after_s), refused()))
             front.draining = reason is not None  # then health says so even before the list does
             leave_by = loop.time() + LEAVE_S
         drained = await front.drain(leave_by - loop.time())
@@ -162,13 +163,13 @@ def _reachable(bound: str) -> str:
 @asynccontextmanager
 async def _registered(
     client: Redis | None, service: Service, member: Member, *, ttl_s: float
-) -> AsyncIterator[Coroutine[Any, Any, EdlError]]:
+) -> AsyncIterator[Callable[[], Coroutine[Any, Any, EdlError]]]:
     """Be in the pool, if there is one; yields what waits until the registration can never come back."""
     if client is None:
-        yield _never()
+        yield _never
         return
     async with hold_lease(client, service, member, ttl_s=ttl_s) as lease:
-        yield lease.refused()
+        yield lease.refused
 
 
 async def _never() -> NoReturn:
