@@ -18,7 +18,7 @@ class Link:
     For one thread at a time; only `close` may come from another. After any error but InferenceError the stream is
     let go of, for nobody knows where in an answer it stands; so it is when `keep` was set to False meanwhile.
 
-    - `timeout_s`: limit of each exchange, and of connecting (which gets 5 s at most).
+    - `timeout_s`: limit of each exchange (see `Stream`), and of connecting (which gets 5 s at most).
     """
 
     def __init__(self, endpoint: tuple[str, int], timeout_s: float) -> None:
@@ -70,14 +70,11 @@ class Link:
         if self._stream is None and not self._closed:
             timeout_s = min(self._timeout_s, _CONNECT_TIMEOUT_S)
             self._stream = Stream(socket.create_connection(self._endpoint, timeout_s), self._timeout_s)
-        if self._stream is None or self._was_closed():
+        if self._stream is None or self._closed:
             raise ConnectionAbortedError(
                 f"the connection to teacher {self._endpoint[0]}:{self._endpoint[1]} was closed"
             )
         return self._stream
-
-    def _was_closed(self) -> bool:
-        return self._closed
 
     def _disconnect(self) -> None:
         stream, self._stream = self._stream, None

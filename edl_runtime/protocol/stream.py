@@ -26,6 +26,9 @@ class Stream:
 
     Python's own socket timeouts would cost a `poll` before each call and split large sends and reads; with the
     kernel's, a message of any size is a call or two. Every method raises OSError, TimeoutError among them.
+
+    `timeout_s` limits each call to the kernel, and none is begun so long after `begin`: an exchange with a teacher that
+    falls silent in the middle takes twice as long at most.
     """
 
     def __init__(self, connected: socket.socket, timeout_s: float) -> None:

@@ -26,7 +26,7 @@ RETRY_EVERY_S = 0.5
 LOOK_EVERY_S = 5.0
 """At the latest, news or not."""
 SETTLE_S = 1.5
-"""How long members stay listed that Redis has forgotten or let run out: so soon is back who lives."""
+"""How long members stay listed that Redis has forgotten or let run out: those alive are back by then."""
 BLOCK_S = 0.7
 """Longest single wait inside Redis; below the client's time limit for an answer."""
 REDIS_TICK_S = 0.1

@@ -99,8 +99,8 @@ class RedisServer:
             start_new_session=True,  # a Ctrl-C at the terminal is the owner's to handle
         )
         assert self._guard.stdout is not None  # noqa: S101 -- it was asked for
-        self.pid = int(self._guard.stdout.readline())
         try:
+            self.pid = int(self._guard.stdout.readline())
             self._wait_until_ready(port)
         except BaseException:
             self.stop()

@@ -38,13 +38,12 @@ class OnnxModel:
             import onnxruntime as ort
         except ImportError as error:
             raise ModelError(options.model, "onnxruntime is missing; pip install 'edl-airflow[onnx]'") from error
+        providers = _providers(ort, options)
         settings = ort.SessionOptions()
         settings.intra_op_num_threads = settings.inter_op_num_threads = 1
         settings.log_severity_level = 3
         try:
-            self._session = ort.InferenceSession(str(path), settings, providers=_providers(ort, options))
-        except ModelError:
-            raise
+            self._session = ort.InferenceSession(str(path), settings, providers=providers)
         except Exception as error:  # onnxruntime's errors share no base class
             raise ModelError(options.model, f"not an ONNX model that can be loaded: {error}") from error
         self.signature = ModelSignature(

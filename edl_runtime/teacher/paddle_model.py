@@ -29,9 +29,9 @@ _DATATYPES: dict[str, Datatype] = {
     "FP32": "FP32",
     "FP64": "FP64",
 }
-log = structlog.get_logger(__name__)
-
 _FIRST_GPU_MEMORY_MB = 100  # it grows as needed
+
+log = structlog.get_logger(__name__)
 
 
 class PaddleModel:

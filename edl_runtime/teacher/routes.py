@@ -61,14 +61,14 @@ class Routes:
             reason = "the bearer token is missing or wrong; it is in EDL_TEACHER_TOKEN"
             return refusal(401, reason, **{"WWW-Authenticate": "Bearer"})
         if path in self._infer:
-            return self._admit(head, draining=draining)
+            return self._refuse_infer(head, draining=draining)
         fixed = self._fixed.get(path.removesuffix("/"))
         if fixed is None:
             return refusal(404, f"nothing at {path[:200]}; {self._served}")
         return fixed if head.method == "GET" else refusal(405, f"{head.method} is not allowed here", Allow="GET")
 
     @staticmethod
-    def _admit(head: RequestHead, *, draining: bool) -> Reply | None:
+    def _refuse_infer(head: RequestHead, *, draining: bool) -> Reply | None:
         if head.method != "POST":
             return refusal(405, f"{head.method} is not allowed here", Allow="POST")
         if draining:

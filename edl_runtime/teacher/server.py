@@ -20,8 +20,8 @@ BODY_LIMIT = 1 << 30
 """Most bytes of a request's body, and of an answer's."""
 
 STALL_S = 30.0
-"""A client is disconnected that is silent for so long in the middle of a request, does not read its answer for so
-long, or lets so much time pass before its first request (with the token, if one is asked for)."""
+"""How often a teacher looks for clients to disconnect: those that since the last look have neither sent more of a
+request nor taken more of an answer, and those yet to make a request (with the token, if one is asked for)."""
 
 MOST_CONNECTIONS = 512
 
@@ -82,8 +82,12 @@ class Front:
         """Disconnect clients that don't do their part; runs until cancelled."""
         while True:
             await asyncio.sleep(self._stall_s)
-            for connection in list(self.connections):
-                connection.end_if_stalled()
+            self.end_stalled()
             if self._turned_away:
                 log.warning("teacher.full", turned_away=self._turned_away, connections=self._most_connections)
             self._turned_away = 0
+
+    def end_stalled(self) -> None:
+        """Disconnect clients whose turn it was since the last look, and that have done nothing."""
+        for connection in list(self.connections):
+            connection.end_if_stalled()
