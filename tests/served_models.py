@@ -26,10 +26,19 @@ def arithmetic(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 @served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
 def slow(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Takes as many seconds as the first number says, and leaves a file when it begins if it is told where."""
-    if begun := os.environ.get("SLOW_MODEL_BEGAN"):
-        Path(begun).touch()
+    """Takes as many seconds as the first number says."""
     time.sleep(float(inputs["x"][0, 0]))
+    return {"double": inputs["x"] * 2}
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def held(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Answers zeros at once. For all else it leaves the file `begun` in HELD_MODEL_FOLDER and waits for `go` there."""
+    if inputs["x"].any():
+        folder = Path(os.environ["HELD_MODEL_FOLDER"])
+        (folder / "begun").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.01)
     return {"double": inputs["x"] * 2}
 
 

@@ -16,6 +16,9 @@ import psutil
 
 TESTS = Path(__file__).parent
 
+PATIENCE_S = 30.0
+"""How long to wait for what takes a moment, unless the machine is busy."""
+
 
 class Teacher:
     """A running teacher and its address."""
@@ -37,21 +40,18 @@ class Teacher:
 @contextmanager
 def running_teacher(model: str, *flags: str, env: Mapping[str, str] | None = None) -> Iterator[Teacher]:
     """Start `edl teacher` with a model of `served_models` or a path; it is killed at the end at the latest."""
-    process = start(model, *flags, env=env)
-    try:
+    with starting_teacher(model, *flags, env=env) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, f"the teacher ended with {process.wait()}: {process.communicate()[1]}"
         yield Teacher(process, msgspec.json.decode(line)["address"])
-    finally:
-        process.kill()
-        process.communicate()
 
 
-def start(model: str, *flags: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start `edl teacher`, ready or not."""
+@contextmanager
+def starting_teacher(model: str, *flags: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Start `edl teacher`, ready or not; it is killed at the end at the latest."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "edl_runtime.cli", "teacher", "--json", "--model", model, *flags],
         cwd=TESTS,
         env={**clean, **(env or {})},
@@ -59,9 +59,14 @@ def start(model: str, *flags: str, env: Mapping[str, str] | None = None) -> subp
         stderr=subprocess.PIPE,
         text=True,
     )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
-def wait_until(condition: Callable[[], bool], within_s: float = 5.0) -> float:
+def wait_until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> float:
     """Wait for `condition`; return how many seconds it took. Fails after `within_s`."""
     begin = time.monotonic()
     while not condition():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from teacher_process import TESTS, running_teacher, start
+from teacher_process import PATIENCE_S, TESTS, running_teacher, starting_teacher
 
 from edl_runtime.errors import EX_CONFIG, ModelError
 from edl_runtime.protocol.client import TeacherConnection
@@ -103,8 +103,8 @@ def test_a_corrupt_paddle_model_ends_the_teacher_with_config(saved: Path, tmp_pa
     copy = shutil.copytree(saved / "new", tmp_path / "copy")
     parameters = copy / "net.pdiparams"
     parameters.write_bytes(parameters.read_bytes()[:40])
-    process = start(str(copy))
-    _, said = process.communicate(timeout=30)
+    with starting_teacher(str(copy)) as process:
+        _, said = process.communicate(timeout=2 * PATIENCE_S)
     assert process.returncode == EX_CONFIG
     assert f"edl: model '{copy}'" in said
     assert "Traceback" not in said
