@@ -80,26 +80,26 @@ class Stream:
             self._end += self._receive(self._ahead)
         if not self._buffer.startswith(expected, self._start, self._end):
             return False
-        self._take(len(expected))
+        self._consume(len(expected))
         return True
 
     def read_head(self) -> bytes:
         """Read to the empty line. Raises ProtocolError if it does not come within the limit of a head."""
-        seen = 0
+        seen = 0  # an exchange begins with nothing left of the last, so its head is the first in the buffer
         while (end := self._buffer.find(END_OF_HEAD, seen, self._end)) < 0:
             if self._end >= HEAD_LIMIT:
                 raise ProtocolError(f"the answer's head has more than {HEAD_LIMIT} bytes")
             seen = max(0, self._end - len(END_OF_HEAD) + 1)
             self._end += self._receive(self._ahead[self._end :])
         head = bytes(self._ahead[: end + len(END_OF_HEAD)])
-        self._take(len(head))
+        self._consume(len(head))
         return head
 
     def read(self, size: int) -> memoryview:
         """Read so many bytes; what is returned is valid until the next read."""
         if size <= self._end - self._start:
             part = self._ahead[self._start : self._start + size]
-            self._take(size)
+            self._consume(size)
             return part
         whole = memoryview(bytearray(size))
         self._fill(whole)
@@ -113,11 +113,11 @@ class Stream:
         have = min(len(into), self._end - self._start)
         if have:
             into[:have] = self._ahead[self._start : self._start + have]
-            self._take(have)
+            self._consume(have)
         while have < len(into):
             have += self._receive(into[have:], socket.MSG_WAITALL)
 
-    def _take(self, size: int) -> None:
+    def _consume(self, size: int) -> None:
         self._start += size
         if self._start == self._end:
             self._start = self._end = 0

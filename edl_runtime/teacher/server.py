@@ -57,9 +57,9 @@ class Front:
         return Connection(self)
 
     def welcome(self, connection: Connection) -> None:
-        """Count in `connection`. If that is one too many, the earliest goes that nobody knows: strangers lock out none.
+        """Count `connection` in. If that is one too many, the oldest goes that has yet to make a good request.
 
-        Where all are known, that is the new one.
+        So strangers lock nobody out; where all others have made one, the new one goes.
         """
         self.connections[connection] = None
         if len(self.connections) > self._most_connections:
