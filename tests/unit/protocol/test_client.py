@@ -44,7 +44,10 @@ def teacher(answers: Sequence[Sequence[bytes]]) -> Iterator[TeacherConnection]:
             for pieces in answers:
                 received = b""
                 while not received.endswith(X.tobytes()) or b"\r\n\r\n" not in received:
-                    received += client.recv(65536)
+                    part = client.recv(65536)
+                    if not part:  # the test has failed
+                        return
+                    received += part
                 for piece in pieces:
                     client.sendall(piece)
                     if len(pieces) > 1:
@@ -55,7 +58,7 @@ def teacher(answers: Sequence[Sequence[bytes]]) -> Iterator[TeacherConnection]:
         thread = threading.Thread(target=serve)
         thread.start()
         host, port = listening.getsockname()
-        with TeacherConnection(f"{host}:{port}", timeout_s=5) as connection:
+        with TeacherConnection(f"{host}:{port}", timeout_s=20) as connection:
             yield connection
         thread.join()
 
@@ -133,7 +136,10 @@ def test_rows_beyond_what_one_call_takes_are_all_sent() -> None:
     def serve() -> None:
         with listening.accept()[0] as client:
             while len(seen) < 3000 * 2048 * 4 or not seen.endswith(rows[-1].tobytes()):
-                seen.extend(client.recv(1 << 20))
+                part = client.recv(1 << 20)
+                if not part:  # the test has failed
+                    return
+                seen.extend(part)
             client.sendall(answer(y))
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
