@@ -367,7 +367,9 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
                 served.on_loop(served.front.end_stalled)
                 before = served.unsent()
                 while served.unsent() == before:
-                    got += len(slow.recv(1 << 16))
+                    part = slow.recv(1 << 16)
+                    assert part, "it was disconnected"
+                    got += len(part)
             while part := slow.recv(1 << 20):
                 got += len(part)
             assert got > size
