@@ -21,12 +21,16 @@ STUDENT = JobSpec(name="student", kind="trainer", command=("s",), bounds=Bounds(
 
 
 class MadeUpBackend:
-    """Jobs in a dict; the test says how they end. `logs` serves what was there before, in `ended`."""
+    """Jobs in a dict; the test says how they end. `logs` serves what was there before, in `ended`.
+
+    `looks` counts how often somebody has asked for a job.
+    """
 
     def __init__(self) -> None:
         self.jobs: dict[str, JobStatus] = {}
         self.ended: set[str] = set()
-        self._looks: dict[str, int] = {}
+        self.looks = 0
+        self._looks_left: dict[str, int] = {}
         self.deeds: list[tuple[str, str]] = []
 
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
@@ -40,12 +44,13 @@ class MadeUpBackend:
 
     def forget_after(self, name: str, *, looks: int) -> None:
         """Let a job be gone when it has been looked at so often."""
-        self._looks[name] = looks
+        self._looks_left[name] = looks
 
     async def get(self, name: str) -> JobStatus:
-        if name in self._looks:
-            self._looks[name] -= 1
-            if self._looks[name] < 0:
+        self.looks += 1
+        if name in self._looks_left:
+            self._looks_left[name] -= 1
+            if self._looks_left[name] < 0:
                 self.jobs.pop(name, None)
         if name not in self.jobs:
             raise UnknownJobError(name)

@@ -1,4 +1,4 @@
-"""Operators without a database: their fields, and the two halves of a deferred task."""
+"""Operators without a database: what they start and stop, and the two halves of a deferred task."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
-from airflow.serialization.serialized_objects import DagSerialization
 from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, job_status, rendered
 
 from edl_airflow.failures import TaskKilledError
 from edl_airflow.hooks.edl import Surroundings
 from edl_airflow.identity import job_name, pool_name, try_token
-from edl_airflow.operators.base import EdlOperator
 from edl_airflow.operators.distill import EdlDistillOperator
-from edl_airflow.operators.resize import EdlResizeOperator
-from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
-from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
+from edl_airflow.operators.teacher_pool import EdlTeacherPoolOperator
 from edl_airflow.work import Outcome, Place
-from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError, SpecError
-from edl_runtime.specs import Bounds, TeacherSpec, TrainerSpec
+from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError
+from edl_runtime.specs import TeacherSpec, TrainerSpec
 
 TEACHER = TeacherSpec(model="/models/{{ params.high }}", outputs=("logits",))
 SURROUNDINGS = Surroundings(redis_url="redis://nowhere:1/0", namespace="team", place=Place("/w"))
@@ -32,40 +27,6 @@ STUDENT = TrainerSpec(command=("python", "s.py", "{{ run_id }}"), env={"LOW": "{
 def _distill(**changes: Any) -> EdlDistillOperator:
     given = {"task_id": "distill", "student": STUDENT, "teacher": TEACHER, "teachers": "1:3", "deferrable": True}
     return EdlDistillOperator(**{**given, **changes})
-
-
-def test_templates_inside_specs_arerendered(context: Any) -> None:
-    """Any text in a spec may hold one, and bounds may come from params."""
-    operator = rendered(_distill(teachers="{{ params.low }}:{{ params.high }}"), context)
-    assert operator.teacher == TeacherSpec(model="/models/3", outputs=("logits",))
-    assert operator.student == TrainerSpec(command=("python", "s.py", "manual__1"), env={"LOW": "1"})
-    work = operator.plan(context, SURROUNDINGS)
-    assert work.pool_job.bounds == Bounds(1, 3)
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        {"teachers": "3:1"},
-        {"teachers": "0:1"},
-        {"teachers": "few"},
-        {"teacher_pool": "No Name"},
-        {"teacher": None},
-    ],
-)
-def test_what_holds_no_template_is_checked_when_the_dag_is_read(mistake: dict[str, Any]) -> None:
-    """The DAG's import error says what is wrong, before any run."""
-    with pytest.raises(SpecError):
-        _distill(**mistake)
-
-
-@pytest.mark.parametrize("teachers", ["{{ params.high }}:{{ params.low }}", "{{ run_id }}"])
-def test_what_a_template_makes_is_checked_before_anything_starts(teachers: str, context: Any, site: MadeUpSite) -> None:
-    """Bad params fail the task at once and leave nothing."""
-    operator = rendered(_distill(teachers=teachers), context)
-    with pytest.raises(AirflowFailException, match="bounds"):
-        operator.execute(context)
-    assert site.backend.deeds == []
 
 
 def test_an_unknown_connection_fails_at_once(context: Any) -> None:
@@ -143,7 +104,7 @@ def test_a_failed_student_leaves_nothing_and_its_last_lines(context: Any, site: 
     assert site.backend.jobs == {}
 
 
-def test_what_has_ended_already_is_notdeferred_by(context: Any, site: MadeUpSite) -> None:
+def test_what_has_ended_already_is_not_deferred(context: Any, site: MadeUpSite) -> None:
     """A trigger that fires at once would race with the scheduler."""
     site.registered = ["127.0.0.1:1", "127.0.0.1:2"]
     operator = EdlTeacherPoolOperator(
@@ -168,22 +129,6 @@ def test_execution_timeout_travels_along(context: Any) -> None:
     assert _distill().plan(context, SURROUNDINGS).deadline is None
     work = _distill(execution_timeout=timedelta(seconds=90)).plan(context, SURROUNDINGS)
     assert work.deadline == pytest.approx(work.pool_deadline - 300 + 90, abs=5)
-
-
-def test_templates_make_text_where_the_dag_makes_objects(context: Any) -> None:
-    """`render_template_as_native_obj` would make a command's "24" a number."""
-    with DAG("native", schedule=None, render_template_as_native_obj=True):
-        student = TrainerSpec(command=("python", "s.py", "--epochs", "{{ params.high }}"), env={"N": "{{ 2 }}"})
-        operator = rendered(_distill(student=student, teacher_pool="{{ 20260101 }}", teachers="{{ 2 }}"), context)
-        sensor = rendered(EdlTeacherPoolSensor(task_id="wait", teacher_pool="{{ 5 }}"), context)
-    assert operator.student == TrainerSpec(command=("python", "s.py", "--epochs", "3"), env={"N": "2"})
-    assert (operator.plan(context, SURROUNDINGS).pool, sensor.teacher_pool) == ("20260101", "5")
-
-
-def test_an_empty_number_of_teachers_is_not_one(context: Any, site: MadeUpSite) -> None:  # noqa: ARG001
-    """A template that makes nothing is a mistake."""
-    with pytest.raises(AirflowFailException, match="bounds"):
-        rendered(_distill(teachers="{{ '' }}"), context).execute(context)
 
 
 def _left_by_an_earlier_try(context: Any, site: MadeUpSite) -> None:
@@ -235,54 +180,3 @@ def test_a_pool_of_another_running_task_is_refused(context: Any, site: MadeUpSit
     with pytest.raises(AirflowFailException, match=r"belongs to 'nightly-distill-0-abc'.*ti\.map_index"):
         _distill(teacher_pool="digits", deferrable=deferrable).execute(context)
     assert list(site.backend.jobs) == ["digits"]
-
-
-@pytest.mark.parametrize(
-    ("operator", "mistake"),
-    [
-        (EdlTeacherPoolSensor, {"students": -1}),
-        (EdlTeacherPoolSensor, {"students": "one"}),
-        (EdlDistillOperator, {"student": STUDENT, "wait_timeout_s": 0}),
-        (EdlDistillOperator, {"student": STUDENT, "progress_every_s": -1}),
-        (EdlDistillOperator, {"student": STUDENT, "wait_timeout_s": "300"}),
-        (EdlResizeOperator, {"instances": 1, "wait_timeout_s": float("inf")}),
-        (EdlTeacherPoolOperator, {"teacher": TEACHER, "teachers": 1, "wait_timeout_s": float("nan")}),
-    ],
-)
-def test_numbers_are_checked_when_the_dag_is_read(operator: type[Any], mistake: dict[str, Any]) -> None:
-    """The error names the argument."""
-    with pytest.raises(SpecError, match=list(mistake)[-1]):
-        operator(task_id="t", teacher_pool="digits", **mistake)
-
-
-def _dag() -> DAG:
-    with DAG("steps", schedule=None) as dag:
-        start = EdlTeacherPoolOperator(task_id="start", teacher_pool="digits", teacher=TEACHER, teachers=Bounds(1, 3))
-        stop = EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits").as_teardown(setups=start)
-        wait = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits")
-        train = EdlDistillOperator(task_id="train", student=STUDENT, teacher_pool="digits")
-        grow = EdlResizeOperator(task_id="grow", teacher_pool="digits", instances="{{ params.high }}")
-        each = EdlDistillOperator.partial(task_id="each", student=STUDENT, teacher=TEACHER).expand(teachers=["1", "2"])
-        start >> wait >> [train, grow] >> each >> stop
-    return dag
-
-
-def test_a_dag_serializes_the_same_each_time_and_shows_its_specs() -> None:
-    """Airflow sees a new version only when the DAG has changed, and people can read the templates."""
-    first, second = (json.dumps(DagSerialization.to_dict(_dag()), sort_keys=True) for _ in range(2))
-    assert first == second
-    assert "TeacherSpec(model='/models/{{ params.high }}', outputs=('logits',)" in first
-    dag = DagSerialization.from_dict(json.loads(first))
-    assert dag.get_task("train").operator_extra_links
-
-
-@pytest.mark.parametrize(
-    "operator", [EdlDistillOperator, EdlTeacherPoolOperator, EdlStopTeacherPoolOperator, EdlResizeOperator]
-)
-def test_our_arguments_are_not_airflows(operator: type[Any]) -> None:
-    """`pool`, for one, is the name of Airflow's slot pool: a task of ours would never be scheduled."""
-    from airflow.sdk import BaseOperator
-
-    ours = set(operator.__init__.__kwdefaults__ or {}) | set(operator.template_fields)
-    assert not ours & set(BaseOperator._comps)
-    assert issubclass(operator, EdlOperator | EdlStopTeacherPoolOperator | EdlResizeOperator)

@@ -39,6 +39,13 @@ def _job_trigger(**changes: Any) -> EdlJobTrigger:
     return EdlJobTrigger(msgspec.to_builtins(msgspec.structs.replace(WORK, **changes)))
 
 
+async def _looked(site: MadeUpSite) -> None:
+    """Wait until somebody has looked at all there is now, and looks again."""
+    seen = site.backend.looks
+    while site.backend.looks < seen + 2:  # noqa: ASYNC110 (the made-up backend has no events)
+        await asyncio.sleep(0.01)
+
+
 async def _only_event(trigger: Any) -> Outcome:
     events = [event async for event in trigger.run()]
     assert len(events) == 1
@@ -150,9 +157,9 @@ async def test_the_job_is_followed_where_it_was_begun(site: MadeUpSite, monkeypa
 async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: MadeUpSite) -> None:
     """Long before the time is up; one that was never there is waited for."""
     waiting = asyncio.ensure_future(_only_event(EdlTeacherPoolTrigger(msgspec.to_builtins(WAIT))))
-    await asyncio.sleep(0.05)
+    await _looked(site)
     site.backend.jobs = {"digits": job_status("digits", kind="pool")}
-    await asyncio.sleep(0.05)
+    await _looked(site)
     assert not waiting.done()
     site.backend.jobs = {}
     assert await waiting == Outcome(ended="gone", name="digits")
@@ -163,7 +170,7 @@ async def test_cleanup_and_a_restart_stop_nothing(site: MadeUpSite) -> None:
     site.backend.jobs = {"student": job_status("student")}
     trigger = _job_trigger()
     waiting = asyncio.ensure_future(_only_event(trigger))
-    await asyncio.sleep(0.05)
+    await _looked(site)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await trigger.cleanup()
@@ -194,7 +201,7 @@ async def test_a_pool_is_waited_for(site: MadeUpSite) -> None:
     site.away = True
 
     async def events() -> None:
-        await asyncio.sleep(0.05)
+        await _looked(site)
         site.registered, site.away = ["a:1"], False
 
     outcome, _ = await asyncio.gather(_only_event(EdlTeacherPoolTrigger(msgspec.to_builtins(WAIT))), events())
