@@ -41,7 +41,10 @@ class PoolWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is now. `trouble` is what Redis's absence is told with; `pool` None while the backend knows none."""
+    """What there is now. `pool` is None while the backend knows none.
+
+    `trouble`: why Redis could not be asked, in words; empty if it could, else nobody counts as registered.
+    """
 
     pool: JobStatus | None = None
     teachers: tuple[str, ...] = ()

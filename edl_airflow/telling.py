@@ -24,13 +24,12 @@ class Reports(Protocol):
 
 
 class Teller:
-    """Says how far the work is: what is news on each matter, and progress no more often than asked for."""
+    """Says how far the work is: on each matter only what is new, and progress at most every `progress_every_s`."""
 
     def __init__(self, work: Work, say: Say) -> None:
         self._work = work
         self._say = say
         self._said: dict[str, str] = {}
-        self._reported_at = 0.0
         self._next_at = 0.0
 
     async def tell(self, view: View, reports: Reports) -> None:
@@ -49,8 +48,7 @@ class Teller:
         except RegistryUnavailableError as error:
             self._news("progress", f"{error}. The training goes on without progress shown here")
             return
-        if progress and progress.updated_at > self._reported_at:
-            self._reported_at = progress.updated_at
+        if progress:
             self._news("progress", progress.line())
 
     def _news(self, matter: str, line: str) -> None:

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 class EdlDistillOperator(EdlOperator):
     """Train a student on the answers of a pool of teachers.
 
-    With a `teacher`, the whole happens in this task: start a pool, wait for its teachers, train the student, stop the
+    With a `teacher`, this one task does it all: start a pool, wait for its teachers, train the student, stop the
     pool. Without one, `teacher_pool` names a pool that is there already and stays.
 
-    Returns a `JobResult`: the job's name, the checkpoint and metrics that the student left, batches by teacher. A
-    retry after a lost worker takes over the student that is still running, if its spec and its teacher's are the same.
+    Returns a `JobResult`: names of job and pool, the checkpoint and metrics that the student left, and the requests
+    that each teacher answered. A retry after a lost worker takes over the student that is still running, if its spec
+    and its teacher's are the same.
 
     A relative model path, and a relative `cwd` of the student, start from the folder of the DAG's file. The student
     waits as long as this task does for its first teacher.

@@ -14,10 +14,10 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
+from edl_airflow.conductor import job_status
 from edl_airflow.hooks.edl import EdlHook
 from edl_airflow.plugin import pages
 from edl_airflow.site import Site, open_site
-from edl_runtime.backends.base import JobStatus
 from edl_runtime.errors import RegistryError, SpecError, UnknownJobError
 from edl_runtime.progress import Progress
 
@@ -39,7 +39,7 @@ def make_app() -> FastAPI:
 async def show_log(conn_id: str, job: str, tail: Annotated[int, Query(ge=1, le=100_000)] = TAIL_LINES) -> str:
     """The end of the merged log of all the job's instances, and how far the job is."""
     async with _site(conn_id) as site:
-        status = await _status(site, job)
+        status = await job_status(site.backend, job)  # None once removed; its log is still there
         lines = [line async for line in site.backend.logs(job, tail=tail)]
         return pages.log_page(job, status, await _progress(site, job), lines)
 
@@ -47,7 +47,7 @@ async def show_log(conn_id: str, job: str, tail: Annotated[int, Query(ge=1, le=1
 async def show_pool(conn_id: str, pool: str) -> str:
     """Who is registered with the pool, what it serves, and the instances that the backend runs for it."""
     async with _site(conn_id) as site:
-        status = await _status(site, pool)
+        status = await job_status(site.backend, pool)
         try:
             teachers = await site.members(pool, "teachers")
             students = await site.members(pool, "students")
@@ -61,13 +61,6 @@ async def show_pool(conn_id: str, pool: str) -> str:
 async def _site(conn_id: str) -> AsyncIterator[Site]:
     async with open_site(await EdlHook(conn_id).asurroundings()) as site:
         yield site
-
-
-async def _status(site: Site, name: str) -> JobStatus | None:
-    try:
-        return await site.backend.get(name)
-    except UnknownJobError:
-        return None  # it has ended and been removed; its log is still there
 
 
 async def _progress(site: Site, job: str) -> Progress | None:

@@ -31,6 +31,7 @@ class EdlTeacherPoolSensor(TextTemplates, BaseSensorOperator):
     Returns a `PoolResult`. Fails at once when the pool itself has failed, or was there and has ended; with `soft_fail`
     it is skipped then, as Airflow's sensors are. Deferrable, it needs a worker only to look once and to finish.
     `timeout` (seconds) limits the wait, `poke_interval` is 5 s unless given. A Redis that is away is waited for.
+    In mode `reschedule` each look is a first one, so a pool that has ended is waited for like one that has yet to come.
 
     :param teacher_pool: the pool's name (templated)
     :param at_least: how many teachers (templated)
