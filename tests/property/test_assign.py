@@ -157,6 +157,12 @@ def test_a_heavier_teacher_serves_more_students() -> None:
     assert served == {"big": 8, "mid": 4, "small": 2}
 
 
+def test_the_heaviest_teachers_are_used_when_not_all_can_be() -> None:
+    """Students that want one teacher each leave the light ones idle."""
+    assignment = assign({"light": 1.0, "mid": 2.0, "heavy": 4.0}, {"s": 1, "t": 1})
+    assert set(users(assignment)) == {"mid", "heavy"}
+
+
 def test_heavy_teachers_are_spread() -> None:
     """Two heavy and two light teachers of two students are one of each for each."""
     assignment = assign({"a": 2.0, "b": 2.0, "c": 1.0, "d": 1.0}, {"s": None, "t": None})
