@@ -20,6 +20,7 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
+        """Return once the coroutine can be stopped, or has ended."""
         self._thread.start()
         self._running.wait()
 
@@ -35,8 +36,11 @@ class LoopThread:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            asyncio.run(self._announced())
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                asyncio.run(self._announced())
+        finally:
+            self._running.set()  # if no loop could be made, nothing else lets `start` return
 
     async def _announced(self) -> None:
         self._loop = asyncio.get_running_loop()
