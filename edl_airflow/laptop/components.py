@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edl_runtime.backends.local import instance
+from edl_runtime.backends.local.processes import start_wrapped
 from edl_runtime.errors import EdlError
 
 
@@ -37,21 +36,9 @@ class Component:
     def __init__(self, name: str, words: Sequence[str], *, env: Mapping[str, str], log: Path, lock: int) -> None:
         self.name = name
         self.log = log
-        kept, self._lifeline = os.pipe()
-        try:
-            with log.open("wb") as output:
-                self._wrapper = subprocess.Popen(
-                    [sys.executable, "-I", "-S", instance.__file__, f"{kept},{lock}", *words],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    cwd=log.parent,
-                    env=dict(env),
-                    pass_fds=(kept, lock),
-                    start_new_session=True,
-                )
-        finally:
-            os.close(kept)
+        with log.open("wb") as output:
+            started = start_wrapped(words, env=env, cwd=log.parent, output=output, lock=lock)
+        self._wrapper, self._lifeline = started
 
     def check(self) -> None:
         """Raise ComponentError if it has ended."""

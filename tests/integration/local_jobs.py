@@ -45,9 +45,9 @@ def supervisor(work_dir: Path) -> psutil.Process:
     return psutil.Process(int(WorkFolder(work_dir).job("job").supervisor_lock.read_text()))
 
 
-def wait_until_gone(work_dir: Path, within_s: float = WITHIN_S) -> None:
+def wait_until_gone(work_dir: Path) -> None:
     """Wait until no process of the work folder's jobs is left; says which are."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + WITHIN_S
     while left := processes(work_dir):
         assert time.monotonic() < deadline, left
         time.sleep(0.01)

@@ -14,8 +14,10 @@ import psutil
 import pytest
 from contract.asking import IGNORES_SIGTERM, WAITS, ended, lines, reach, says
 from integration.local_jobs import job, processes, start_begun, supervisor, wait_until_gone
+from teacher_process import PATIENCE_S, wait_until
 
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.backends.local import LocalBackend, locks
+from edl_runtime.backends.local.processes import start_wrapped
 from edl_runtime.specs import JobSpec
 
 FAMILY = """
@@ -46,7 +48,7 @@ async def test_a_delete_leaves_no_descendant(backend: LocalBackend, work_dir: Pa
     keeper = supervisor(work_dir).pid
     await backend.delete("job")
     assert [process for process in processes(work_dir) if process.pid != keeper] == []
-    wait_until_gone(work_dir, within_s=2)
+    wait_until_gone(work_dir)
 
 
 async def test_an_instance_that_ends_leaves_no_descendant(backend: LocalBackend, work_dir: Path) -> None:
@@ -54,6 +56,25 @@ async def test_an_instance_that_ends_leaves_no_descendant(backend: LocalBackend,
     await backend.submit(family(work_dir, lives_s=0), token="mine", secrets={})
     assert (await ended(backend)).phase == "succeeded"
     wait_until_gone(work_dir)
+
+
+@pytest.mark.parametrize("lives_s", [0, 600])
+def test_a_wrapper_by_itself_leaves_no_descendant(work_dir: Path, tmp_path: Path, lives_s: float) -> None:
+    """Without a supervisor too: what a command leaves behind goes with it, and all of it when the lifeline is cut."""
+    environ = {**os.environ, "STARTED_BY_TEST_IN": str(work_dir)}
+    command = [sys.executable, "-u", "-c", FAMILY, str(lives_s)]
+    log, lock = tmp_path / "log", locks.take(tmp_path / "lock")
+    assert lock is not None
+    with log.open("wb") as output:
+        wrapper, lifeline = start_wrapped(command, env=environ, cwd=tmp_path, output=output, lock=lock)
+    if lives_s:
+        wait_until(lambda: "up" in log.read_text())
+    else:
+        assert wrapper.wait(PATIENCE_S) == 0
+    os.close(lifeline)
+    wrapper.wait(PATIENCE_S)
+    os.close(lock)
+    assert processes(work_dir) == []
 
 
 async def test_instances_die_with_their_supervisor(backend: LocalBackend, work_dir: Path) -> None:
@@ -92,7 +113,7 @@ async def test_a_stuck_supervisor_is_killed(
     await says(backend, "up")
     supervisor(work_dir).suspend()
     assert await backend.delete("job")
-    wait_until_gone(work_dir, within_s=2)
+    wait_until_gone(work_dir)
 
 
 async def test_a_supervisor_told_to_stop_stops_its_instances(backend: LocalBackend, work_dir: Path) -> None:

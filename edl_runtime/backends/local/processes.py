@@ -14,12 +14,40 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from edl_runtime.backends.local import instance
 
 KILL_S = 5.0
 """How long an instance's wrapper may take to kill what it holds before it is killed itself."""
+
+
+def start_wrapped(
+    command: Sequence[str], *, env: Mapping[str, str], cwd: Path, output: BinaryIO, lock: int
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start `command` in a wrapper (see `instance`) and a session of its own; return the wrapper and its lifeline.
+
+    Closing the lifeline, as the end of this process does, kills the command and all that it started. The descriptor
+    `lock` stays open in the wrapper, which thus holds that lock. Raises OSError; ValueError for a null byte.
+    """
+    kept, lifeline = os.pipe()
+    try:
+        wrapper = subprocess.Popen(
+            [sys.executable, "-I", "-S", instance.__file__, f"{kept},{lock}", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=dict(env),
+            pass_fds=(kept, lock),
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(lifeline)
+        raise
+    finally:
+        os.close(kept)
+    return wrapper, lifeline
 
 
 class InstanceProcess:
@@ -86,29 +114,12 @@ class Processes:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 
     def start(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> InstanceProcess:
-        """Start `command` with its output appended to `log`. Raises OSError.
+        """Start `command` with its output appended to `log`. Raises OSError; ValueError for a null byte.
 
         A command that can't be run is not noticed here: the instance says so in its log and exits with 127.
         """
-        kept, lifeline = os.pipe()
-        try:
-            with log.open("ab") as output:
-                wrapper = subprocess.Popen(
-                    [sys.executable, "-I", "-S", instance.__file__, f"{kept},{self._lock}", *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    cwd=cwd,
-                    env=dict(env),
-                    pass_fds=(kept, self._lock),
-                    start_new_session=True,
-                )
-        except OSError:
-            os.close(lifeline)
-            raise
-        finally:
-            os.close(kept)
-        process = InstanceProcess(wrapper, lifeline)
+        with log.open("ab") as output:
+            process = InstanceProcess(*start_wrapped(command, env=env, cwd=cwd, output=output, lock=self._lock))
         self._running[process.pid] = process
         return process
 
