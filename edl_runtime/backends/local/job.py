@@ -13,16 +13,7 @@ import msgspec
 from edl_runtime.backends.base import JobStatus, Phase
 from edl_runtime.backends.local.folders import JobFolder
 from edl_runtime.backends.local.instances import Instances
-from edl_runtime.backends.local.messages import (
-    REPLY_WITHIN_S,
-    Adopt,
-    Delete,
-    Done,
-    Refused,
-    Reply,
-    Request,
-    Resize,
-)
+from edl_runtime.backends.local.messages import Adopt, Delete, Done, Refused, Reply, Request, Resize
 from edl_runtime.backends.local.restarts import Again, Fail, GiveUp, RestartPolicy, after_end, ending
 from edl_runtime.backends.local.slots import Slot, Trouble
 from edl_runtime.specs import JobSpec
@@ -76,15 +67,6 @@ class Job:
     def stop(self, reason: str) -> None:
         """End the job as failed because of `reason`, which lies outside of it."""
         self._end("failed", Trouble(reason))
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection's request. Who asks nonsense, or nothing in time, gets no answer."""
-        with suppress(ConnectionError, TimeoutError, msgspec.DecodeError):
-            async with asyncio.timeout(REPLY_WITHIN_S):
-                request = msgspec.json.decode(await reader.read(), type=Request)
-                writer.write(msgspec.json.encode(self.answer(request)))
-                await writer.drain()
-        writer.close()
 
     def answer(self, request: Request) -> Reply:
         """Decide on `request` and carry it out, or in the case of Delete begin to."""

@@ -14,6 +14,8 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,7 +25,7 @@ from edl_runtime.backends.local import locks
 from edl_runtime.backends.local.folders import JobFolder, WorkFolder
 from edl_runtime.backends.local.instances import Instances
 from edl_runtime.backends.local.job import Job
-from edl_runtime.backends.local.messages import Start
+from edl_runtime.backends.local.messages import REPLY_WITHIN_S, Request, Start
 from edl_runtime.backends.local.processes import Processes
 from edl_runtime.backends.local.restarts import RestartPolicy
 from edl_runtime.backends.local.retention import prune
@@ -50,43 +52,29 @@ def _detach() -> None:
 
 async def _supervise(start: Start) -> None:
     os.set_inheritable(start.held, False)
-    status = JobStatus(
-        name=start.spec.name,
-        kind=start.spec.kind,
-        phase="running",
-        token=start.token,
-        digest=start.spec.digest,
-        wanted=start.spec.instances,
-        created_at=time.time(),
-    )
-    hidden = JobFolder(Path(start.folder))
-    _own(hidden.supervisor_lock)
+    status = _first_status(start)
     work = WorkFolder(Path(start.work_folder))
-    run_folder = work.run_folder(status)
+    hidden, folder, run_folder = JobFolder(Path(start.folder)), work.job(start.spec.name), work.run_folder(status)
+    _own(hidden.supervisor_lock)
     with Processes(_own(hidden.processes_lock)) as processes:
-        job = Job(
+        instances = Instances(
             start.spec,
-            status=status,
-            folder=_target(start),
-            instances=Instances(
-                start.spec,
-                folder=_target(start),
-                run_folder=run_folder,
-                processes=processes,
-                environ=os.environ,
-                secrets=start.secrets,
-            ),
-            restarts=RestartPolicy(),
+            folder=folder,
+            run_folder=run_folder,
+            processes=processes,
+            environ=os.environ,
+            secrets=start.secrets,
         )
-        async with await asyncio.start_unix_server(job.serve, _socket(hidden, _target(start))):
+        job = Job(start.spec, status=status, folder=folder, instances=instances, restarts=RestartPolicy())
+        async with await asyncio.start_unix_server(partial(_serve, job), _socket(hidden, folder)):
             try:
                 work.new_run(status)
                 hidden.write_status(status)
-                hidden.path.rename(_target(start).path)
+                hidden.path.rename(folder.path)
                 _tell(status)
             except BaseException:
                 shutil.rmtree(run_folder, ignore_errors=True)
-                _target(start).remove()
+                folder.remove()
                 raise
             os.close(start.held)
             _redirect(run_folder / "supervisor.log")
@@ -98,8 +86,26 @@ async def _supervise(start: Start) -> None:
         job.close()
 
 
-def _target(start: Start) -> JobFolder:
-    return WorkFolder(Path(start.work_folder)).job(start.spec.name)
+def _first_status(start: Start) -> JobStatus:
+    return JobStatus(
+        name=start.spec.name,
+        kind=start.spec.kind,
+        phase="running",
+        token=start.token,
+        digest=start.spec.digest,
+        wanted=start.spec.instances,
+        created_at=time.time(),
+    )
+
+
+async def _serve(job: Job, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer one connection's request. Who asks nonsense, or nothing in time, gets no answer."""
+    with suppress(ConnectionError, TimeoutError, msgspec.DecodeError):
+        async with asyncio.timeout(REPLY_WITHIN_S):
+            request = msgspec.json.decode(await reader.read(), type=Request)
+            writer.write(msgspec.json.encode(job.answer(request)))
+            await writer.drain()
+    writer.close()
 
 
 def _own(lock: Path) -> int:
