@@ -78,7 +78,7 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What could be given to instances. CPUs in cores, memory in bytes; `gpus` as a count."""
+    """What could be given to instances: `cpus` in cores, `free_memory` in bytes, `gpus` as a count."""
 
     cpus: float
     free_memory: int
@@ -112,8 +112,8 @@ class Backend(Protocol):
         """Change the wanted number of instances; the highest index leaves first, by SIGTERM and its grace.
 
         A larger number also tries instances anew that had been given up. Returns when the wish is recorded, not when
-        it is fulfilled. Raises UnknownJobError; SpecError outside the
-        job's bounds; BackendError for a job that has ended.
+        it is fulfilled. Raises UnknownJobError; SpecError outside the job's bounds; BackendError for a job that has
+        ended.
         """
         ...
 

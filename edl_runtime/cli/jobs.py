@@ -14,8 +14,9 @@ import msgspec
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.errors import RegistryUnavailableError
-from edl_runtime.progress import Progress
+from edl_runtime.progress import Progress, read
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.client import connect
 
 
 @click.command
@@ -50,9 +51,6 @@ async def _look(settings: RuntimeSettings, name: str | None) -> tuple[list[JobSt
 async def _progress(settings: RuntimeSettings, names: Sequence[str]) -> dict[str, Progress]:
     if not settings.redis_url or not names:
         return {}
-    from edl_runtime.progress import read
-    from edl_runtime.store.client import connect
-
     async with connect(settings.redis_url) as client:
         reports = {name: await read(client, settings.namespace, name) for name in names}
     return {name: report for name, report in reports.items() if report}

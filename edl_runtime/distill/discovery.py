@@ -29,7 +29,7 @@ Use = Callable[[Collection[str]], None]
 async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use) -> None:
     """Be a student of the pool and call `use` whenever the teachers to use change, until cancelled.
 
-    While Redis is away the last teachers stand. Raises RegistryError, when Redis is away at the start.
+    While Redis is away, the teachers in use stay in use. Raises RegistryUnavailableError when it is away at the start.
     """
     who = f"{settings.job or 'student'}-{settings.instance}-{uuid.uuid4().hex[:8]}"
     me = Member(id=who, address=f"{socket.gethostname()}:{os.getpid()}", want=wish.at_most)
@@ -38,11 +38,11 @@ async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use) -> 
         directory = Directory(client, settings.namespace)
         choice = _Choice(me, use)
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_each(directory, wish.pool, "teachers", choice.see_teachers))
-                group.create_task(_each(directory, wish.pool, "students", choice.see_students))
-        except* RegistryError as group_of_one:
-            raise group_of_one.exceptions[0] from None
+            async with asyncio.TaskGroup() as watches:
+                watches.create_task(_each(directory, wish.pool, "teachers", choice.see_teachers))
+                watches.create_task(_each(directory, wish.pool, "students", choice.see_students))
+        except* RegistryError as group:
+            raise group.exceptions[0] from None
 
 
 async def _each(directory: Directory, pool: str, role: keys.Role, see: Callable[[Sequence[Member]], None]) -> None:

@@ -23,10 +23,10 @@ from edl_runtime.errors import DistillError
 from edl_runtime.settings import RuntimeSettings
 
 CLOSE_LIMIT_S = 5.0
-"""How long closing waits for threads; longer take only a source that does not return and a network that is silent."""
+"""How long closing waits for threads. Only a source that does not return, or a silent network, keeps one longer."""
 
 LOOK_EVERY_S = 0.2
-"""How often a new epoch looks whether it is still wanted while it waits for the source."""
+"""How often a new epoch, while it waits for the source, looks whether it is still wanted."""
 
 log = structlog.get_logger(__name__)
 

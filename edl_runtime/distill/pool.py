@@ -214,7 +214,7 @@ class _LaneThread(threading.Thread):
         self._failing = True
         self._pipeline.lacks(cause)
         self.gone.wait(self._retry_s)
-        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)  # of a rest, too, only the first connection is late
+        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)  # after a rest, too, the next try comes soon
 
     def _in_words(self, error: Exception) -> str:
         return f"{self._address}: {error or type(error).__name__}"

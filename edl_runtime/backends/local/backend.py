@@ -75,7 +75,9 @@ class LocalBackend:
         try:
             reply = await _ask(self._job(name), Resize(instances))
         except TimeoutError:
-            raise BackendError(f"the supervisor of {name!r} does not answer") from None
+            raise BackendError(
+                f"the supervisor of {name!r} does not answer; end it with `edl stop {name}`, and submit it again"
+            ) from None
         match reply:
             case Done():
                 return reply.status
