@@ -64,7 +64,7 @@ async def test_an_instance_of_a_pool_is_started_again(backend: Backend) -> None:
     await backend.submit(job(ENDS_SOON), token="mine", secrets={})
 
     def is_back(status: JobStatus) -> bool:
-        return [(instance.phase, instance.restarts) for instance in status.instances] == [("running", 1)]
+        return [(instance.phase, instance.restarts > 0) for instance in status.instances] == [("running", True)]
 
     assert (await reach(backend, "job", is_back)).phase == "running"
 

@@ -218,20 +218,14 @@ def until(condition: Callable[[], Any], timeout_s: float = 30) -> Any:
 
 
 @contextmanager
-def registered(world: World, pool: str, *addresses: str) -> Iterator[None]:
-    """Register teachers that are only a lease, for students that never ask one."""
+def registered(world: World, pool: str, address: str) -> Iterator[None]:
+    """Register a teacher that is only a lease, for students that never ask one."""
     loop = asyncio.new_event_loop()
     ready, over = threading.Event(), asyncio.Event()
 
     async def hold() -> None:
-        async with connect(world.redis_url) as client, asyncio.TaskGroup() as group:
-            held = [group.create_task(lease(client, address)) for address in addresses]
-            await over.wait()
-            for task in held:
-                task.cancel()
-
-    async def lease(client: Any, address: str) -> None:
-        async with hold_lease(client, Service(world.namespace, pool), Member(id=address, address=address)):
+        service, member = Service(world.namespace, pool), Member(id=address, address=address)
+        async with connect(world.redis_url) as client, hold_lease(client, service, member):
             ready.set()
             await over.wait()
 
