@@ -50,7 +50,7 @@ def teachers(count: int, data: str) -> Iterator[list[tuple[str, int]]]:
 
 
 def measured(batches: Iterable[Any], pids: list[int]) -> Run:
-    """Consume all batches."""
+    """Return what it takes to consume all batches; `pids` are those of the teachers."""
     started = time.perf_counter(), time.process_time(), cpu_s(pids)
     for _ in batches:
         pass
@@ -64,28 +64,9 @@ def cpu_s(pids: list[int]) -> float:
 
 
 def benchmark(options: argparse.Namespace) -> dict[str, str | int | float]:
-    data = DATA[options.data]
-    batches = options.batches or data.batches
-    source = data.source(options.format, batches, options.batch_size)
-    with teachers(options.teachers, options.data) as running:
-        pids = [pid for _, pid in running]
-        reader = DistillReader(
-            source,
-            inputs=data.names,
-            outputs=["logits"],
-            format=options.format,
-            teachers=Fixed(tuple(address for address, _ in running)),
-            teacher_batch_size=options.teacher_batch_size,
-            settings=RuntimeSettings(),
-        )
-        with reader:
-            for item in reader:  # connects, and says at once when something is wrong
-                slots = item if options.format != "sample_list" else item[0]
-                if len(slots) != len(data.names) + 1:
-                    raise SystemExit(f"got {len(slots)} slots")
-                break
-            rounds = [(measured(source(), pids), measured(reader, pids)) for _ in range(ROUNDS)]
-    plain, distilled = zip(*rounds, strict=True)
+    """Return what was measured, with the unit in each name."""
+    batches = options.batches or DATA[options.data].batches
+    plain, distilled = zip(*rounds(options, batches), strict=True)
     samples = batches * options.batch_size
     rate = samples / statistics.median(run.wall_s for run in distilled)
     plain_rate = samples / statistics.median(run.wall_s for run in plain)
@@ -109,6 +90,30 @@ def benchmark(options: argparse.Namespace) -> dict[str, str | int | float]:
     }
 
 
+def rounds(options: argparse.Namespace, batches: int) -> list[tuple[Run, Run]]:
+    """Return what the bare source and a distilled epoch of it took, one after the other, in each round."""
+    data = DATA[options.data]
+    source = data.source(options.format, batches, options.batch_size)
+    with teachers(options.teachers, options.data) as running:
+        pids = [pid for _, pid in running]
+        reader = DistillReader(
+            source,
+            inputs=data.names,
+            outputs=["logits"],
+            format=options.format,
+            teachers=Fixed(tuple(address for address, _ in running)),
+            teacher_batch_size=options.teacher_batch_size,
+            settings=RuntimeSettings(),
+        )
+        with reader:
+            for item in reader:  # connects, and says at once when something is wrong
+                slots = item if options.format != "sample_list" else item[0]
+                if len(slots) != len(data.names) + 1:
+                    raise SystemExit(f"got {len(slots)} slots")
+                break
+            return [(measured(source(), pids), measured(reader, pids)) for _ in range(ROUNDS)]
+
+
 def at_least_1(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -124,7 +129,7 @@ def main() -> None:
     parser.add_argument("--teacher-batch-size", type=at_least_1, default=16)
     parser.add_argument("--teachers", type=at_least_1, default=2)
     parser.add_argument(
-        "--batches", type=at_least_1, help="in each pass over the data; by default as many as take seconds"
+        "--batches", type=at_least_1, help="in each pass over the data; by default enough for some seconds"
     )
     parser.add_argument("--json", action="store_true", help="end with one JSON object on a line of its own")
     options = parser.parse_args()

@@ -15,9 +15,10 @@ LEAST_FAILING_S = 1.0
 
 
 class Batch:
-    """What the source gave in one piece. It is delivered whole, when all its requests are answered as `plan` has it.
+    """What the source gave in one piece. It is delivered whole, once all its requests are answered.
 
-    Doesn't know its requests, so that large arrays are freed with their last use and not by the garbage collector.
+    `plan` says what is asked for. A batch holds no reference to its requests, which hold one to it: without a cycle,
+    large arrays are freed at their last use and need no garbage collector.
     """
 
     __slots__ = ("answered_by", "answers", "missing", "payload", "plan", "samples")
@@ -32,7 +33,7 @@ class Batch:
 
     @property
     def weight(self) -> int:
-        """What it takes of the window: its requests, and as much as one when it has none."""
+        """How much of the window it takes: the number of its requests, at least 1."""
         return len(self.answers) or 1
 
 

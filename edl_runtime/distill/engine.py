@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 
 class Engine:
-    """Feeder, lanes and discovery of one reader. It does not know the reader, which may thus be forgotten."""
+    """Feeder, lanes and discovery of one reader. Holds no reference to that, so one that nobody closes is collected."""
 
     def __init__(
         self,

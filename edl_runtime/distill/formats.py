@@ -125,7 +125,7 @@ def _slots(item: Any, plan: Plan, where: Where, number: int) -> Slots:
 
 
 def _columns(items: Sequence[Any], plan: Plan, where: Where) -> list[Slots]:
-    """Return the slots of all samples as arrays, slot by slot: what Python does at once for many costs least."""
+    """Return the slots of all samples as arrays, slot by slot. Checking whole columns costs less than each sample."""
     if not set(map(type, items)) <= {tuple, list} or set(map(len, items)) != {len(plan.slots)}:
         items = [_slots(item, plan, where, number) for number, item in enumerate(items)]
     columns = list(zip(*items, strict=True)) or [()] * len(plan.slots)

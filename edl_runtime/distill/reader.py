@@ -41,7 +41,8 @@ class DistillReader:
     - `format`: what an item is: "sample" (a tuple of slots), "sample_list" (a list of samples) or "batch" (a tuple of
       slots with the batch as their first axis).
     - `teachers`: by default what EDL_TEACHERS (fixed) or EDL_POOL (discovered, by EDL_REDIS_URL) say.
-    - `teacher_batch_size`: the most samples in one request; it never spans two items of the source, but in "sample".
+    - `teacher_batch_size`: the most samples in one request. A request has samples of one item of the source only,
+      except in format "sample".
     - `total_steps`: batches in all epochs together, if known, to tell the time left.
     - `settings`: by default from the environment.
     - `reporter`: what tells the job's progress, for readers and phases that are one job; by default one of its own.
@@ -49,9 +50,9 @@ class DistillReader:
 
     Raises SpecError for what can't work. Nothing is started before the first iteration, which raises SpecError for
     names that the teachers' model does not have, SampleError for an item that it does not take, InferenceError for
-    what it refuses or fails again and again, NoTeacherError after EDL_TEACHER_WAIT_S without a teacher (or an answer,
-    if none takes longer than EDL_TEACHER_TIMEOUT_S), RegistryUnavailableError when Redis is away at the start, and
-    what the source raises.
+    what it refuses or fails again and again, NoTeacherError after EDL_TEACHER_WAIT_S without a teacher (with teachers
+    that answer nothing, after EDL_TEACHER_TIMEOUT_S if that is longer), RegistryUnavailableError when Redis is away at
+    the start, and what the source raises.
     """
 
     def __init__(

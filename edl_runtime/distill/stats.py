@@ -19,8 +19,8 @@ class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
     - `batches`, `samples`: delivered over all epochs; in format "sample", what fills a request counts as a batch.
     - `samples_per_s`: over the last ten seconds, the student's own steps included.
     - `teachers`: teachers in use now.
-    - `answered`: requests answered by each teacher, address → count. Only answers in delivered batches count, so they
-      add up to the requests of those; what was asked ahead in an epoch that was left early is in none.
+    - `answered`: requests answered by each teacher, address → count. Only answers in delivered batches count; those
+      that were fetched ahead in an epoch that was left early do not.
     - `epoch`: the number of the current or last one, from 0.
     """
 

@@ -16,7 +16,7 @@ Labels = npt.NDArray[np.int64]  # [n], 0 to 9, or UNLABELLED
 TRAINED_ON = 4_000
 HELD_OUT = 1_000
 MOST_LABELS = 3_850
-"""To know of those trained on, as many of each digit: the rarest is there 385 times."""
+"""Labels that a student may know at most: as many of each digit, and the rarest is there 385 times."""
 
 SPLIT_SEED = 2026
 FARTHEST_SHIFT = 2

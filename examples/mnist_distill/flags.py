@@ -1,4 +1,4 @@
-"""What flags take: argparse shows what was given and what is allowed, and ends."""
+"""Types for argparse: a wrong value ends the script, which says what was given and what is allowed."""
 
 from __future__ import annotations
 

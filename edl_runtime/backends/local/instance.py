@@ -5,7 +5,7 @@ the supervisor lets this instance go or died, the command and all its descendant
 tells others that something of the job still runs. SIGTERM is passed on to the command alone, as on Kubernetes. When
 the command has ended, what it left behind is killed, and this process ends the way the command did.
 
-Only the standard library's cheap modules are used: this is started once an instance. Its process is as small as that.
+Every instance has such a process above it, so this imports only what the standard library loads fast and small.
 """
 
 from __future__ import annotations
