@@ -202,7 +202,8 @@ class Laptop:
                     client.log_in()
                 except (httpx.TransportError, ApiError) as error:  # it may be another's, that took the port before ours
                     if time.monotonic() > deadline:
-                        raise TimeoutError(f"Airflow's API server is not up: {error}") from error
+                        waited = f"Airflow's API server is not up after {START_TIMEOUT_S:.0f} s ({error})"
+                        raise TimeoutError(f"{waited}; its log is {self.airflow_home}/api-server.log") from error
                 else:
                     return
                 time.sleep(LOOK_EVERY_S)
