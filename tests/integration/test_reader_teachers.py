@@ -10,7 +10,7 @@ import time
 import msgspec
 import pytest
 from integration.reading import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
-from teacher_process import running_teacher, wait_until
+from teacher_process import PATIENCE_S, running_teacher, wait_until
 
 from edl_runtime.distill import Discovered, Fixed
 from edl_runtime.settings import RuntimeSettings
@@ -106,7 +106,7 @@ def test_a_teacher_that_leaves_is_not_missed(settings: RuntimeSettings) -> None:
                     leaving.terminate()
             batches.check(seen)
             wait_until(lambda: reader.stats().teachers == 1)
-        assert leaving.process.wait(5) == 0
+        assert leaving.process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_all_teachers_gone_is_a_pause(settings: RuntimeSettings) -> None:
 
 def test_a_predictor_that_hangs_costs_little(settings: RuntimeSettings) -> None:
     """A teacher that says it is ready and answers nothing is asked once by each connection, then left alone."""
-    settings = msgspec.structs.replace(settings, teacher_timeout_s=0.5)
+    settings = msgspec.structs.replace(settings, teacher_timeout_s=1.0)
     batches = Batches(200)
     with (
         running_teacher("served_models:slow") as hung,
