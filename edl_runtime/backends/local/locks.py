@@ -50,7 +50,8 @@ async def hold(path: Path) -> AsyncIterator[int]:
         await asyncio.sleep(POLL_S)
     try:
         yield descriptor
-        # The caller's process may have forked meanwhile: closing our copy would leave the lock with that child.
+        # A process that was forked meanwhile has a copy of the descriptor, so closing ours would not free the lock.
+        # After an error it may be right that a child goes on to hold it: a supervisor that is still coming up does.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)

@@ -126,9 +126,14 @@ def test_a_pool_that_is_not_ready_in_time_is_stopped(context: Any, site: MadeUpS
 
 def test_execution_timeout_travels_along(context: Any) -> None:
     """Airflow forgets it when a task defers, so the work carries it."""
-    assert _distill().plan(context, SURROUNDINGS).deadline is None
-    work = _distill(execution_timeout=timedelta(seconds=90)).plan(context, SURROUNDINGS)
-    assert work.deadline == pytest.approx(work.pool_deadline - 300 + 90, abs=5)
+
+    def start(**changes: Any) -> EdlTeacherPoolOperator:
+        return EdlTeacherPoolOperator(task_id="start", teacher_pool="digits", teacher=TEACHER, teachers="1", **changes)
+
+    for operator in (_distill, start):
+        assert operator().plan(context, SURROUNDINGS).deadline is None
+        work = operator(execution_timeout=timedelta(seconds=90)).plan(context, SURROUNDINGS)
+        assert work.deadline == pytest.approx(work.pool_deadline - 300 + 90, abs=5)
 
 
 def _left_by_an_earlier_try(context: Any, site: MadeUpSite) -> None:

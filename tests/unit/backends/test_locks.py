@@ -29,3 +29,23 @@ def test_a_lock_whose_file_was_removed_is_taken_anew(tmp_path: Path, monkeypatch
     assert locks.take(path) is None
     os.close(first)
     assert not locks.is_held(path)
+
+
+async def test_a_lock_is_free_after_the_block_whoever_has_a_copy_of_it(tmp_path: Path) -> None:
+    """A process that was forked in the meantime keeps nobody waiting; after an error the lock stays with the copy."""
+    copies = []
+
+    async def hold(error: Exception | None = None) -> None:
+        async with locks.hold(tmp_path / "lock") as descriptor:
+            copies.append(os.dup(descriptor))
+            if error:
+                raise error
+
+    await hold()
+    assert not locks.is_held(tmp_path / "lock")
+    with pytest.raises(TimeoutError):
+        await hold(TimeoutError())
+    assert locks.is_held(tmp_path / "lock")
+    for copy in copies:
+        os.close(copy)
+    assert not locks.is_held(tmp_path / "lock")
