@@ -80,7 +80,7 @@ class RegistryError(EdlError):
 
 
 class RegistryUnavailableError(RegistryError, ConnectionError):
-    """Raised when Redis does not answer."""
+    """Raised when Redis does not answer, or not to us."""
 
     def __init__(self, address: str, cause: str) -> None:
         super().__init__(address, cause)
@@ -89,7 +89,7 @@ class RegistryUnavailableError(RegistryError, ConnectionError):
 
     def __str__(self) -> str:
         return (
-            f"Redis at {self.address} does not answer ({self.cause}); "
+            f"Redis at {self.address} can't be used ({self.cause}); "
             "check that it runs and that host, port, user and password are right"
         )
 

@@ -64,6 +64,18 @@ def wrong(inputs: Mapping[str, Array]) -> dict[str, Any]:
     return {"double": inputs["x"].astype(np.float64)}
 
 
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def narrow(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Answers another shape than it says."""
+    return {"double": inputs["x"][:, :3]}
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def short(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Answers a row less than it was asked for."""
+    return {"double": inputs["x"][1:]}
+
+
 def unmarked(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
     """Does not say what it takes."""
     return inputs

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from edl_runtime.errors import ProtocolError, SampleError, SpecError
-from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.protocol.oip import ModelSignature, TensorSpec, fits
 from edl_runtime.protocol.tensors import Array, Tensor, dtype_of
 
 Answers = Mapping[str, Array]
@@ -67,7 +67,7 @@ class Feed(NamedTuple):
 
     def _fitting(self, given: Array, row: tuple[int, ...], position: str, axes: tuple[int, ...] = ()) -> Array:
         if given.dtype == self.dtype:
-            if _fits(row, self.shape):
+            if fits(row, self.shape):
                 return given
             if min(self.shape, default=1) >= 0 and math.prod(row) == math.prod(self.shape):
                 return given.reshape(*axes, *self.shape)
@@ -122,15 +122,9 @@ class Plan(NamedTuple):
         """Raise ProtocolError unless a teacher answered what it was asked for `rows` rows."""
         for name, dtype, shape in self.answers:
             array = answers[name]
-            if array.dtype != dtype or array.shape[:1] != (rows,) or not _fits(array.shape[1:], shape):
+            if array.dtype != dtype or array.shape[:1] != (rows,) or not fits(array.shape[1:], shape):
                 given, allowed = _words(array.dtype, array.shape), _words(dtype, (rows, *shape))
                 raise ProtocolError(f"output {name!r} is {given}, asked for was {allowed}")
-
-
-def _fits(given: tuple[int, ...], allowed: tuple[int, ...]) -> bool:
-    return given == allowed or (
-        len(given) == len(allowed) and all(size in (have, -1) for have, size in zip(given, allowed, strict=True))
-    )
 
 
 def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:

@@ -27,6 +27,13 @@ Datatype = Literal[
 ]
 
 
+def fits(shape: tuple[int, ...], allowed: tuple[int, ...]) -> bool:
+    """Whether an array of `shape` is one of `allowed`, where -1 is any size."""
+    return shape == allowed or (
+        len(shape) == len(allowed) and all(size in (have, -1) for have, size in zip(shape, allowed, strict=True))
+    )
+
+
 class TensorSpec(msgspec.Struct, frozen=True):
     """One input or output of a model; -1 in `shape` is any size, and the first axis is the batch."""
 

@@ -112,6 +112,11 @@ class RedisServer:
         self.kill()
         self._config.unlink(missing_ok=True)
 
+    def check(self) -> None:
+        """Raise RegistryUnavailableError if it has ended by itself."""
+        if self._guard is not None and self._has_ended():
+            raise RegistryUnavailableError(f"127.0.0.1:{self.port}", f"it has ended; see {self.folder / 'redis.log'}")
+
     def kill(self) -> None:
         """End it by SIGKILL, as in a crash, and return when it is gone."""
         if self._guard is None:
@@ -119,6 +124,11 @@ class RedisServer:
         self._guard.communicate()  # closes the pipe and waits for the guard, which waits for redis-server
         self._guard = None
         self.pid = 0
+
+    def _has_ended(self) -> bool:
+        import psutil
+
+        return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE  # which it stays while its guard lives
 
     @property
     def _config(self) -> Path:
@@ -140,7 +150,6 @@ class RedisServer:
         return "".join(f"{name} {value}\n" for name, value in lines.items())
 
     def _wait_until_ready(self, port: int) -> None:
-        import psutil
         from redis import Redis
         from redis.backoff import NoBackoff
         from redis.exceptions import ConnectionError as NotConnectedError
@@ -156,8 +165,7 @@ class RedisServer:
                     cause = "another Redis has this port"
                 except (NotConnectedError, SilentError) as error:
                     cause = str(error)
-                ended = psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
-                if ended or time.monotonic() > deadline:
+                if self._has_ended() or time.monotonic() > deadline:
                     raise RegistryUnavailableError(
                         f"127.0.0.1:{port}", f"{cause}; see {self.folder / 'redis.log'}"
                     ) from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from edl_runtime.errors import ModelError
-from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.protocol.oip import ModelSignature, TensorSpec, fits
 from edl_runtime.protocol.tensors import Array, dtype_of
 from edl_runtime.teacher.models import ModelOptions, digest_of
 
@@ -34,7 +34,7 @@ def served(*, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Ca
 
 
 class CallableModel:
-    """A function marked by `served`. Its answers are checked against what it said."""
+    """A function marked by `served`. Its answers are checked against what it said: names, dtypes and shapes."""
 
     def __init__(self, options: ModelOptions) -> None:
         """Import it, from the folder that the teacher started in if it is nowhere else. Raises ModelError."""
@@ -58,12 +58,17 @@ class CallableModel:
             inputs=tuple(inputs),
             outputs=tuple(outputs),
         )
-        self._dtypes = {spec.name: dtype_of(spec.datatype) for spec in self.signature.outputs}
+        self._outputs = {spec.name: spec for spec in self.signature.outputs}
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        """Call the function. Raises ValueError when it returns something else than it said."""
+        rows = len(next(iter(inputs.values())))
         found: Mapping[str, Array] = self._function(inputs)
         for name in outputs:
-            if name not in found or found[name].dtype != self._dtypes[name]:
-                given = f"dtype {found[name].dtype}" if name in found else "nothing"
-                raise ValueError(f"the function returned {given} for {name!r}, it said {self._dtypes[name]}")
+            said = self._outputs[name]
+            dtype, shape = dtype_of(said.datatype), (rows, *said.shape[1:])
+            array = found.get(name)
+            if array is None or array.dtype != dtype or not fits(array.shape, shape):
+                given = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+                raise ValueError(f"the function returned {given} for {name!r}, it said {dtype} {list(shape)}")
         return found

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -64,6 +65,18 @@ def test_stopping_leaves_no_process_and_no_secret(tmp_path: Path) -> None:
     server.stop()
     assert not any(process.is_running() for process in started)
     assert [path.name for path in tmp_path.iterdir()] == ["redis.log"]
+
+
+def test_a_server_that_crashed_is_noticed(tmp_path: Path) -> None:
+    """Whoever started it learns that it has ended, and where to look why."""
+    with RedisServer(tmp_path) as server:
+        server.check()
+        process = psutil.Process(server.pid)
+        process.kill()
+        while process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        with pytest.raises(RegistryUnavailableError, match=r"it has ended; see .*redis\.log"):
+            server.check()
 
 
 def test_after_a_kill_it_comes_back_empty_at_the_same_url(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ def test_redis_down_at_the_start_may_be_mended_by_a_restart() -> None:
     """The message names the address and not the password; the status says that starting again may help."""
     code, said = ended("--pool", "pool", EDL_REDIS_URL="redis://:secret@127.0.0.1:1/0")
     assert code == 1
-    assert "Redis at 127.0.0.1:1 does not answer" in said
+    assert "Redis at 127.0.0.1:1 can't be used" in said
     assert "secret" not in said
     assert "Traceback" not in said
 

@@ -45,7 +45,9 @@ def test_a_folder_without_one_model_is_refused(tmp_path: Path, files: list[str] 
         ("no.such.module:f", "No module named 'no'"),
         ("served_models:nothing", "has no attribute 'nothing'"),
         ("served_models:unmarked", "mark it with @served"),
-        ("served_models:wrong", "returned dtype float64 for 'double', it said float32"),
+        ("served_models:wrong", r"returned float64 \[1, 4\] for 'double', it said float32"),
+        ("served_models:narrow", r"returned float32 \[1, 3\] for 'double', it said float32 \[1, 4\]"),
+        ("served_models:short", r"returned float32 \[0, 4\] for 'double', it said float32 \[1, 4\]"),
         (":f", "Empty module name"),
     ],
 )
