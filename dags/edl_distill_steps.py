@@ -35,7 +35,9 @@ with DAG(
         "epochs": Param(
             24, type="integer", minimum=1, maximum=1000, title="Epochs", description="Passes over all images."
         ),
-        "seed": Param(0, type="integer", minimum=0, title="Seed", description="The first of three seeds."),
+        "seed": Param(
+            0, type="integer", minimum=0, maximum=2**31 - 1, title="Seed", description="The first of three seeds."
+        ),
     },
     tags=["edl", "distillation"],
     doc_md="""
@@ -71,7 +73,7 @@ student.
         student=TrainerSpec(
             command=(
                 *("python", f"{EXAMPLE}/student.py", "--use_distill_service", "--data_dir", str(DATA)),
-                *("--epochs", "{{ params.epochs }}", "--seed", "{{ params.seed }}"),
+                *("--epochs", "{{ params.epochs | int }}", "--seed", "{{ params.seed | int }}"),
                 *("--checkpoint", f"{RUN_FOLDER}/student.safetensors"),
             ),
         ),

@@ -67,7 +67,14 @@ PARAMS = {
         title="Distillation weight",
         description="Of the teachers' answers against the few known labels: 1 is the answers alone.",
     ),
-    "seed": Param(0, type="integer", minimum=0, title="Seed", description="The first of three seeds."),
+    "seed": Param(
+        0,
+        type="integer",
+        minimum=0,
+        maximum=2**31 - 1,
+        title="Seed",
+        description="The first of three seeds.",
+    ),
 }
 
 with DAG(
@@ -107,8 +114,8 @@ Trigger it with other values from the form, or let it run every night.
         student=TrainerSpec(
             command=(
                 *("python", f"{EXAMPLE}/student.py", "--use_distill_service", "--data_dir", str(DATA)),
-                *("--epochs", "{{ params.epochs }}", "--temperature", "{{ params.temperature }}"),
-                *("--weight", "{{ params.weight }}", "--seed", "{{ params.seed }}"),
+                *("--epochs", "{{ params.epochs | int }}", "--temperature", "{{ params.temperature }}"),
+                *("--weight", "{{ params.weight }}", "--seed", "{{ params.seed | int }}"),
                 *("--checkpoint", f"{RUN_FOLDER}/student.safetensors"),
             ),
         ),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from shlex import quote
 from typing import NoReturn
 
 from rich.console import Console
@@ -56,6 +57,7 @@ def run_quickstart(laptop: Laptop, client: AirflowClient) -> None:
 
 def stay(laptop: Laptop) -> NoReturn:
     """Leave the UI up until Ctrl-C."""
+    console.print(f"The edl command sees its jobs and pools: . {quote(str(laptop.edl_variables))}; .venv/bin/edl jobs")
     console.print("Ctrl-C stops Airflow and ends the demo.")
     while True:
         laptop.check()

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from types import TracebackType
 from typing import Self
 
@@ -25,6 +26,7 @@ from edl_airflow.laptop.components import Component
 from edl_airflow.laptop.environment import USER, components_environment
 from edl_runtime.backends.local import LocalBackend, locks
 from edl_runtime.errors import EdlError
+from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.server import RedisServer
 
 COMPONENTS = {
@@ -51,7 +53,7 @@ class LaptopInUseError(EdlError):
         self.home = home
 
     def __str__(self) -> str:
-        return f"an Airflow runs in {self.home} already; stop it first, or choose another folder"
+        return f"an Airflow runs in {self.home} already; stop it first, by Ctrl-C where it was started"
 
 
 class Laptop:
@@ -60,7 +62,8 @@ class Laptop:
     A context manager; entering it takes about a minute on two cores, less in a folder that was used before. On exit all
     of it ends, with the jobs it started; that goes for a launcher that is killed, too.
 
-    - `home`: the folder; keeps Airflow's database, logs and the password from one time to the next.
+    - `home`: the folder; keeps Airflow's database, logs and the password from one time to the next. Sourcing its
+      `edl.sh` lets the `edl` command see this Airflow's jobs and pools.
     - `dags`: the folder with DAG files.
     - `environ`: the environment to start from.
     - `say`: told what is being done.
@@ -82,6 +85,7 @@ class Laptop:
         self.home = home.absolute()
         self.dags = dags.absolute()
         self.airflow_home = self.home / "airflow"
+        self.edl_variables = self.home / "edl.sh"
         self.work_dir = self.home / "jobs"
         self.user = USER
         self.password = ""
@@ -113,7 +117,8 @@ class Laptop:
         return client
 
     def check(self) -> None:
-        """Raise ComponentError if a component has ended."""
+        """Raise ComponentError if a component has ended, RegistryUnavailableError if Redis has."""
+        self.redis.check()
         for component in self._components:
             component.check()
 
@@ -137,6 +142,7 @@ class Laptop:
         self.redis.start()
         self._exit.callback(self.redis.stop)
         self._say(f"Redis listens on 127.0.0.1:{self.redis.port}")
+        self._write_edl_variables()
         self._exit.callback(self._delete_jobs)
         port = _free_port(USUAL_PORT)
         self.url = f"http://127.0.0.1:{port}"
@@ -158,6 +164,14 @@ class Laptop:
         self._say(f"Airflow's {', '.join(COMPONENTS)} are starting; their logs are in {self.airflow_home}")
         self._wait_for_api()
         self._say(f"Airflow answers at {self.url}")
+
+    def _write_edl_variables(self) -> None:
+        """Leave what the `edl` command needs to see this laptop, for its user's eyes only, as long as it runs."""
+        self.edl_variables.unlink(missing_ok=True)
+        self._exit.callback(self.edl_variables.unlink, missing_ok=True)
+        self.edl_variables.touch(mode=0o600)
+        variables = RuntimeSettings(redis_url=self.redis.url, work_dir=str(self.work_dir)).to_env()
+        self.edl_variables.write_text("".join(f"export {name}={quote(text)}\n" for name, text in variables.items()))
 
     def _lock(self) -> int:
         lock = locks.take(self.home / "lock")

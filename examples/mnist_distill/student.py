@@ -14,7 +14,7 @@ import argparse
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,15 +112,18 @@ def train_alone(digits: Digits, options: argparse.Namespace, seed: int, reporter
     return Trained(student, accuracy_of(student, digits), samples_per_s)
 
 
-def ask_teachers(digits: Digits, options: argparse.Namespace, reporter: JobReporter) -> float:
-    """Return how many of the held-out digits the teachers name right, 0 to 1."""
-    batch = [(digits.test_images, digits.test_labels)]
-    teachers = fixed_teachers(options)
+def ask_teachers(digits: Digits, options: argparse.Namespace, reporter: JobReporter) -> tuple[float, Mapping[str, int]]:
+    """Return how many of the held-out digits the teachers name right, 0 to 1, and who answered."""
     with DistillReader(
-        batch, inputs=["image", None], outputs=["logits"], teachers=teachers, reporter=reporter
+        [(digits.test_images, digits.test_labels)],
+        inputs=["image", None],
+        outputs=["logits"],
+        teachers=fixed_teachers(options),
+        teacher_batch_size=len(digits.test_labels),
+        reporter=reporter,
     ) as reader:
         ((_, labels, teacher_logits),) = reader
-    return float((teacher_logits.argmax(axis=1) == labels).mean())
+        return float((teacher_logits.argmax(axis=1) == labels).mean()), reader.stats().answered
 
 
 def new_student(options: argparse.Namespace, seed: int) -> tuple[paddle.nn.Layer, paddle.optimizer.Optimizer]:
@@ -175,8 +178,10 @@ def main() -> None:
             print(f"alone, seed {seed}: accuracy {trained[-1].accuracy:.1%}", flush=True)
         metrics["alone"] = summary(trained)
         if options.use_distill_service:
-            trained, answered = [], Counter[str]()
-            metrics["teacher_accuracy"] = round(ask_teachers(digits, options, reporter), 4)
+            trained = []
+            teacher_accuracy, by = ask_teachers(digits, options, reporter)
+            metrics["teacher_accuracy"] = round(teacher_accuracy, 4)
+            answered = Counter(by)
             for seed in seeds:
                 reporter.report(note=f"distilled, seed {seed}")
                 trained.append(train_distilled(digits, options, seed, reporter))

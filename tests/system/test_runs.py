@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ def test_the_quickstart_grows_its_pool_while_the_student_trains(laptop: Laptop, 
     assert set(result) == {"job", "pool", "checkpoint", "metrics", "answered"}
     assert result["metrics"]["seeds"] == [5, 6, 7]
     assert len(result["metrics"]["answered"]) == 3
-    assert sum(result["metrics"]["answered"].values()) == 3 * 20 * 62
+    assert sum(result["metrics"]["answered"].values()) == 3 * 20 * 62 + 1  # that of the held-out digits
     assert set(client.xcom(run, "grow_pool")["teachers"]) == set(result["metrics"]["answered"])
     log = student_log(laptop, result["job"])
     assert [line for line in log if line.startswith("alone, seed 5")] == log[:1]
@@ -39,6 +42,15 @@ def test_the_quickstart_grows_its_pool_while_the_student_trains(laptop: Laptop, 
     assert_kept(client, run, result)
     assert any(line.startswith("distill: step ") and "3 teachers" in line for line in said)
     assert_nothing_runs(laptop)
+
+
+def test_the_edl_command_sees_the_laptop(laptop: Laptop) -> None:
+    """A shell that reads `edl.sh`, which nobody else may, needs no address and no password."""
+    assert stat.S_IMODE(laptop.edl_variables.stat().st_mode) == 0o600
+    words = '. "$0" && exec "$1" -m edl_runtime.cli pools --json'
+    shell = ["sh", "-c", words, str(laptop.edl_variables), sys.executable]
+    found = subprocess.run(shell, capture_output=True, check=True, text=True)
+    assert isinstance(json.loads(found.stdout), list)
 
 
 def test_the_steps_share_a_pool_that_their_teardown_stops(laptop: Laptop, client: AirflowClient) -> None:
