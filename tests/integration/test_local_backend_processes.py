@@ -138,9 +138,10 @@ async def test_a_killed_wrapper_takes_its_command_with_it(backend: LocalBackend,
 
 
 async def test_a_submit_leaves_the_caller_no_child(backend: LocalBackend, work_dir: Path) -> None:
-    """A supervisor is nobody's child, so that a caller that lives long collects no zombies."""
+    """A supervisor is nobody's child, so a caller that lives long collects no zombies; nor is it in its session."""
     before = psutil.Process().children()
     await backend.submit(job(WAITS, work_dir), token="mine", secrets={})
+    assert os.getsid(supervisor(work_dir).pid) != os.getsid(0), "a Ctrl-C at the caller's terminal would end the job"
     await backend.delete("job")
     assert psutil.Process().children() == before
 
