@@ -96,10 +96,11 @@ def _with_the_pools(outcome: Outcome, pool: JobStatus | None) -> Outcome:
     """Add what is wrong with the pool: a student that can't find a teacher does not know why."""
     if not pool or not pool.reason:
         return outcome
+    said = (f"the last lines of pool {pool.name!r}:", *pool.last_lines) if pool.last_lines else ()
     return msgspec.structs.replace(
         outcome,
         reason=f"{outcome.reason}; its pool {pool.name!r}: {pool.reason}",
-        last_lines=(*outcome.last_lines, f"the last lines of pool {pool.name!r}:", *pool.last_lines),
+        last_lines=(*outcome.last_lines, *said),
         permanent=outcome.permanent or (pool.phase == "failed" and failure(pool).permanent),
     )
 

@@ -207,7 +207,7 @@ class NoTeacherError(DistillError):
     def __str__(self) -> str:
         because = f" ({self.reason})" if self.reason else ""
         waited = f"no healthy teacher of {self.pool!r} after {self.waited_s:.0f} s{because}"
-        return f"{waited}; see `edl pools`, which needs EDL_REDIS_URL"
+        return f"{waited}; check that teachers run: `edl pools`, with EDL_REDIS_URL, shows who is in a pool"
 
 
 class SampleError(DistillError, ValueError):

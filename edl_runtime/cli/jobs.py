@@ -13,6 +13,7 @@ import msgspec
 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
+from edl_runtime.cli.tables import print_table
 from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.progress import Progress, read
 from edl_runtime.settings import RuntimeSettings
@@ -61,17 +62,16 @@ def _plain(status: JobStatus, report: Progress | None) -> dict[str, Any]:
 
 
 def _print_table(statuses: Sequence[JobStatus], reports: dict[str, Progress]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    print_table(
+        ["NAME", "KIND", "PHASE", "INSTANCES", "AGE", "PROGRESS OR REASON"],
+        [_row(status, reports.get(status.name)) for status in statuses],
+    )
 
-    table = Table("name", "kind", "phase", "instances", "age", "progress or reason")
-    for status in statuses:
-        report = reports.get(status.name)
-        said = status.reason or (report.line() if report else "")
-        age = _duration(time.time() - status.created_at)
-        table.add_row(*map(Text, [status.name, status.kind, status.phase, _instances(status), age, said]))
-    Console().print(table)
+
+def _row(status: JobStatus, report: Progress | None) -> list[str]:
+    age = _duration(time.time() - status.created_at)
+    said = status.reason or (report.line() if report else "")
+    return [status.name, status.kind, status.phase, _instances(status), age, said]
 
 
 def _instances(status: JobStatus) -> str:

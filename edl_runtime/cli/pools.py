@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from edl_runtime.cli.tables import print_table
 from edl_runtime.errors import SpecError, UnknownPoolError
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.registry.directory import Directory
@@ -83,32 +84,22 @@ def _plain(view: PoolView) -> dict[str, Any]:
 
 
 def _print_pools(views: list[PoolView]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     if not views:
         click.echo("no pools have members now")
         return
-    table = Table("pool", "teachers", "students", "model", "inputs", "outputs")
-    for view in views:
-        model = view.model
-        described = [model.name, _tensors(model.inputs), _tensors(model.outputs)] if model else []
-        table.add_row(*map(Text, [view.name, str(len(view.teachers)), str(len(view.students)), *described]))
-    Console().print(table)
+    print_table(["POOL", "TEACHERS", "STUDENTS", "MODEL", "INPUTS", "OUTPUTS"], [_row(view) for view in views])
+
+
+def _row(view: PoolView) -> list[str]:
+    model = view.model
+    described = [model.name, _tensors(model.inputs), _tensors(model.outputs)] if model else ["", "", ""]
+    return [view.name, str(len(view.teachers)), str(len(view.students)), *described]
 
 
 def _print_members(view: PoolView) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("member", "role", "address", "weight", "wants")
-    for teacher in view.teachers:
-        table.add_row(*map(Text, [teacher.id, "teacher", teacher.address, f"{teacher.weight:g}"]))
-    for student in view.students:
-        table.add_row(*map(Text, [student.id, "student", student.address, "", str(student.want or "all")]))
-    Console().print(table)
+    teachers = [[each.id, "teacher", each.address, f"{each.weight:g}", ""] for each in view.teachers]
+    students = [[each.id, "student", each.address, "", str(each.want or "all")] for each in view.students]
+    print_table(["MEMBER", "ROLE", "ADDRESS", "WEIGHT", "WANTS"], [*teachers, *students])
 
 
 def _tensors(tensors: tuple[TensorSpec, ...]) -> str:

@@ -118,13 +118,13 @@ class Plan(NamedTuple):
             tuple(Answer(name, dtype_of(known[name].datatype), known[name].shape[1:]) for name in outputs),
         )
 
-    def check(self, answers: Answers, rows: int) -> None:
-        """Raise ProtocolError unless a teacher answered what it was asked for `rows` rows."""
+    def check(self, teacher: str, answers: Answers, rows: int) -> None:
+        """Raise ProtocolError unless the teacher at this address answered what it was asked for `rows` rows."""
         for name, dtype, shape in self.answers:
             array = answers[name]
             if array.dtype != dtype or array.shape[:1] != (rows,) or not fits(array.shape[1:], shape):
                 given, allowed = _words(array.dtype, array.shape), _words(dtype, (rows, *shape))
-                raise ProtocolError(f"output {name!r} is {given}, asked for was {allowed}")
+                raise ProtocolError(f"teacher {teacher}: output {name!r} is {given}, asked for was {allowed}")
 
 
 def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:

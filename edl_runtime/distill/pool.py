@@ -182,7 +182,7 @@ class _LaneThread(threading.Thread):
         while (request := self._pipeline.take(self.lane)) is not None:
             try:
                 answers = connection.infer(request.inputs, outputs)
-                plan.check(answers, request.rows)
+                plan.check(self._address, answers, request.rows)
             except InferenceError as error:
                 if not error.retryable:
                     self._pipeline.refuse(self.lane, error)

@@ -35,7 +35,7 @@ from edl_runtime.result import RESULT_LIMIT
 
 _SUPERVISOR_DIED = (
     "its supervisor died without a word (killed, or out of memory), and its instances with it; "
-    "submit it again to start it anew"
+    "a further try, or submitting it again, starts it anew"
 )
 
 

@@ -213,4 +213,4 @@ def test_names_are_matched_with_the_model() -> None:
 def test_answers_to_something_else_are_not_taken(answers: dict[str, Array]) -> None:
     """A teacher that answers another number of rows, dtype or shape has failed."""
     with pytest.raises(ProtocolError, match="asked for was"):
-        PLAN.check(answers, 2)
+        PLAN.check("a:1", answers, 2)
