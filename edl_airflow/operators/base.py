@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -129,7 +130,10 @@ class EdlOperator(TextTemplates):
         return self.result(work, outcome)
 
     def _run(self, work: Work, do: Callable[[], Awaitable[Result]]) -> Result:
-        """Do something. If it fails or the task is killed meanwhile, everything of this try is stopped."""
+        """Do something. If it fails or the task is killed meanwhile, everything of this try is stopped.
+
+        Not so if it can't tell Airflow anything any more, because its worker is lost: the next try takes over then.
+        """
         self._work = work
         with failing_clearly():
             try:
@@ -140,11 +144,13 @@ class EdlOperator(TextTemplates):
     async def _guarded(self, work: Work, do: Callable[[], Awaitable[Result]]) -> Result:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel) if task else None
+        worker = os.getppid()
         try:
             return await do()
-        except BaseException:
+        except BaseException as error:
             self._cancel = None  # a second signal must not stop the stopping
-            await self._stop(work)
+            if not (isinstance(error, OSError) and os.getppid() != worker):
+                await self._stop(work)
             raise
         finally:
             self._cancel = None

@@ -42,6 +42,7 @@ class _LazyGroup(click.Group):
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="edl-airflow")
 def edl() -> None:
     """Elastic deep learning: teachers, jobs and pools."""
 

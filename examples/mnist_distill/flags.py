@@ -6,6 +6,8 @@ import argparse
 import math
 from collections.abc import Callable
 
+LARGEST_SEED = 2**31 - 1
+
 
 def whole(least: int, most: int | None = None, *, multiple_of: int = 1) -> Callable[[str], int]:
     """Return a type for whole numbers from `least` to `most`."""

@@ -23,7 +23,7 @@ import paddle
 import paddle.nn.functional as F  # noqa: N812 -- as Paddle's own documents name it
 import safetensors.numpy
 from digits import MOST_LABELS, TRAINED_ON, Digits, Images, Labels, hide_labels, load_digits, shift
-from flags import above_zero, share, whole, yes_or_no
+from flags import LARGEST_SEED, above_zero, share, whole, yes_or_no
 from networks import STUDENTS, accuracy
 
 from edl_runtime.distill import DistillReader, Fixed, JobReporter, ReaderStats
@@ -213,7 +213,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--temperature", type=above_zero, default=4.0, help="softens the teachers' answers")
     parser.add_argument("--weight", type=share, default=0.9, help="of the teachers' answers against the labels, 0 to 1")
-    parser.add_argument("--seed", type=whole(0), default=0, help="the first seed")
+    parser.add_argument("--seed", type=whole(0, LARGEST_SEED), default=0, help="the first seed")
     parser.add_argument("--seeds", type=whole(1), default=3, help="how many seeds, from the first on")
     parser.add_argument("--checkpoint", type=Path, default=Path("student.safetensors"))
     return parser.parse_args()

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flags import whole
+from flags import LARGEST_SEED, whole
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -94,7 +94,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data_dir", type=Path, default=Path("data"), help="keeps the digits")
     parser.add_argument("--model_dir", type=Path, default=Path("teacher"), help="where the model goes")
     parser.add_argument("--epochs", type=whole(1), default=6)
-    parser.add_argument("--seed", type=whole(0), default=0)
+    parser.add_argument("--seed", type=whole(0, LARGEST_SEED), default=0)
     return parser.parse_args()
 
 

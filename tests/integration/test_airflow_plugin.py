@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import warnings
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_the_pool_page_says_that_redis_is_away(world: World, token: str) -> None
     world.connect_to("redis://:top-secret@127.0.0.1:1/0")
     page = _get("/pools/edl_default/digits", token)
     assert page.status_code == 200
-    assert "Redis at 127.0.0.1:1 can't be used" in page.text
+    assert "Redis at 127.0.0.1:1 can't be used" in html.unescape(page.text)
     assert "top-secret" not in page.text
 
 

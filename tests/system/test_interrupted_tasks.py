@@ -94,6 +94,16 @@ def test_lost_worker(case: Case) -> None:
     assert _trains_to_the_end(case) == student
 
 
+def test_lost_supervisor(case: Case) -> None:
+    """The retry takes over the student of a worker that was killed alone; its task can't reach Airflow any more."""
+    student = case.student()
+    worker = case.task_process().parent()
+    assert worker
+    worker.kill()
+    case.reaches("running", try_number=2)
+    assert _trains_to_the_end(case) == student
+
+
 def test_failed_between_setup_and_teardown(case: Case) -> None:
     """Training that fails says why, and the pool goes away; it comes up again when the training is cleared."""
     case.student()

@@ -42,6 +42,7 @@ distil("cleared_while_deferred", deferrable=True)
 distil("timed_out_while_running", deferrable=False, execution_timeout=TIME)
 distil("timed_out_while_deferred", deferrable=True, execution_timeout=TIME)
 distil("lost_worker", deferrable=False, retries=1)
+distil("lost_supervisor", deferrable=False, retries=1)
 distil("lost_task_process", deferrable=False, retries=1)
 distil("lost_triggerer", deferrable=True)
 
