@@ -73,6 +73,7 @@ print(took_s, sorted(heavy))
     assert min(float(took_s) for took_s, _ in measured) <= 0.1
 
 
+@pytest.mark.slow
 def test_the_plugins_folder_adds_nothing_where_the_entry_point_does() -> None:
     """Airflow stops loading plugins at the second of the same name."""
     code = f"""
