@@ -17,7 +17,7 @@ import numpy as np
 from edl_runtime.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.address import endpoint_of
 from edl_runtime.protocol.body import JSON_LIMIT, Buffer
-from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, ResponseHead, render_request, response_head
+from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, ResponseHead, render_request
 from edl_runtime.protocol.link import Link
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.requests import encode_request
@@ -155,7 +155,7 @@ class TeacherConnection:
         return head
 
     def _checked_head(self, head: bytes) -> tuple[ResponseHead, int]:
-        answer = response_head(head)
+        answer = ResponseHead(head)
         self._link.keep = answer.keep_alive
         size = answer.size(CONTENT_LENGTH)
         if size is None or size > ANSWER_LIMIT:

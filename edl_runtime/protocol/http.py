@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -90,15 +89,6 @@ class ResponseHead(Head):
         parser = httptools.HttpResponseParser(self)
         self._feed(parser, head)
         self.status: int = parser.get_status_code()
-
-
-@functools.lru_cache(maxsize=64)
-def response_head(head: bytes) -> ResponseHead:
-    """Return a response's head, its empty line included; a teacher's are alike and read once. Raises ProtocolError.
-
-    Don't change it.
-    """
-    return ResponseHead(head)
 
 
 def render_request(method: str, path: str, headers: Mapping[str, str | int]) -> bytes:
