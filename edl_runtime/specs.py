@@ -19,6 +19,9 @@ from edl_runtime.errors import SpecError
 NAME_LIMIT = 52
 """Longest name of a job or pool, so that an instance's name is still a DNS label (63) on every backend."""
 
+HUNG_AFTER_S = 20.0
+"""A teacher that takes longer over one request counts as hung, unless told otherwise."""
+
 SECRET_VARIABLES = frozenset({"EDL_REDIS_URL", "EDL_TEACHER_TOKEN"})
 """Variables that may hold a password or token: they never stand in a spec, a log, an argument or a file."""
 
@@ -87,7 +90,7 @@ class TeacherSpec(msgspec.Struct, frozen=True, kw_only=True):
     outputs: Sequence[str] = ()
     gpu_ids: Sequence[int] = ()
     mem_optim: bool = False
-    hung_after_s: float = 20.0
+    hung_after_s: float = HUNG_AFTER_S
     env: dict[str, str] = {}
 
     def __post_init__(self) -> None:

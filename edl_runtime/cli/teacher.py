@@ -13,7 +13,7 @@ import structlog
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.specs import check_name
+from edl_runtime.specs import HUNG_AFTER_S, check_name
 
 
 @click.command()
@@ -34,7 +34,7 @@ from edl_runtime.specs import check_name
 @click.option(
     "--hung_after",
     type=float,
-    default=20.0,
+    default=HUNG_AFTER_S,
     show_default=True,
     help="Seconds. A predictor that takes longer over one request counts as hung: the teacher leaves and exits 1.",
 )

@@ -24,11 +24,8 @@ from edl_runtime.teacher.predictor import PING, RECORD, Failure, Task
 from edl_runtime.teacher.runner import Done
 from edl_runtime.teacher.waits import first
 
-HUNG_AFTER_S = 20.0
-"""A predictor that takes longer over one request counts as hung, unless told otherwise."""
-
 PING_LIMIT_S = 5.0
-"""So does one that has nothing to do and does not answer a ping for so long."""
+"""A predictor that has nothing to do and does not answer a ping for so long counts as hung."""
 
 BEATS = 5
 """How often it is looked at within its limit."""

@@ -20,11 +20,12 @@ from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member, check_weight
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import HUNG_AFTER_S
 from edl_runtime.store.client import connect
 from edl_runtime.store.keys import Service
 from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.models import ModelOptions
-from edl_runtime.teacher.predictors import HUNG_AFTER_S, run_predictors
+from edl_runtime.teacher.predictors import run_predictors
 from edl_runtime.teacher.server import BODY_LIMIT, Front
 from edl_runtime.teacher.waits import first, unless
 
