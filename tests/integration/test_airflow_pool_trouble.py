@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
-from integration.airflow_world import World, defer, distill, fired, left_empty, resume, run_task, trigger_of, until
+from integration.airflow_world import World, defer, distill, fired, resume, run_task, trigger_of, until
 
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
@@ -21,13 +19,6 @@ import os
 if os.environ["EDL_INSTANCE"] == "1":
     raise ImportError("no second licence")
 """
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A world that must be empty of processes when its test is over."""
-    monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
-    yield from left_empty(World(tmp_path, redis_url, namespace, monkeypatch))
 
 
 def _let_the_second_fail(world: World) -> None:

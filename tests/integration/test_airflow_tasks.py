@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from integration.airflow_world import (
     distill,
     fired,
     follow_until_started,
-    left_empty,
     registered,
     resume,
     run_task,
@@ -37,13 +35,6 @@ from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
 from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError
 from edl_runtime.specs import TrainerSpec
 from edl_runtime.store.server import RedisServer
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A world that must be empty of processes when its test is over."""
-    monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
-    yield from left_empty(World(tmp_path, redis_url, namespace, monkeypatch))
 
 
 def _killed_when_started(world: World, operator: EdlDistillOperator) -> threading.Thread:

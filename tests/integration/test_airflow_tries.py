@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from integration.airflow_world import (
     distill,
     fired,
     follow_until_started,
-    left_empty,
     registered,
     resume,
     trigger_of,
@@ -26,13 +23,6 @@ from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
 from edl_runtime.errors import RegistryUnavailableError
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A world that must be empty of processes when its test is over."""
-    monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
-    yield from left_empty(World(tmp_path, redis_url, namespace, monkeypatch))
 
 
 def test_clearing_a_deferred_task_spares_the_next_try(world: World) -> None:

@@ -11,29 +11,19 @@ from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
 from unit.airflow.made_up import MadeUpSite, rendered
+from unit.airflow.templated import STUDENT, SURROUNDINGS, TEACHER, distill
 
-from edl_airflow.hooks.edl import Surroundings
 from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
-from edl_airflow.work import Place
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds, TeacherSpec, TrainerSpec
-
-TEACHER = TeacherSpec(model="/models/{{ params.high }}", outputs=("logits",))
-SURROUNDINGS = Surroundings(redis_url="redis://nowhere:1/0", namespace="team", place=Place("/w"))
-STUDENT = TrainerSpec(command=("python", "s.py", "{{ run_id }}"), env={"LOW": "{{ params.low }}"})
-
-
-def _distill(**changes: Any) -> EdlDistillOperator:
-    given = {"task_id": "distill", "student": STUDENT, "teacher": TEACHER, "teachers": "1:3", "deferrable": True}
-    return EdlDistillOperator(**{**given, **changes})
 
 
 def test_templates_inside_specs_are_rendered(context: Any) -> None:
     """Any text in a spec may hold one, and bounds may come from params."""
-    operator = rendered(_distill(teachers="{{ params.low }}:{{ params.high }}"), context)
+    operator = rendered(distill(teachers="{{ params.low }}:{{ params.high }}"), context)
     assert operator.teacher == TeacherSpec(model="/models/3", outputs=("logits",))
     assert operator.student == TrainerSpec(command=("python", "s.py", "manual__1"), env={"LOW": "1"})
     work = operator.plan(context, SURROUNDINGS)
@@ -53,13 +43,13 @@ def test_templates_inside_specs_are_rendered(context: Any) -> None:
 def test_what_holds_no_template_is_checked_when_the_dag_is_read(mistake: dict[str, Any]) -> None:
     """The DAG's import error says what is wrong, before any run."""
     with pytest.raises(SpecError):
-        _distill(**mistake)
+        distill(**mistake)
 
 
 @pytest.mark.parametrize("teachers", ["{{ params.high }}:{{ params.low }}", "{{ run_id }}"])
 def test_what_a_template_makes_is_checked_before_anything_starts(teachers: str, context: Any, site: MadeUpSite) -> None:
     """Bad params fail the task at once and leave nothing."""
-    operator = rendered(_distill(teachers=teachers), context)
+    operator = rendered(distill(teachers=teachers), context)
     with pytest.raises(AirflowFailException, match="bounds"):
         operator.execute(context)
     assert site.backend.deeds == []
@@ -69,7 +59,7 @@ def test_templates_make_text_where_the_dag_makes_objects(context: Any) -> None:
     """`render_template_as_native_obj` would make a command's "24" a number."""
     with DAG("native", schedule=None, render_template_as_native_obj=True):
         student = TrainerSpec(command=("python", "s.py", "--epochs", "{{ params.high }}"), env={"N": "{{ 2 }}"})
-        operator = rendered(_distill(student=student, teacher_pool="{{ 20260101 }}", teachers="{{ 2 }}"), context)
+        operator = rendered(distill(student=student, teacher_pool="{{ 20260101 }}", teachers="{{ 2 }}"), context)
         sensor = rendered(EdlTeacherPoolSensor(task_id="wait", teacher_pool="{{ 5 }}"), context)
     assert operator.student == TrainerSpec(command=("python", "s.py", "--epochs", "3"), env={"N": "2"})
     assert (operator.plan(context, SURROUNDINGS).pool, sensor.teacher_pool) == ("20260101", "5")
@@ -78,7 +68,7 @@ def test_templates_make_text_where_the_dag_makes_objects(context: Any) -> None:
 def test_an_empty_number_of_teachers_is_not_one(context: Any, site: MadeUpSite) -> None:  # noqa: ARG001
     """A template that makes nothing is a mistake."""
     with pytest.raises(AirflowFailException, match="bounds"):
-        rendered(_distill(teachers="{{ '' }}"), context).execute(context)
+        rendered(distill(teachers="{{ '' }}"), context).execute(context)
 
 
 @pytest.mark.parametrize(

@@ -9,35 +9,25 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, job_status, rendered
+from unit.airflow.templated import SURROUNDINGS, TEACHER, distill
 
 from edl_airflow.failures import TaskKilledError
-from edl_airflow.hooks.edl import Surroundings
 from edl_airflow.identity import job_name, pool_name, try_token
-from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.operators.teacher_pool import EdlTeacherPoolOperator
-from edl_airflow.work import Outcome, Place
+from edl_airflow.work import Outcome
 from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError
-from edl_runtime.specs import TeacherSpec, TrainerSpec
-
-TEACHER = TeacherSpec(model="/models/{{ params.high }}", outputs=("logits",))
-SURROUNDINGS = Surroundings(redis_url="redis://nowhere:1/0", namespace="team", place=Place("/w"))
-STUDENT = TrainerSpec(command=("python", "s.py", "{{ run_id }}"), env={"LOW": "{{ params.low }}"})
-
-
-def _distill(**changes: Any) -> EdlDistillOperator:
-    given = {"task_id": "distill", "student": STUDENT, "teacher": TEACHER, "teachers": "1:3", "deferrable": True}
-    return EdlDistillOperator(**{**given, **changes})
+from edl_runtime.specs import TeacherSpec
 
 
 def test_an_unknown_connection_fails_at_once(context: Any) -> None:
     """Trying again would not make it known."""
     with pytest.raises(AirflowFailException, match="elsewhere"):
-        _distill(edl_conn_id="elsewhere").execute(context)
+        distill(edl_conn_id="elsewhere").execute(context)
 
 
 def test_the_first_half_starts_the_pool_and_defers(context: Any, site: MadeUpSite) -> None:
     """Links are there already, and what goes to the triggerer is plain data without the password."""
-    operator = rendered(_distill(), context)
+    operator = rendered(distill(), context)
     deferred = deferred_by(operator, context)
     pool = pool_name(context["ti"])
     assert site.backend.deeds == [("submit", pool)]
@@ -57,7 +47,7 @@ def test_a_task_that_was_ended_meanwhile_does_not_defer(context: Any, site: Made
     """Airflow would refuse it, and no trigger would ever stop what was started."""
     context["ti"].state = state
     with pytest.raises(TaskKilledError):
-        rendered(_distill(), context).execute(context)
+        rendered(distill(), context).execute(context)
     assert site.backend.jobs == {}
 
 
@@ -65,7 +55,7 @@ def test_a_task_killed_before_it_began_starts_nothing(
     context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Airflow lets `execute` go on after `on_kill`."""
-    operator = rendered(_distill(), context)
+    operator = rendered(distill(), context)
     monkeypatch.setattr("edl_airflow.operators.base.push_links", lambda *_: operator.on_kill())
     with pytest.raises(TaskKilledError):
         operator.execute(context)
@@ -85,22 +75,22 @@ def test_a_pool_that_is_ready_is_not_killed_any_more(context: Any, site: MadeUpS
 
 def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: MadeUpSite) -> None:
     """It stops the pool, forgets the student and returns the typed result."""
-    deferred = deferred_by(rendered(_distill(), context), context)
+    deferred = deferred_by(rendered(distill(), context), context)
     student, pool = job_name(context["ti"]), pool_name(context["ti"])
     site.backend.jobs[student] = job_status(student, try_token(context["ti"]), phase="succeeded")
     left = {"checkpoint": "/c", "metrics": {"accuracy": 0.9}}
     event = event_of(deferred, Outcome(ended="succeeded", name=student, result=left, answered={"a:1": 4}))
-    result = _distill().execute_complete(context, event)
+    result = distill().execute_complete(context, event)
     assert result == {"job": student, "pool": pool, **left, "answered": {"a:1": 4}}
     assert site.backend.jobs == {}
 
 
 def test_a_failed_student_leaves_nothing_and_its_last_lines(context: Any, site: MadeUpSite) -> None:
     """The task's error is what the script said."""
-    deferred = deferred_by(rendered(_distill(), context), context)
+    deferred = deferred_by(rendered(distill(), context), context)
     event = event_of(deferred, Outcome(ended="failed", name="job", reason="exit 1", last_lines=("KeyError: 'x'",)))
     with pytest.raises(JobFailedError, match="KeyError: 'x'"):
-        _distill().execute_complete(context, event)
+        distill().execute_complete(context, event)
     assert site.backend.jobs == {}
 
 
@@ -130,7 +120,7 @@ def test_execution_timeout_travels_along(context: Any) -> None:
     def start(**changes: Any) -> EdlTeacherPoolOperator:
         return EdlTeacherPoolOperator(task_id="start", teacher_pool="digits", teacher=TEACHER, teachers="1", **changes)
 
-    for operator in (_distill, start):
+    for operator in (distill, start):
         assert operator().plan(context, SURROUNDINGS).deadline is None
         work = operator(execution_timeout=timedelta(seconds=90)).plan(context, SURROUNDINGS)
         assert work.deadline == pytest.approx(work.pool_deadline - 300 + 90, abs=5)
@@ -152,7 +142,7 @@ def test_a_try_that_can_not_begin_leaves_nothing_of_the_tries_before(
     _left_by_an_earlier_try(context, site)
     site.away = trouble == "no redis"
     context["params"] = {"low": 3, "high": 1 if trouble == "bad params" else 3}
-    operator = rendered(_distill(teachers="{{ params.low }}:{{ params.high }}"), context)
+    operator = rendered(distill(teachers="{{ params.low }}:{{ params.high }}"), context)
     with pytest.raises((AirflowFailException, RegistryUnavailableError)):
         operator.execute(context)
     assert list(site.backend.jobs) == ["else"]
@@ -160,7 +150,7 @@ def test_a_try_that_can_not_begin_leaves_nothing_of_the_tries_before(
 
 def test_a_kill_between_the_question_and_the_deferral_is_heeded(context: Any, site: MadeUpSite) -> None:
     """Airflow says that the task runs, and ends it while it says so."""
-    operator = rendered(_distill(), context)
+    operator = rendered(distill(), context)
     ask = context["ti"].get_task_states
     context["ti"].get_task_states = lambda **which: (operator.on_kill(), ask(**which))[1]
     with pytest.raises(TaskKilledError):
@@ -170,11 +160,11 @@ def test_a_kill_between_the_question_and_the_deferral_is_heeded(context: Any, si
 
 def test_the_second_half_needs_no_connection(context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have been removed since; the pool is stopped all the same."""
-    deferred = deferred_by(rendered(_distill(), context), context)
+    deferred = deferred_by(rendered(distill(), context), context)
     monkeypatch.delenv("AIRFLOW_CONN_EDL_DEFAULT")
     event = event_of(deferred, Outcome(ended="failed", name="job", reason="exit 1"))
     with pytest.raises(JobFailedError):
-        _distill().execute_complete(context, event)
+        distill().execute_complete(context, event)
     assert site.backend.jobs == {}
 
 
@@ -183,5 +173,5 @@ def test_a_pool_of_another_running_task_is_refused(context: Any, site: MadeUpSit
     """As mapped tasks with one name would have it; the other's pool goes on."""
     site.backend.jobs = {"digits": job_status("digits", "nightly-distill-0-abc/try-9", kind="pool")}
     with pytest.raises(AirflowFailException, match=r"belongs to 'nightly-distill-0-abc'.*ti\.map_index"):
-        _distill(teacher_pool="digits", deferrable=deferrable).execute(context)
+        distill(teacher_pool="digits", deferrable=deferrable).execute(context)
     assert list(site.backend.jobs) == ["digits"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from unit.airflow.made_up import MadeUpSite, job_status
+from unit.airflow.made_up import STUDENT, MadeUpSite, job_status
 
 from edl_airflow.hooks.edl import EdlHook, Surroundings
 from edl_airflow.pool_wait import PoolView, PoolWait, judge
@@ -20,9 +20,7 @@ from edl_airflow.triggers.job import EdlJobTrigger
 from edl_airflow.triggers.teacher_pool import EdlTeacherPoolTrigger
 from edl_airflow.work import Outcome, Place, Work
 from edl_runtime.errors import BackendError
-from edl_runtime.specs import Bounds, JobSpec
 
-STUDENT = JobSpec(name="student", kind="trainer", command=("s",), bounds=Bounds(1, 1), instances=1)
 WORK = Work(
     conn_id="edl_default",
     place=Place("/w"),

@@ -1,0 +1,20 @@
+"""An operator whose fields hold templates, and the surroundings that its plan is made in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edl_airflow.hooks.edl import Surroundings
+from edl_airflow.operators.distill import EdlDistillOperator
+from edl_airflow.work import Place
+from edl_runtime.specs import TeacherSpec, TrainerSpec
+
+TEACHER = TeacherSpec(model="/models/{{ params.high }}", outputs=("logits",))
+SURROUNDINGS = Surroundings(redis_url="redis://nowhere:1/0", namespace="team", place=Place("/w"))
+STUDENT = TrainerSpec(command=("python", "s.py", "{{ run_id }}"), env={"LOW": "{{ params.low }}"})
+
+
+def distill(**changes: Any) -> EdlDistillOperator:
+    """The whole in one task, unless changed."""
+    given = {"task_id": "distill", "student": STUDENT, "teacher": TEACHER, "teachers": "1:3", "deferrable": True}
+    return EdlDistillOperator(**{**given, **changes})
