@@ -11,6 +11,7 @@ script touches one slot and Redis Cluster works.
 | contract | string, the pool's model signature as JSON | while there are members | Lua | Lua |
 | events | stream of joined, left, expired; the last 1,000 or so | as fence | Lua | watchers |
 | pools | set of names; readers drop those without members | for ever | register | `edl pools` |
+| quarantine | string, JSON of teachers a student shuns, address → why | 10 s from the last | student | `edl pools` |
 | progress | string, JSON of the last report | an hour from the last | student | Airflow, `edl jobs` |
 """
 
@@ -53,6 +54,10 @@ def events(service: Service) -> str:
 
 def pools(namespace: str) -> str:
     return f"edl:{{{namespace}}}:pools"
+
+
+def quarantine(namespace: str, pool: str, student_id: str) -> str:
+    return f"edl:{{{namespace}/{pool}}}:students:quarantine:{student_id}"
 
 
 def progress(namespace: str, job: str) -> str:

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from edl_runtime.cli.pools import pools
 from edl_runtime.errors import RegistryUnavailableError, SpecError, UnknownPoolError
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.registry import quarantine
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.store.client import connect
@@ -50,7 +51,7 @@ def run(env: dict[str, str], *args: str) -> Result:
 
 
 def test_a_table_shows_each_pool(populated: dict[str, str]) -> None:
-    """Name, number of teachers and students, model, inputs and outputs."""
+    """Name, number of teachers, of those in quarantine and of students, model, inputs and outputs."""
     result = run(populated)
     assert result.exit_code == 0
     [digits] = [line for line in result.output.splitlines() if "digits" in line]
@@ -58,6 +59,7 @@ def test_a_table_shows_each_pool(populated: dict[str, str]) -> None:
     assert [cell.strip() for cell in cells] == [
         "digits",
         "2",
+        "0",
         "1",
         "digits",
         "image FP32 [-1, 784]",
@@ -70,6 +72,25 @@ def test_a_name_shows_its_members(populated: dict[str, str]) -> None:
     """Who is in the pool, as they call themselves."""
     assert [word for word in ("t0", "h:1", "t1", "s0", "here") if word not in run(populated, "digits").output] == []
     assert "s[red]1" in run(populated, "waiting").output
+
+
+def test_a_teacher_in_quarantine_is_shown_with_the_reason(populated: dict[str, str]) -> None:
+    """Why, and by how many students, in the table and in JSON; all pools' table counts such teachers."""
+    quarantined(populated, {"h:2": "answered a wrong shape"})
+    [line] = [line for line in run(populated, "digits").output.splitlines() if "h:2" in line]
+    assert line.rstrip().endswith("answered a wrong shape (by 1 student)")
+    [digits] = [line for line in run(populated).output.splitlines() if "digits" in line]
+    assert digits.split()[1:4] == ["2", "1", "1"]
+    shown = json.loads(run(populated, "digits", "--json").output)["teachers"]
+    assert [teacher["quarantine"] for teacher in shown] == [None, {"reason": "answered a wrong shape", "students": 1}]
+
+
+def quarantined(env: dict[str, str], reasons: dict[str, str]) -> None:
+    async def publish() -> None:
+        async with connect(env["EDL_REDIS_URL"]) as client:
+            await quarantine.publish(client, env["EDL_NAMESPACE"], "digits", "s0", reasons)
+
+    asyncio.run(publish())
 
 
 def test_a_pool_that_nobody_is_in_is_an_error(populated: dict[str, str]) -> None:

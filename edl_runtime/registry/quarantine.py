@@ -1,0 +1,77 @@
+"""Which teachers students ask nothing for a while, and why: told by the students, shown to people.
+
+Nobody acts on it. A student's words are kept for `KEPT_S` after it said them last, so it repeats them while they hold.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from edl_runtime.store import keys
+from edl_runtime.store.client import unavailable_if_lost
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+KEPT_S = 10
+"""How long a student's quarantines outlive its last word."""
+
+log = structlog.get_logger(__name__)
+
+_reasons_decoder = msgspec.json.Decoder(dict[str, str])
+
+
+class Quarantine(msgspec.Struct, frozen=True):
+    """Why a teacher is in quarantine, by most of the students that keep it there, and how many those are."""
+
+    reason: str
+    students: int
+
+    def __str__(self) -> str:
+        return f"{self.reason} (by {self.students} student{'' if self.students == 1 else 's'})"
+
+
+async def publish(client: Redis, namespace: str, pool: str, student_id: str, reasons: Mapping[str, str]) -> None:
+    """Replace the teachers, by address, that the student keeps in quarantine; none of them ends its word.
+
+    Raises RegistryUnavailableError.
+    """
+    key = keys.quarantine(namespace, pool, student_id)
+    with unavailable_if_lost(client):
+        if reasons:
+            await client.set(key, msgspec.json.encode(reasons), ex=KEPT_S)
+        else:
+            await client.delete(key)
+
+
+async def read(client: Redis, namespace: str, pool: str, student_ids: Sequence[str]) -> dict[str, Quarantine]:
+    """Return the quarantined teachers, by address, of those students. Raises RegistryUnavailableError."""
+    if not student_ids:
+        return {}
+    with unavailable_if_lost(client):
+        said = await client.mget([keys.quarantine(namespace, pool, student) for student in student_ids])
+    reasons: defaultdict[str, list[str]] = defaultdict(list)
+    for student, content in zip(student_ids, said, strict=True):
+        for address, reason in _decoded(student, content).items():
+            reasons[address].append(reason)
+    return {address: _summary(reasons[address]) for address in sorted(reasons)}
+
+
+def _decoded(student: str, content: str | bytes | None) -> dict[str, str]:
+    if content is None:
+        return {}
+    try:
+        return _reasons_decoder.decode(content)
+    except msgspec.DecodeError as error:
+        log.warning("quarantine.unreadable", student=student, content=content[:200], cause=str(error))
+        return {}
+
+
+def _summary(reasons: Sequence[str]) -> Quarantine:
+    [(reason, _)] = Counter(reasons).most_common(1)
+    return Quarantine(reason, len(reasons))
