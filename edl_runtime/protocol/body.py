@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from edl_runtime.errors import ProtocolError
+from edl_runtime.protocol.oip import Normalise
 from edl_runtime.protocol.tensors import Array, dtype_of
 
 _T = TypeVar("_T")
@@ -32,16 +33,20 @@ _NUMBERS: dict[str, frozenset[type]] = {"b": frozenset({bool}), "f": frozenset({
 
 
 class Parameters(msgspec.Struct, omit_defaults=True, frozen=True):
-    """The parameters of Triton's binary tensor extension, of a tensor, of a wanted output or of a whole request.
+    """The parameters of a tensor, of a wanted output or of a whole request: Triton's binary tensor extension and ours.
 
     - `binary_data_size`: bytes of a tensor behind the JSON, None for one in the JSON.
     - `binary_data`: whether an output is wanted as binary; None for what the request says of all.
     - `binary_data_output`: whether all outputs of a request are.
+    - `top_k`: how many of a wanted output's largest values are asked for, None for all of it; see `oip.TopK`.
+    - `normalise`: what makes the FP32 that the model takes of an input that comes as UINT8.
     """
 
     binary_data_size: int | None = None
     binary_data: bool | None = None
     binary_data_output: bool = False
+    top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    normalise: Normalise | None = None
 
 
 class TensorHead(msgspec.Struct, omit_defaults=True):

@@ -5,9 +5,13 @@ https://github.com/kserve/open-inference-protocol and Triton's binary tensor ext
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+
+from edl_runtime.errors import SpecError
 
 Datatype = Literal[
     "BOOL",
@@ -43,10 +47,71 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class ModelSignature(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model takes and answers, as OIP's model metadata. `versions` has one entry, a digest of the model."""
+    """What a model takes and answers, as OIP's model metadata. `versions` has one entry, a digest of the model.
+
+    `extensions` are what its teacher can do with it beyond the standard: "top_k", "normalise", "shared_memory".
+    """
 
     name: str
     versions: tuple[str, ...] = ()
     platform: str = ""
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
+    extensions: tuple[str, ...] = ()
+
+
+class TopK(msgspec.Struct, frozen=True):
+    """Of output `name`, wanted are the `k` largest along the last axis, largest first, and where they stand.
+
+    The answer has them as `NAME.values`, in the output's own datatype, and `NAME.indices`, in INT32. Raises SpecError.
+    """
+
+    name: str
+    k: int
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise SpecError("top_k", self.k, "1 or more")
+
+
+def answered_names(wish: str | TopK) -> tuple[str, ...]:
+    """Return the names under which an answer has what was wished for."""
+    return (wish,) if isinstance(wish, str) else (f"{wish.name}.values", f"{wish.name}.indices")
+
+
+class Normalise(msgspec.Struct, frozen=True):
+    """An FP32 input that travels as UINT8: the teacher computes (x - mean) / std in float32. Raises SpecError.
+
+    - `mean`, `std`: one number for all channels, or one for each.
+    - `axis`: that of the channels, counted with the batch axis, which is 0.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    axis: int = 1
+
+    def __post_init__(self) -> None:
+        mean, std = _numbers("mean", self.mean), _numbers("std", self.std)
+        if not all(abs(number) >= _LEAST_STD for number in std):
+            raise SpecError("normalise.std", std, "numbers other than 0")
+        if 1 not in (len(mean), len(std)) and len(mean) != len(std):
+            raise SpecError("normalise.std", std, f"one number, or {len(mean)} as in mean")
+        if self.axis < 1:
+            raise SpecError("normalise.axis", self.axis, "1 or more; 0 is the batch")
+        msgspec.structs.force_setattr(self, "mean", mean)
+        msgspec.structs.force_setattr(self, "std", std)
+
+    @property
+    def channels(self) -> int:
+        """For how many channels it has numbers; 1 fits any number of them."""
+        return max(len(self.mean), len(self.std))
+
+
+_LEAST_STD, _MOST = 1e-37, 1e37  # what float32 can divide by and hold
+
+
+def _numbers(field: str, given: Sequence[float]) -> tuple[float, ...]:
+    numbers = tuple(float(number) for number in given)
+    if not numbers or not all(math.isfinite(number) and abs(number) <= _MOST for number in numbers):
+        raise SpecError(f"normalise.{field}", numbers, "one number, or one for each channel")
+    return numbers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,7 +22,7 @@ from edl_runtime.protocol.body import (
     padded,
     shaped,
 )
-from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK, answered_names
 from edl_runtime.protocol.tensors import Array, Tensor, datatype_of, dtype_of, listed
 
 
@@ -44,41 +45,71 @@ _ALL_AS_BINARY = Parameters(binary_data_output=True)
 
 
 class InferRequest(NamedTuple):
-    """A checked request. `outputs` are the wanted outputs in order, each with whether it goes back as binary."""
+    """A checked request.
+
+    - `outputs`: the tensors of the answer in order, each with whether it goes back as binary.
+    - `wishes`: what they are made of: outputs of the model, or the largest of one.
+    - `normalise`: the inputs that have come as UINT8, and how they become the model's FP32.
+    """
 
     id: str
     inputs: dict[str, Array]
     outputs: dict[str, bool]
+    wishes: tuple[str | TopK, ...]
+    normalise: dict[str, Normalise]
 
 
-def encode_request(inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> Encoded:
+def encode_request(
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[str | TopK],
+    normalise: Mapping[str, Normalise] = MappingProxyType({}),
+) -> Encoded:
     """Return the body that asks for `outputs` (empty: all of the model's), everything binary.
 
+    `normalise` says of uint8 inputs, by name, how the teacher makes the model's FP32 of them.
+
     The buffers are the given arrays themselves wherever they are contiguous, so don't change them before they are
-    sent. Raises ProtocolError for a dtype without a name in the protocol and for rows that differ.
+    sent. Raises ProtocolError for a dtype without a name in the protocol, or one that can't be normalised, and for
+    rows that differ.
     """
-    tensors: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
+    tensors: list[_Kind] = []
     buffers: list[Array] = []
     for name, tensor in inputs.items():
         rows, dtype, shape = _rows(name, tensor)
-        tensors.append((name, dtype, shape))
+        how = normalise.get(name)
+        if how is not None and dtype != np.uint8:
+            raise ProtocolError(f"input {name!r} is {dtype}; what the teacher is to normalise travels as uint8")
+        tensors.append(_Kind(name, dtype, shape, how))
         buffers += rows
     header, size = _request_header(tuple(tensors), tuple(outputs))
     return Encoded(header, buffers, size)
 
 
+class _Kind(NamedTuple):
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    normalise: Normalise | None
+
+    def head(self) -> TensorHead:
+        size = self.dtype.itemsize * math.prod(self.shape)
+        parameters = Parameters(binary_data_size=size, normalise=self.normalise)
+        return TensorHead(self.name, datatype_of(self.dtype), self.shape, parameters)
+
+
 @functools.lru_cache(maxsize=256)  # a student asks the same for every batch
-def _request_header(
-    tensors: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...], outputs: tuple[str, ...]
-) -> tuple[bytes, int]:
+def _request_header(tensors: tuple[_Kind, ...], outputs: tuple[str | TopK, ...]) -> tuple[bytes, int]:
     """Return the JSON before these tensors, and the size of the whole body."""
-    heads = [
-        TensorHead(name, datatype_of(dtype), shape, Parameters(binary_data_size=dtype.itemsize * math.prod(shape)))
-        for name, dtype, shape in tensors
-    ]
-    wishes = [_OutputWish(name, _AS_BINARY) for name in outputs]
+    heads = [tensor.head() for tensor in tensors]
+    wishes = [_wish_for(output) for output in outputs]
     header = padded(_encoder.encode(_Request(heads, wishes, parameters=Parameters() if wishes else _ALL_AS_BINARY)))
     return header, len(header) + sum(head.parameters.binary_data_size or 0 for head in heads)
+
+
+def _wish_for(output: str | TopK) -> _OutputWish:
+    if isinstance(output, str):
+        return _OutputWish(output, _AS_BINARY)
+    return _OutputWish(output.name, Parameters(binary_data=True, top_k=output.k))
 
 
 def _rows(name: str, tensor: Tensor) -> tuple[list[Array], np.dtype[Any], tuple[int, ...]]:
@@ -108,6 +139,7 @@ def decode_request(body: memoryview, header_size: int | None, signature: ModelSi
     check_payload(request.inputs, len(body) - end, "input")
     known = {spec.name: spec for spec in signature.inputs}
     inputs: dict[str, Array] = {}
+    normalise: dict[str, Normalise] = {}
     for head in request.inputs:
         spec = known.get(head.name)
         if spec is None:
@@ -115,6 +147,8 @@ def decode_request(body: memoryview, header_size: int | None, signature: ModelSi
         if head.name in inputs:
             raise ProtocolError(f"input {head.name!r} comes twice")
         _check_head(head, spec)
+        if head.parameters.normalise is not None:
+            normalise[head.name] = head.parameters.normalise
         size = head.parameters.binary_data_size
         if size is None:
             inputs[head.name] = array_of_json(head, "input")
@@ -123,32 +157,62 @@ def decode_request(body: memoryview, header_size: int | None, signature: ModelSi
             end += size
     if missing := [name for name in known if name not in inputs]:
         raise ProtocolError(f"input {listed(missing)} is missing; the model takes {listed(known)}")
-    return InferRequest(request.id, inputs, _wanted(request, signature))
+    return InferRequest(request.id, inputs, *_wanted(request, signature), normalise)
 
 
-def _wanted(request: _Request, signature: ModelSignature) -> dict[str, bool]:
-    known = [spec.name for spec in signature.outputs]
+def _wanted(request: _Request, signature: ModelSignature) -> tuple[dict[str, bool], tuple[str | TopK, ...]]:
+    """Return the tensors of the answer, each with whether it goes back as binary, and what they are made of."""
+    known = {spec.name: spec for spec in signature.outputs}
     all_binary = request.parameters.binary_data_output
     if not request.outputs:
-        return dict.fromkeys(known, all_binary)
+        return dict.fromkeys(known, all_binary), tuple(known)
     wanted: dict[str, bool] = {}
-    for wish in request.outputs:
-        if wish.name not in known:
-            raise ProtocolError(f"output {wish.name!r} is unknown; the model has {listed(known)}")
-        binary = wish.parameters.binary_data
-        wanted[wish.name] = all_binary if binary is None else binary
-    return wanted
+    wishes: list[str | TopK] = []
+    for asked in request.outputs:
+        spec = known.get(asked.name)
+        if spec is None:
+            raise ProtocolError(f"output {asked.name!r} is unknown; the model has {listed(known)}")
+        wish = asked.name if asked.parameters.top_k is None else _top_k(spec, asked.parameters.top_k)
+        binary = asked.parameters.binary_data
+        for name in answered_names(wish):
+            if name in wanted:
+                raise ProtocolError(f"output {name!r} is asked for twice")
+            wanted[name] = all_binary if binary is None else binary
+        wishes.append(wish)
+    return wanted, tuple(wishes)
+
+
+def _top_k(spec: TensorSpec, k: int) -> TopK:
+    if len(spec.shape) < 2:
+        raise ProtocolError(f"output {spec.name!r}: top_k needs an axis behind the batch, its shape is {spec.shape}")
+    if 0 <= spec.shape[-1] < k:
+        raise ProtocolError(f"output {spec.name!r}: top_k is {k}, allowed is at most {spec.shape[-1]}, its last axis")
+    return TopK(spec.name, k)
 
 
 def _check_head(head: TensorHead, spec: TensorSpec) -> None:
-    if head.datatype != spec.datatype:
-        raise ProtocolError(f"input {head.name!r}: datatype is {head.datatype!r}, the model takes {spec.datatype}")
+    how = head.parameters.normalise
+    datatype = spec.datatype if how is None else "UINT8"
+    if head.datatype != datatype or (how is not None and spec.datatype != "FP32"):
+        takes = spec.datatype + (" or UINT8 to normalise" if spec.datatype == "FP32" else "")
+        normalised = " to normalise" if how is not None else ""
+        raise ProtocolError(f"input {head.name!r}: datatype is {head.datatype!r}{normalised}, the model takes {takes}")
     fits = len(head.shape) == len(spec.shape) and all(
         allowed in (given, -1) for given, allowed in zip(head.shape, spec.shape, strict=True)
     )
     if not fits:
         given, allowed = list(head.shape), list(spec.shape)
         raise ProtocolError(f"input {head.name!r}: shape is {given}, the model takes {allowed} (-1 is any size)")
+    if how is not None:
+        _check_axis(head, how)
+
+
+def _check_axis(head: TensorHead, how: Normalise) -> None:
+    if how.axis >= len(head.shape):
+        raise ProtocolError(f"input {head.name!r}: normalise.axis is {how.axis}, allowed is below {len(head.shape)}")
+    if how.channels not in (1, head.shape[how.axis]):
+        channels = f"there are {head.shape[how.axis]} channels on axis {how.axis}"
+        raise ProtocolError(f"input {head.name!r}: normalise has numbers for {how.channels} channels, {channels}")
 
 
 def _view(head: TensorHead, data: memoryview) -> Array:

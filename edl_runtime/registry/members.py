@@ -49,6 +49,7 @@ def differences(pool: ModelSignature, teacher: ModelSignature) -> list[str]:
         *_unlike("versions", ", ".join(pool.versions), ", ".join(teacher.versions)),
         *_unlike_tensors("input", pool.inputs, teacher.inputs),
         *_unlike_tensors("output", pool.outputs, teacher.outputs),
+        *_unlike("extensions", ", ".join(pool.extensions), ", ".join(teacher.extensions)),
     ]
 
 

@@ -56,6 +56,7 @@ def test_a_model_does_not_differ_from_itself() -> None:
             "input 'image' is UINT8 [-1, 784] and the pool's FP32 [-1, 784]",
         ),
         ({"outputs": DIGITS.outputs[:1]}, "output 'features' is missing and the pool's FP32 [-1, 64]"),
+        ({"extensions": ("top_k",)}, "extensions is top_k and the pool's empty"),
         ({"outputs": DIGITS.outputs[::-1]}, "outputs is features, logits and the pool's logits, features"),
     ],
 )
