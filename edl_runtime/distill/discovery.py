@@ -6,28 +6,43 @@ import asyncio
 import os
 import socket
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 
-from edl_runtime.balance.assign import assign
 from edl_runtime.distill.teachers import Discovered
-from edl_runtime.errors import RegistryError
+from edl_runtime.errors import RegistryError, RegistryUnavailableError
+from edl_runtime.registry import quarantine
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
+from edl_runtime.registry.shares import shares
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
 from edl_runtime.store.client import connect
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+TELL_EVERY_S = 1.0
+"""How often a student says which teachers it keeps in quarantine."""
 
 log = structlog.get_logger(__name__)
 
 Use = Callable[[Collection[str]], None]
 """Takes the addresses of the teachers to use from now on."""
 
+Quarantined = Callable[[], Mapping[str, str]]
+"""Returns the addresses of the teachers that are asked nothing now, and why."""
 
-async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use) -> None:
+
+async def follow_pool(
+    wish: Discovered, settings: RuntimeSettings, use: Use, quarantined: Quarantined = dict[str, str]
+) -> None:
     """Be a student of the pool and call `use` whenever the teachers to use change, until cancelled.
+
+    What `quarantined` returns is told to whoever looks at the pool, about once a second.
 
     While Redis is away, the teachers in use stay in use. Raises RegistryUnavailableError when it is away at the start.
     """
@@ -38,9 +53,10 @@ async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use) -> 
         directory = Directory(client, settings.namespace)
         choice = _Choice(me, use)
         try:
-            async with asyncio.TaskGroup() as watches:
-                watches.create_task(_each(directory, wish.pool, "teachers", choice.see_teachers))
-                watches.create_task(_each(directory, wish.pool, "students", choice.see_students))
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_each(directory, wish.pool, "teachers", choice.see_teachers))
+                tasks.create_task(_each(directory, wish.pool, "students", choice.see_students))
+                tasks.create_task(_tell(client, service, me, quarantined))
         except* RegistryError as group:
             raise group.exceptions[0] from None
 
@@ -48,6 +64,19 @@ async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use) -> 
 async def _each(directory: Directory, pool: str, role: keys.Role, see: Callable[[Sequence[Member]], None]) -> None:
     async for members in directory.watch(pool, role):
         see(members)
+
+
+async def _tell(client: Redis, service: keys.Service, me: Member, quarantined: Quarantined) -> None:
+    told = False
+    while True:
+        reasons = quarantined()
+        if reasons or told:
+            try:
+                await quarantine.publish(client, service.namespace, service.pool, me.id, reasons)
+                told = bool(reasons)
+            except RegistryUnavailableError:
+                pass  # which the watches report; it is told again
+        await asyncio.sleep(TELL_EVERY_S)
 
 
 class _Choice:
@@ -58,7 +87,7 @@ class _Choice:
         self._use = use
         self._teachers: Sequence[Member] | None = None
         self._students: Sequence[Member] | None = None
-        self._mine: dict[str, str] | None = None
+        self._mine: tuple[str, ...] | None = None
 
     def see_teachers(self, teachers: Sequence[Member]) -> None:
         self._teachers = teachers
@@ -71,11 +100,8 @@ class _Choice:
     def _choose(self) -> None:
         if self._teachers is None or self._students is None:
             return
-        wants = {student.id: student.want for student in (*self._students, self._me)}
-        assigned = assign({teacher.id: teacher.weight for teacher in self._teachers}, wants)[self._me.id]
-        addresses = {teacher.id: teacher.address for teacher in self._teachers}
-        mine = {teacher: addresses[teacher] for teacher in assigned}
+        mine = shares(self._teachers, [*self._students, self._me])[self._me.id]
         if mine != self._mine:
-            log.info("teachers.assigned", teachers=sorted(mine.values()), students=len(wants), listed=len(addresses))
+            log.info("teachers.assigned", teachers=mine, students=len(self._students), listed=len(self._teachers))
             self._mine = mine
-            self._use(sorted(set(mine.values())))
+            self._use(mine)
