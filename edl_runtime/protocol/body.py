@@ -16,6 +16,7 @@ import numpy as np
 
 from edl_runtime.errors import ProtocolError
 from edl_runtime.protocol.oip import Normalise
+from edl_runtime.protocol.region import REGION
 from edl_runtime.protocol.tensors import Array, dtype_of
 
 _T = TypeVar("_T")
@@ -40,6 +41,7 @@ class Parameters(msgspec.Struct, omit_defaults=True, frozen=True):
     - `binary_data_output`: whether all outputs of a request are.
     - `top_k`: how many of a wanted output's largest values are asked for, None for all of it; see `oip.TopK`.
     - `normalise`: what makes the FP32 that the model takes of an input that comes as UINT8.
+    - `shared_memory_region`, `shared_memory_offset`, `shared_memory_byte_size`: where an input lies in shared memory.
     """
 
     binary_data_size: int | None = None
@@ -47,6 +49,9 @@ class Parameters(msgspec.Struct, omit_defaults=True, frozen=True):
     binary_data_output: bool = False
     top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
     normalise: Normalise | None = None
+    shared_memory_region: str | None = None
+    shared_memory_offset: int = 0
+    shared_memory_byte_size: int | None = None
 
 
 class TensorHead(msgspec.Struct, omit_defaults=True):
@@ -77,16 +82,20 @@ def decode(decoder: msgspec.json.Decoder[_T], header: Buffer) -> _T:
         raise ProtocolError(f"the JSON is not what the protocol allows: {error}") from None
 
 
-def check_payload(heads: Sequence[TensorHead], payload: int, kind: str) -> None:
+def check_payload(heads: Sequence[TensorHead], payload: int, kind: str, shared: int | None = None) -> None:
     """Raise ProtocolError unless binary tensors have the size of their shapes and fill `payload` bytes exactly.
 
-    `kind` is what messages call them: "input" or "output".
+    Those in shared memory have to lie within its `shared` bytes, None where there is none. `kind` is what messages
+    call them: "input" or "output".
     """
     total = 0
     for head in heads:
         if len(head.shape) > _MOST_AXES or any(not 0 <= axis < 2**62 for axis in head.shape):
             allowed = f"at most {_MOST_AXES} axes of 0 or more"
             raise ProtocolError(f"{kind} {head.name!r}: shape is {list(head.shape)}, allowed are {allowed}")
+        if head.parameters.shared_memory_region is not None:
+            _check_shared(head, kind, shared)
+            continue
         size = head.parameters.binary_data_size
         if size is None:
             if head.data is None:
@@ -99,6 +108,21 @@ def check_payload(heads: Sequence[TensorHead], payload: int, kind: str) -> None:
         total += size
     if total != payload:
         raise ProtocolError(f"{payload} bytes follow the JSON, its {kind}s' binary_data_size make {total}")
+
+
+def _check_shared(head: TensorHead, kind: str, shared: int | None) -> None:
+    """Raise ProtocolError unless a tensor has the size of its shape and lies within shared memory of that size."""
+    given = head.parameters
+    if shared is None or given.shared_memory_region != REGION:
+        fault = f"this connection has registered no shared_memory_region {given.shared_memory_region!r}"
+        raise ProtocolError(f"{kind} {head.name!r}: {fault}")
+    size = math.prod(head.shape) * dtype_of(head.datatype).itemsize
+    if given.shared_memory_byte_size != size or given.binary_data_size is not None or head.data is not None:
+        fault = f"shared_memory_byte_size is {given.shared_memory_byte_size}, its shape and datatype make {size}"
+        raise ProtocolError(f"{kind} {head.name!r}: {fault}, and data must be absent")
+    if not 0 <= given.shared_memory_offset <= shared - size:
+        fault = f"shared_memory_offset is {given.shared_memory_offset}, the region has {shared} bytes"
+        raise ProtocolError(f"{kind} {head.name!r}: {fault}, the tensor {size}")
 
 
 def array_of_json(head: TensorHead, kind: str) -> Array:

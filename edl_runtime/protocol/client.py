@@ -16,12 +16,14 @@ import numpy as np
 
 from edl_runtime.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.address import endpoint_of
-from edl_runtime.protocol.body import JSON_LIMIT, Buffer
+from edl_runtime.protocol.body import JSON_LIMIT, Buffer, Encoded
 from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, ResponseHead, render_request
 from edl_runtime.protocol.link import Link
 from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.protocol.region import REGISTER_PATH, Region, refer_to_region
 from edl_runtime.protocol.requests import encode_request
 from edl_runtime.protocol.responses import open_response
+from edl_runtime.protocol.sharing import Sharing
 from edl_runtime.protocol.stream import Stream
 from edl_runtime.protocol.tensors import Array, Tensor
 from edl_runtime.settings import check_token
@@ -53,6 +55,7 @@ class TeacherConnection:
         self._headers: dict[str, str | int] = {"Host": address}
         if token:
             self._headers["Authorization"] = f"Bearer {check_token('token', token)}"
+        self._sharing = Sharing(address)
         self._last_head = (0, 0, b"")
         self._last_answer: _KnownAnswer | None = None
 
@@ -73,6 +76,7 @@ class TeacherConnection:
     def close(self) -> None:
         """Disconnect for good. Safe from another thread, whose call under way raises OSError at once."""
         self._link.close()
+        self._sharing.forget()
 
     def ready(self) -> bool:
         """Whether the teacher takes requests for its model. Raises OSError, ProtocolError."""
@@ -87,19 +91,44 @@ class TeacherConnection:
             if status != 200:
                 raise self._refusal(status, body)
             try:
-                return _signature_decoder.decode(body)
+                signature = _signature_decoder.decode(body)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ProtocolError(f"teacher {self.address}: its model metadata is not usable: {error}") from None
+        self._sharing.learn(signature)
+        return signature
 
     def infer(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Array]:
         """Return the model's `outputs` (empty: all) for `inputs`, as fresh writable arrays.
 
         A sequence of rows is sent as one tensor without stacking it first. Don't change the inputs during the call.
+        Large inputs go to a teacher on this machine in shared memory, if it has said in its `signature` that it can.
 
         Raises InferenceError when the teacher refuses (the connection stays usable), ProtocolError when inputs can't
         be sent or the answer is not what was asked for, TimeoutError and other OSErrors when the network fails.
         """
-        header, buffers, size = encode_request(inputs, outputs)
+        encoded = encode_request(inputs, outputs)
+        arrays = self._exchange_shared(encoded) or self._exchange(*encoded)
+        for name in outputs:
+            if name not in arrays:
+                raise ProtocolError(f"teacher {self.address} left out output {name!r}")
+        return arrays
+
+    def _exchange_shared(self, request: Encoded) -> dict[str, Array] | None:
+        """Ask with the inputs in shared memory; None if that doesn't pay or work."""
+        region = self._region_for(request.size)
+        if region is None:
+            return None
+        region.write(request.buffers)
+        header = refer_to_region(request.header)
+        try:
+            return self._exchange(header, [], len(header))
+        except InferenceError as refused:
+            if refused.status != 400:
+                raise
+            self._sharing.give_up(refused)  # if that was not the reason, the same comes again
+            return None
+
+    def _exchange(self, header: bytes, buffers: Sequence[Array], size: int) -> dict[str, Array]:
         head = self._infer_head(len(header), size)
         with self._link as stream:
             stream.send([head, header, *buffers], len(head) + size)
@@ -111,9 +140,6 @@ class TeacherConnection:
                 arrays, unfilled = self._open_answer(stream)
             for array in unfilled:
                 stream.fill(array)
-        for name in outputs:
-            if name not in arrays:
-                raise ProtocolError(f"teacher {self.address} left out output {name!r}")
         return arrays
 
     def _open_answer(self, stream: Stream) -> tuple[dict[str, Array], list[Array]]:
@@ -133,6 +159,32 @@ class TeacherConnection:
             shapes = [(name, array.dtype, array.shape) for name, array in arrays.items()]
             self._last_answer = _KnownAnswer(head + text, shapes)
         return arrays, unfilled
+
+    def _region_for(self, size: int) -> Region | None:
+        """Return memory shared with the teacher for a request of `size` bytes; None if it goes through the socket."""
+        if not self._sharing.pays(size):
+            return None
+        try:
+            with self._link as stream:
+                region = self._sharing.registered(stream, size)
+                if region is None and (region := self._sharing.create(stream, size)) is not None:
+                    with region.offered() as registration:
+                        self._register(stream, registration)
+        except (InferenceError, ProtocolError) as refused:
+            self._sharing.give_up(refused)
+            return None
+        return region
+
+    def _register(self, stream: Stream, registration: bytes) -> None:
+        headers = {**self._headers, "Content-Type": "application/json", "Content-Length": len(registration)}
+        request = render_request("POST", REGISTER_PATH, headers)
+        stream.send([request, registration], len(request) + len(registration))
+        answer, size = self._checked_head(stream.read_head())
+        body = self._read_json(stream, size)
+        if answer.status != 200:
+            raise self._refusal(answer.status, body)
+        if not answer.keep_alive:
+            raise ProtocolError(f"teacher {self.address} has registered shared memory and disconnects")
 
     def _get(self, stream: Stream, path: str) -> tuple[int, memoryview]:
         request = render_request("GET", path, self._headers)

@@ -127,16 +127,19 @@ def _rows(name: str, tensor: Tensor) -> tuple[list[Array], np.dtype[Any], tuple[
     return rows, dtype, (len(tensor), *row_shape)
 
 
-def decode_request(body: memoryview, header_size: int | None, signature: ModelSignature) -> InferRequest:
+def decode_request(
+    body: memoryview, header_size: int | None, signature: ModelSignature, region: memoryview | None = None
+) -> InferRequest:
     """Return what a client asks of the model; arrays of binary tensors are read-only views into `body`.
 
-    `header_size` is the length of the JSON before the binary tensors, None if there are none. Raises ProtocolError.
+    `header_size` is the length of the JSON before the binary tensors, None if there are none. `region` is the memory
+    that the client shares, if it does; what lies there may change at any time. Raises ProtocolError.
     """
     if header_size is not None and not 0 <= header_size <= len(body):
         raise ProtocolError(f"Inference-Header-Content-Length: got {header_size}, the body has {len(body)} bytes")
     end = len(body) if header_size is None else header_size
     request = decode(_decoder, body[:end])
-    check_payload(request.inputs, len(body) - end, "input")
+    check_payload(request.inputs, len(body) - end, "input", None if region is None else len(region))
     known = {spec.name: spec for spec in signature.inputs}
     inputs: dict[str, Array] = {}
     normalise: dict[str, Normalise] = {}
@@ -150,7 +153,9 @@ def decode_request(body: memoryview, header_size: int | None, signature: ModelSi
         if head.parameters.normalise is not None:
             normalise[head.name] = head.parameters.normalise
         size = head.parameters.binary_data_size
-        if size is None:
+        if region is not None and head.parameters.shared_memory_region is not None:
+            inputs[head.name] = _shared_view(head, region)
+        elif size is None:
             inputs[head.name] = array_of_json(head, "input")
         else:
             inputs[head.name] = _view(head, body[end : end + size])
@@ -213,6 +218,14 @@ def _check_axis(head: TensorHead, how: Normalise) -> None:
     if how.channels not in (1, head.shape[how.axis]):
         channels = f"there are {head.shape[how.axis]} channels on axis {how.axis}"
         raise ProtocolError(f"input {head.name!r}: normalise has numbers for {how.channels} channels, {channels}")
+
+
+def _shared_view(head: TensorHead, region: memoryview) -> Array:
+    """Return an input in shared memory; a copy of one that a model may take for indices, and check only once."""
+    given = head.parameters
+    start = given.shared_memory_offset
+    array = _view(head, region[start : start + (given.shared_memory_byte_size or 0)])
+    return array if array.dtype.kind == "f" or given.normalise is not None else array.copy()
 
 
 def _view(head: TensorHead, data: memoryview) -> Array:

@@ -45,6 +45,11 @@ class Stream:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the other end is, or seems to be, on this machine."""
+        return bool(self._socket.getsockname()[0] == self._socket.getpeername()[0])
+
     def begin(self) -> None:
         """Start the time limit of one exchange. Raises ProtocolError when bytes came that nobody asked for."""
         if self._start != self._end:
