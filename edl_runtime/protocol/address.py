@@ -1,6 +1,8 @@
-"""Where a teacher listens."""
+"""Where servers listen."""
 
 from __future__ import annotations
+
+import ipaddress
 
 from edl_runtime.errors import SpecError
 
@@ -12,3 +14,13 @@ def endpoint_of(address: object, field: str = "teacher address") -> tuple[str, i
         if host and port.isdecimal() and 0 < int(port) < 65536:
             return host.strip("[]"), int(port)
     raise SpecError(field, address, "host:port, as in 127.0.0.1:9000")
+
+
+def check_exposure(host: str, token: str, variable: str) -> None:
+    """Raise SpecError, which names `variable`, for a host that others can reach, unless they need a token."""
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback and not token:
+        raise SpecError("host", host, f"127.0.0.1 (or ::1), unless {variable} holds a token to ask for")

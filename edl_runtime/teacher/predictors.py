@@ -22,7 +22,7 @@ from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.models import ModelOptions
 from edl_runtime.teacher.predictor import PING, RECORD, Failure, Task
 from edl_runtime.teacher.runner import Done
-from edl_runtime.teacher.waits import first
+from edl_runtime.waits import first
 
 PING_LIMIT_S = 5.0
 """A predictor that has nothing to do and does not answer a ping for so long counts as hung."""

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from edl_runtime.errors import EdlError, SpecError, TeacherError
+from edl_runtime.protocol.address import check_exposure
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member, check_weight
@@ -27,7 +28,7 @@ from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.models import ModelOptions
 from edl_runtime.teacher.predictors import run_predictors
 from edl_runtime.teacher.server import BODY_LIMIT, Front
-from edl_runtime.teacher.waits import first, unless
+from edl_runtime.waits import first, unless
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -80,7 +81,7 @@ async def serve(
     Raises SpecError, ModelError and PoolMismatchError for what a restart can't mend; RegistryUnavailableError without
     Redis at the start; TeacherError when it can't listen, or when a predictor ended by itself or was found to hang.
     """
-    _check_exposure(options.host, settings.teacher_token)
+    check_exposure(options.host, settings.teacher_token, "EDL_TEACHER_TOKEN")
     if options.pool and not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", f"the Redis of pool {options.pool!r}, as in redis://127.0.0.1:6379/0")
     loop = asyncio.get_running_loop()
@@ -112,16 +113,6 @@ async def serve(
         log.info("teacher.left", address=address, drained=drained)
         if reason is not None:
             raise reason
-
-
-def _check_exposure(host: str, token: str) -> None:
-    """Raise SpecError for a host that others can reach, unless they need a token."""
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback and not token:
-        raise SpecError("host", host, "127.0.0.1 (or ::1), unless EDL_TEACHER_TOKEN holds a token to ask for")
 
 
 def _each_device(options: TeacherOptions) -> list[ModelOptions]:
