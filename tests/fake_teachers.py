@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK, answered_names
 from edl_runtime.protocol.tensors import Array, Tensor
 
 SIGNATURE = ModelSignature(
@@ -66,10 +66,13 @@ class FakeConnection:
     def signature(self) -> ModelSignature:
         return self._teachers.signatures.get(self._address, SIGNATURE)
 
-    def infer(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Array]:
+    def infer(
+        self, inputs: Mapping[str, Tensor], outputs: Sequence[str | TopK], normalise: Mapping[str, Normalise]
+    ) -> dict[str, Array]:
+        assert not normalise
         x = np.asarray(inputs["x"])
         with self._teachers.lock:
             self._teachers.asked[self._address] += 1
             self._teachers.rows.append(len(x))
         answers = self._teachers.behaviours[self._address](x)
-        return {name: answers[name] for name in outputs}
+        return {name: answers[name] for wish in outputs for name in answered_names(wish)}

@@ -4,5 +4,6 @@ from edl_runtime.distill.reader import DistillReader
 from edl_runtime.distill.reporter import JobReporter
 from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.distill.teachers import Discovered, Fixed
+from edl_runtime.protocol.oip import Normalise, TopK
 
-__all__ = ["Discovered", "DistillReader", "Fixed", "JobReporter", "ReaderStats"]
+__all__ = ["Discovered", "DistillReader", "Fixed", "JobReporter", "Normalise", "ReaderStats", "TopK"]

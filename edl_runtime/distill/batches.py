@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edl_runtime.distill.feeds import Answers, Plan
@@ -17,24 +17,37 @@ LEAST_FAILING_S = 1.0
 class Batch:
     """What the source gave in one piece. It is delivered whole, once all its requests are answered.
 
-    `plan` says what is asked for. A batch holds no reference to its requests, which hold one to it: without a cycle,
-    large arrays are freed at their last use and need no garbage collector.
+    `plans` say what is asked of each pool. A batch holds no reference to its requests, which hold one to it: without
+    a cycle, large arrays are freed at their last use and need no garbage collector.
+
+    - `answers`: of each pool's requests, in order; None for those to come. `missing` counts these.
+    - `awaited`: the training script waits for this batch.
+    - `dropped`: its epoch is over; nobody wants it any more.
+    - `failure`: what to raise in its place.
     """
 
-    __slots__ = ("answered_by", "answers", "missing", "payload", "plan", "samples")
+    __slots__ = ("answered_by", "answers", "awaited", "dropped", "failure", "missing", "payload", "plans", "samples")
 
-    def __init__(self, payload: Any, plan: Plan, *, samples: int, requests: int) -> None:
+    def __init__(self, payload: Any, plans: Sequence[Plan], *, samples: int, requests: int) -> None:
+        """Have `requests` requests to each pool."""
         self.payload = payload
-        self.plan = plan
+        self.plans = plans
         self.samples = samples
-        self.missing = requests
-        self.answers: list[Answers | None] = [None] * requests
+        self.missing = requests * len(plans)
+        self.answers: tuple[list[Answers | None], ...] = tuple([None] * requests for _ in plans)
         self.answered_by: list[str] = []  # an address for each answer, in no order
+        self.awaited = False
+        self.dropped = False
+        self.failure: BaseException | None = None
 
     @property
     def weight(self) -> int:
         """How much of the window it takes: the number of its requests, at least 1."""
-        return len(self.answers) or 1
+        return sum(map(len, self.answers)) or 1
+
+    def lacks(self, pool: int) -> bool:
+        """Whether this pool has yet to answer a request."""
+        return None in self.answers[pool]
 
 
 class Failures(NamedTuple):
@@ -45,24 +58,33 @@ class Failures(NamedTuple):
 
 
 class Request:
-    """What one teacher is asked at once: `rows` rows of each of `inputs`, the `index`-th part of `batch`."""
+    """What one teacher of the `pool`-th pool is asked at once: `rows` rows of `inputs`, the `index`-th part of `batch`.
 
-    __slots__ = ("batch", "failures", "index", "inputs", "rows")
+    - `asked_of`: addresses of the teachers that were asked, in order.
+    - `hedged`: a second teacher is asked since the first takes long; no third one is for that reason.
+    """
 
-    def __init__(self, batch: Batch, index: int, inputs: Mapping[str, Tensor], rows: int) -> None:
+    __slots__ = ("asked_of", "batch", "failures", "hedged", "index", "inputs", "pool", "rows")
+
+    def __init__(self, batch: Batch, pool: int, index: int, inputs: Mapping[str, Tensor], rows: int) -> None:
         self.batch = batch
+        self.pool = pool
         self.index = index
         self.inputs = inputs
         self.rows = rows
+        self.asked_of: tuple[str, ...] = ()
+        self.hedged = False
         self.failures: Failures | None = None
 
     @property
-    def answered(self) -> bool:
-        return self.batch.answers[self.index] is not None
+    def settled(self) -> bool:
+        """Whether no answer is wanted any more."""
+        batch = self.batch
+        return batch.dropped or batch.failure is not None or batch.answers[self.pool][self.index] is not None
 
     def answer(self, address: str, answers: Answers) -> None:
         """Note the answers of a teacher; only the first count."""
-        self.batch.answers[self.index] = answers
+        self.batch.answers[self.pool][self.index] = answers
         self.batch.answered_by.append(address)
         self.batch.missing -= 1
 

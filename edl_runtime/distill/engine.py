@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -14,12 +16,15 @@ from edl_runtime.distill.discovery import follow_pool
 from edl_runtime.distill.epoch import Epoch
 from edl_runtime.distill.feeds import Plan
 from edl_runtime.distill.formats import Format, cut, pieces
+from edl_runtime.distill.lane import Asking, Connect
 from edl_runtime.distill.loop import LoopThread
 from edl_runtime.distill.patience import TELL_EVERY_S, Patience
 from edl_runtime.distill.pipeline import Pipeline
-from edl_runtime.distill.pool import Connect, TeacherPool
+from edl_runtime.distill.pool import TeacherPool
+from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.distill.teachers import Discovered, Fixed
 from edl_runtime.errors import DistillError
+from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.settings import RuntimeSettings
 
 CLOSE_LIMIT_S = 5.0
@@ -31,37 +36,61 @@ LOOK_EVERY_S = 0.2
 log = structlog.get_logger(__name__)
 
 
+class Question(NamedTuple):
+    """What one pool is asked of each sample."""
+
+    teachers: Fixed | Discovered
+    outputs: tuple[str | TopK, ...]
+
+
 class Engine:
-    """Feeder, lanes and discovery of one reader. Holds no reference to that, so one that nobody closes is collected."""
+    """Feeder, lanes and discovery of one reader. Holds no reference to that, so one that nobody closes is collected.
+
+    It belongs to the process that made it: threads, locks and connections don't survive a fork. See `is_mine`.
+    """
 
     def __init__(
         self,
         source: Callable[[], Iterable[Any]],
         *,
         inputs: tuple[str | None, ...],
-        outputs: tuple[str, ...],
+        questions: Sequence[Question],
+        normalise: Mapping[str, Normalise],
         format: Format,  # noqa: A002 -- as the reader has it
-        teachers: Fixed | Discovered,
         teacher_batch_size: int,
+        epochs: int | None,
         settings: RuntimeSettings,
         connect: Connect,
     ) -> None:
         self._source = source
         self._format: Format = format
         self._size = teacher_batch_size
-        self._teachers = teachers
         self._settings = settings
-        self._plan_of = partial(Plan.of, inputs, outputs)
-        self.pipeline = Pipeline(
-            Patience(str(teachers), wait_limit_s=settings.teacher_wait_s, request_limit_s=settings.teacher_timeout_s)
-        )
-        self._pool = TeacherPool(self.pipeline, connect, self._plan_of)
+        self._questions = questions
+        self._plans_of = [partial(Plan.of, inputs, question.outputs, normalise) for question in questions]
+        self._pid = os.getpid()
+        patiences = [
+            Patience(
+                str(question.teachers), wait_limit_s=settings.teacher_wait_s, request_limit_s=settings.teacher_timeout_s
+            )
+            for question in questions
+        ]
+        self.pipeline = Pipeline(patiences, epochs)
+        self._pools = [
+            TeacherPool(Asking(dispatcher, connect, plan_of, self.pipeline.fail))
+            for dispatcher, plan_of in zip(self.pipeline.dispatchers, self._plans_of, strict=True)
+        ]
         self._discovery: LoopThread | None = None
         self._feeder: threading.Thread | None = None
         self._source_free = threading.Lock()
         self._lock = threading.RLock()  # reentrant: the garbage collector may stop it from inside
         self._started = False
         self._closed = False
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process made it; in a forked child nothing of it may be used."""
+        return self._pid == os.getpid()
 
     def start(self) -> bool:
         """Start to look for teachers; return whether this is the first time. Raises DistillError when stopped."""
@@ -71,19 +100,29 @@ class Engine:
             if self._started:
                 return False
             self._started = True
-            if isinstance(self._teachers, Discovered):
-                self._discovery = LoopThread("edl discovery", partial(self._discover, self._teachers))
+            for question, pool in zip(self._questions, self._pools, strict=True):
+                if isinstance(question.teachers, Fixed):
+                    pool.use(question.teachers.addresses)
+            if any(isinstance(question.teachers, Discovered) for question in self._questions):
+                self._discovery = LoopThread("edl discovery", self._discover)
                 self._discovery.start()
-            else:
-                self._pool.use(self._teachers.addresses)
+            threading.Thread(target=self.pipeline.watch, name="edl hedges", daemon=True).start()
             return True
 
     def begin(self) -> Epoch:
-        """Start an epoch and the thread that feeds it."""
-        epoch = self.pipeline.begin()
-        self._feeder = threading.Thread(target=self._feed, args=(epoch,), name="edl feeder", daemon=True)
-        self._feeder.start()
+        """Start to read the next epoch, and a thread that feeds it, unless it is fed already."""
+        epoch, is_fed = self.pipeline.begin()
+        if not is_fed:
+            self._feeder = threading.Thread(target=self._feed, args=(epoch,), name="edl feeder", daemon=True)
+            self._feeder.start()
         return epoch
+
+    def stats(self) -> ReaderStats:
+        """Return what was delivered so far, and how teachers fare."""
+        quarantined: dict[str, str] = {}
+        for pool in self._pools:
+            quarantined |= pool.quarantined()
+        return self.pipeline.stats(quarantined)
 
     def stop(self) -> None:
         """Let all threads end, for good; doesn't wait for them."""
@@ -92,12 +131,14 @@ class Engine:
             self.pipeline.close()
             if self._discovery is not None:
                 self._discovery.stop()
-            self._pool.stop()
+            for pool in self._pools:
+                pool.stop()
 
     def join(self) -> None:
         """Wait for the threads to end after `stop`, for `CLOSE_LIMIT_S` at most."""
         until = time.monotonic() + CLOSE_LIMIT_S
-        self._pool.join(until)
+        for pool in self._pools:
+            pool.join(until)
         if self._discovery is not None:
             self._discovery.join(until - time.monotonic())
         if self._feeder is not None and self._feeder is not threading.current_thread():
@@ -105,34 +146,34 @@ class Engine:
             if self._feeder.is_alive():
                 log.warning("source.still_busy", waited_s=CLOSE_LIMIT_S)
 
-    async def _discover(self, wish: Discovered) -> None:
+    async def _discover(self) -> None:
         try:
-            await follow_pool(wish, self._settings, self._use)
-        except Exception as error:  # noqa: BLE001 -- whatever it is, the training script has to know
-            self.pipeline.fail(error)
+            async with asyncio.TaskGroup() as following:
+                for question, pool in zip(self._questions, self._pools, strict=True):
+                    if isinstance(question.teachers, Discovered):
+                        following.create_task(
+                            follow_pool(question.teachers, self._settings, pool.use, pool.quarantined)
+                        )
+        except* Exception as group:  # noqa: BLE001 -- whatever it is, the training script has to know
+            self.pipeline.fail(group.exceptions[0])
 
-    def _use(self, addresses: Collection[str]) -> None:
-        self._pool.use(addresses)
-        if not addresses:
-            self.pipeline.lacks("no teacher is registered")
-
-    def _feed(self, epoch: Epoch) -> None:
-        if not self._await_source(epoch):
-            return
-        try:
-            self._put_all(epoch)
-        except BaseException as error:  # noqa: BLE001 -- it is the training script's to handle
-            self.pipeline.end_of_source(epoch, error)
-        else:
-            self.pipeline.end_of_source(epoch, None)
-        finally:
-            self._source_free.release()
+    def _feed(self, begun: Epoch) -> None:
+        epoch: Epoch | None = begun
+        while epoch is not None and self._await_source(epoch):
+            error: BaseException | None = None
+            try:
+                self._put_all(epoch)
+            except BaseException as raised:  # noqa: BLE001 -- it is the training script's to handle
+                error = raised
+            finally:
+                self._source_free.release()
+            epoch = self.pipeline.end_of_source(epoch, error)
 
     def _await_source(self, epoch: Epoch) -> bool:
         """Take the source, which is never run by two threads at once; False when the epoch is over before."""
         since = told_at = time.monotonic()
         while not self._source_free.acquire(timeout=LOOK_EVERY_S):
-            if not self.pipeline.goes_on(epoch):
+            if epoch.over:
                 return False
             if time.monotonic() - told_at >= TELL_EVERY_S:
                 told_at = time.monotonic()
@@ -140,20 +181,23 @@ class Engine:
         return True
 
     def _put_all(self, epoch: Epoch) -> None:
-        plan: Plan | None = None
+        plans: list[Plan] = []
         first = 0
         items = iter(self._source())
         try:
             for piece in pieces(self._format, items, self._size):
-                if plan is None:
-                    signature = self.pipeline.await_signature(epoch)
-                    if signature is None:
+                if not plans:
+                    signatures = self.pipeline.await_signatures(epoch)
+                    if signatures is None:
                         return
-                    plan = self._plan_of(signature)
-                batch, requests = cut(self._format, piece, plan, self._size, first)
+                    plans = self._agreed_plans(signatures)
+                batch, requests = cut(self._format, piece, plans, self._size, first)
                 first += batch.samples if self._format == "sample" else 1
                 if not self.pipeline.put(epoch, batch, requests):
                     return
         finally:
             if isinstance(items, Generator):
                 items.close()  # here, in the thread that runs it, and not when somebody happens to forget it
+
+    def _agreed_plans(self, signatures: Sequence[ModelSignature]) -> list[Plan]:
+        return [plan_of(signature) for plan_of, signature in zip(self._plans_of, signatures, strict=True)]

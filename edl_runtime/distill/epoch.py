@@ -1,4 +1,4 @@
-"""What the pipeline keeps while it runs: the current pass over the source, and each connection's part in it."""
+"""What the pipeline keeps while it runs: passes over the source, and each connection's part in them."""
 
 from __future__ import annotations
 
@@ -8,46 +8,58 @@ from edl_runtime.distill.batches import Batch, Request
 
 
 class Epoch:
-    """One pass over the source: the batches that were put in and not yet taken, in order."""
+    """One pass over the source: the batches that were put in and not yet taken, in order.
 
-    __slots__ = ("batches", "ended", "error", "failure", "waits_for_signature")
+    - `awaited`: the script waits for news of it.
+    - `over`: the script has left it, at its end or before.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("awaited", "batches", "ended", "error", "number", "over", "waits_for_signature")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.batches: deque[Batch] = deque()
+        self.awaited = False
         self.ended = False
         self.error: BaseException | None = None  # of the source; raised after the batches before it
-        self.failure: BaseException | None = None  # of a request; raised at once
+        self.over = False
         self.waits_for_signature = False
 
-    @property
-    def waits_for_teachers(self) -> bool:
-        """Whether it is a teacher's turn, and not the source's."""
-        return bool(self.batches) or self.waits_for_signature
+    def drop(self) -> int:
+        """Be over; return the weight of the batches that nobody will take."""
+        self.over = True
+        weight = 0
+        for batch in self.batches:
+            batch.dropped = True
+            weight += batch.weight
+        self.batches.clear()
+        return weight
 
 
 class Lane:
-    """What the pipeline knows of one connection: its teacher, and what that is asked at the moment, in which epoch."""
+    """What the pipeline knows of one connection: its teacher, and what that is asked at the moment, since when.
 
-    __slots__ = ("address", "asked", "epoch", "leaving")
+    `gave_back` is true when another teacher is asked the same since this one may never answer.
+    """
+
+    __slots__ = ("address", "asked", "asked_at", "gave_back", "leaving")
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.asked: Request | None = None
-        self.epoch: Epoch | None = None
+        self.asked_at = 0.0  # monotonic seconds
+        self.gave_back = False
         self.leaving = False
 
-    def ask(self, request: Request, epoch: Epoch | None) -> None:
+    def ask(self, request: Request, now: float) -> None:
         """Note what it is asked."""
         self.asked = request
-        self.epoch = epoch
+        self.asked_at = now
+        self.gave_back = False
+        request.asked_of = (*request.asked_of, self.address)
 
-    def pending(self, epoch: Epoch | None) -> Request | None:
-        """Return what it is asked, if that is of this epoch and still unanswered."""
+    @property
+    def pending(self) -> Request | None:
+        """What it is asked, if an answer is still wanted."""
         request = self.asked
-        return request if request is not None and self.epoch is epoch and not request.answered else None
-
-    def release(self, epoch: Epoch | None) -> Request | None:
-        """Be asked nothing any more; return what was pending."""
-        request = self.pending(epoch)
-        self.asked = None
-        return request
+        return request if request is not None and not request.settled else None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from edl_runtime.errors import ProtocolError, SampleError, SpecError
-from edl_runtime.protocol.oip import ModelSignature, TensorSpec, fits
+from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK, answered_names, fits
 from edl_runtime.protocol.tensors import Array, Tensor, dtype_of
 
 Answers = Mapping[str, Array]
@@ -34,8 +34,8 @@ class Feed(NamedTuple):
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, slot: int, spec: TensorSpec) -> Self:
-        return cls(slot, spec.name, dtype_of(spec.datatype), spec.shape[1:])
+    def of(cls, slot: int, spec: TensorSpec, *, as_uint8: bool) -> Self:
+        return cls(slot, spec.name, dtype_of("UINT8" if as_uint8 else spec.datatype), spec.shape[1:])
 
     def rows(self, rows: Sequence[Array], where: Where) -> Tensor:
         """Return the rows in the teachers' shape, small ones as one array. Raises SampleError."""
@@ -75,11 +75,26 @@ class Feed(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One output that is asked for: `shape` is that of a row."""
+    """One array that is answered: `shape` is that of a row, -1 in it is any size."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+
+    @classmethod
+    def each(cls, wish: str | TopK, spec: TensorSpec) -> list[Self]:
+        """Return what is answered to a wish for an output of the model. Raises SpecError."""
+        dtype, shape = dtype_of(spec.datatype), spec.shape[1:]
+        if isinstance(wish, str):
+            return [cls(wish, dtype, shape)]
+        if not shape or 0 <= shape[-1] < wish.k:
+            allowed = (
+                f"at most {shape[-1]}, the last axis of it" if shape else "an output with an axis behind the batch"
+            )
+            raise SpecError(f"outputs: k of TopK({wish.name!r})", wish.k, allowed)
+        values, indices = answered_names(wish)
+        shape = (*shape[:-1], wish.k)
+        return [cls(values, dtype, shape), cls(indices, np.dtype(np.int32), shape)]
 
     def none(self) -> Array:
         """Return the answer to no rows."""
@@ -87,10 +102,17 @@ class Answer(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is asked of the teachers, for each item."""
+    """What is asked of the teachers of a pool, for each item.
+
+    - `slots`: the names of an item's slots.
+    - `feeds`: what is sent; those in `normalise` as uint8, of which the teachers make the model's FP32.
+    - `wishes`: what is asked for; `answers`: what comes of it, in order.
+    """
 
     slots: tuple[str | None, ...]
     feeds: tuple[Feed, ...]
+    normalise: Mapping[str, Normalise]
+    wishes: tuple[str | TopK, ...]
     answers: tuple[Answer, ...]
 
     @property
@@ -98,24 +120,46 @@ class Plan(NamedTuple):
         return f"{len(self.slots)} slots: {', '.join(name or 'one of no name' for name in self.slots)}"
 
     @classmethod
-    def of(cls, inputs: Sequence[str | None], outputs: Sequence[str], signature: ModelSignature) -> Self:
-        """Match the names of a reader with those of the model. Raises SpecError."""
+    def of(
+        cls,
+        inputs: Sequence[str | None],
+        outputs: Sequence[str | TopK],
+        normalise: Mapping[str, Normalise],
+        signature: ModelSignature,
+    ) -> Self:
+        """Match the wishes of a reader with what the teachers' model takes and answers. Raises SpecError."""
+        model = f"the teachers' model {signature.name!r}"
         slots = {name: slot for slot, name in enumerate(inputs) if name}
         for spec in signature.inputs:
             if spec.name not in slots:
-                allowed = f"names with {spec.name!r} among them: the teachers' model {signature.name!r} takes it"
+                allowed = f"names with {spec.name!r} among them: {model} takes it"
                 raise SpecError("inputs", tuple(inputs), allowed)
         if not signature.inputs:
             raise SpecError("teachers", signature.name, "a model that takes at least one input")
+        sent_as_uint8 = {spec.name: normalise[spec.name] for spec in signature.inputs if spec.name in normalise}
+        for spec in signature.inputs:
+            if spec.name in sent_as_uint8 and spec.datatype != "FP32":
+                allowed = f"inputs that the model takes as FP32; {model} takes this one as {spec.datatype}"
+                raise SpecError("normalise", spec.name, allowed)
+        for extension, asked in (
+            ("normalise", bool(sent_as_uint8)),
+            ("top_k", any(isinstance(wish, TopK) for wish in outputs)),
+        ):
+            if asked and extension not in signature.extensions:
+                raise SpecError(extension, signature.platform or "unknown", f"teachers that can do it; {model} can't")
         known = {spec.name: spec for spec in signature.outputs}
-        for name in outputs:
+        answers: list[Answer] = []
+        for wish in outputs:
+            name = wish if isinstance(wish, str) else wish.name
             if name not in known:
-                allowed = f"of the outputs of the teachers' model {signature.name!r}: {', '.join(known)}"
-                raise SpecError("outputs", name, allowed)
+                raise SpecError("outputs", name, f"of the outputs of {model}: {', '.join(known)}")
+            answers += Answer.each(wish, known[name])
         return cls(
             tuple(inputs),
-            tuple(Feed.of(slots[spec.name], spec) for spec in signature.inputs),
-            tuple(Answer(name, dtype_of(known[name].datatype), known[name].shape[1:]) for name in outputs),
+            tuple(Feed.of(slots[spec.name], spec, as_uint8=spec.name in sent_as_uint8) for spec in signature.inputs),
+            sent_as_uint8,
+            tuple(outputs),
+            tuple(answers),
         )
 
     def check(self, teacher: str, answers: Answers, rows: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from edl_runtime.distill.batches import Batch, Request
-from edl_runtime.distill.feeds import Answer, Answers, Plan, Where
+from edl_runtime.distill.feeds import Answer, Answers, Feed, Plan, Where
 from edl_runtime.errors import SampleError
 from edl_runtime.protocol.tensors import Array, Tensor
 
@@ -45,31 +45,50 @@ def pieces(kind: Format, source: Iterable[Any], size: int) -> Iterator[Any]:
         yield samples
 
 
-def cut(kind: Format, piece: Any, plan: Plan, size: int, first: int) -> tuple[Batch, list[Request]]:
-    """Return a piece and its requests of at most `size` rows; it starts with the `first`-th item of the epoch.
+def cut(kind: Format, piece: Any, plans: Sequence[Plan], size: int, first: int) -> tuple[Batch, list[list[Request]]]:
+    """Return a piece and its requests of at most `size` rows, for each plan; its first item is the epoch's `first`-th.
 
     Arrays are not copied. Raises SampleError for what the teachers don't take.
     """
     if kind == "batch":
-        return _cut_batch(piece, plan, size, lambda _: f"batch {first}")
+        return _cut_batch(piece, plans, size, lambda _: f"batch {first}")
     if kind == "sample":
-        return _cut_samples(piece, plan, size, lambda number: f"sample {first + number}")
+        return _cut_samples(piece, plans, size, lambda number: f"sample {first + number}")
     if not isinstance(piece, list | tuple):
         raise SampleError("item", f"batch {first}", type(piece).__name__, "a list of samples")
-    return _cut_samples(piece, plan, size, lambda number: f"sample {number} of batch {first}")
+    return _cut_samples(piece, plans, size, lambda number: f"sample {number} of batch {first}")
 
 
-def join(kind: Format, batch: Batch) -> Iterable[Any]:
-    """Return the items to deliver for a batch whose requests are all answered."""
-    plan = batch.plan
-    answers = cast("list[Answers]", batch.answers)
+def join(kind: Format, batch: Batch, names: Sequence[str] = ()) -> Iterable[Any]:
+    """Return the items to deliver for a batch whose requests are all answered.
+
+    With `names` of the pools, all answers to an item stand in one last slot, by the pool's and the output's name.
+    """
+    parts = [cast("list[Answers]", answers) for answers in batch.answers]
     if kind == "batch":
-        return [
-            (*batch.payload, *(_joined([part[wanted.name] for part in answers], wanted) for wanted in plan.answers))
+        arrays = [
+            {wanted.name: _joined([part[wanted.name] for part in answers], wanted) for wanted in plan.answers}
+            for plan, answers in zip(batch.plans, parts, strict=True)
         ]
-    predictions = (chain.from_iterable([part[wanted.name] for part in answers]) for wanted in plan.answers)
-    samples = list(zip(*batch.payload, *predictions, strict=True))
+        return [(*batch.payload, *([dict(zip(names, arrays, strict=True))] if names else arrays[0].values()))]
+    rows = [
+        [chain.from_iterable([part[wanted.name] for part in answers]) for wanted in plan.answers]
+        for plan, answers in zip(batch.plans, parts, strict=True)
+    ]
+    columns = [_named_rows(names, batch, rows)] if names else rows[0]
+    samples = list(zip(*batch.payload, *columns, strict=True))
     return samples if kind == "sample" else [samples]
+
+
+def _named_rows(
+    names: Sequence[str], batch: Batch, rows: Sequence[Sequence[Iterable[Array]]]
+) -> Iterator[dict[str, dict[str, Array]]]:
+    outputs = [[wanted.name for wanted in plan.answers] for plan in batch.plans]
+    for sample in zip(*(zip(*columns, strict=True) for columns in rows), strict=True):
+        yield {
+            name: dict(zip(wanted, values, strict=True))
+            for name, wanted, values in zip(names, outputs, sample, strict=True)
+        }
 
 
 def _joined(parts: Sequence[Array], wanted: Answer) -> Array:
@@ -78,40 +97,46 @@ def _joined(parts: Sequence[Array], wanted: Answer) -> Array:
     return np.concatenate(parts) if parts else wanted.none()
 
 
-def _cut_batch(item: Any, plan: Plan, size: int, where: Where) -> tuple[Batch, list[Request]]:
-    slots = _slots(item, plan, where, 0)
-    names = [feed.name for feed in plan.feeds]
-    arrays = [slots[feed.slot] for feed in plan.feeds]
-    rows = len(arrays[0]) if arrays[0].ndim else 0
-    for name, array in zip(names, arrays, strict=True):
+def _cut_batch(item: Any, plans: Sequence[Plan], size: int, where: Where) -> tuple[Batch, list[list[Request]]]:
+    slots = _slots(item, plans[0], where, 0)
+    feeds = _feeds(plans)
+    first = feeds[0]
+    rows = len(slots[first.slot]) if slots[first.slot].ndim else 0
+    fitting: dict[Feed, Tensor] = {}
+    for feed in feeds:
+        array = slots[feed.slot]
         if not array.ndim or len(array) != rows:
             given = f"{len(array)} rows" if array.ndim else "a single value"
-            raise SampleError(name, where(0), given, f"an array of rows, as many as {names[0]!r} has")
-    fitting = [
-        np.ascontiguousarray(feed.array(array, where(0))) for feed, array in zip(plan.feeds, arrays, strict=True)
-    ]
-    return _requests(slots, plan, rows, dict(zip(names, fitting, strict=True)), size)
+            raise SampleError(feed.name, where(0), given, f"an array of rows, as many as {first.name!r} has")
+        fitting[feed] = np.ascontiguousarray(feed.array(array, where(0)))
+    return _requests(slots, plans, rows, fitting, size)
 
 
-def _cut_samples(items: Sequence[Any], plan: Plan, size: int, where: Where) -> tuple[Batch, list[Request]]:
-    columns = _columns(items, plan, where)
-    inputs = {feed.name: feed.rows(columns[feed.slot], where) for feed in plan.feeds}
-    return _requests(columns, plan, len(items), inputs, size)
+def _cut_samples(
+    items: Sequence[Any], plans: Sequence[Plan], size: int, where: Where
+) -> tuple[Batch, list[list[Request]]]:
+    columns = _columns(items, plans[0], where)
+    inputs = {feed: feed.rows(columns[feed.slot], where) for feed in _feeds(plans)}
+    return _requests(columns, plans, len(items), inputs, size)
+
+
+def _feeds(plans: Sequence[Plan]) -> list[Feed]:
+    """Return what is sent, once if several pools take the same."""
+    return list(dict.fromkeys(feed for plan in plans for feed in plan.feeds))
 
 
 def _requests(
-    payload: Any, plan: Plan, rows: int, inputs: Mapping[str, Tensor], size: int
-) -> tuple[Batch, list[Request]]:
+    payload: Any, plans: Sequence[Plan], rows: int, inputs: Mapping[Feed, Tensor], size: int
+) -> tuple[Batch, list[list[Request]]]:
     starts = range(0, rows, size)
-    batch = Batch(payload, plan, samples=rows, requests=len(starts))
+    batch = Batch(payload, plans, samples=rows, requests=len(starts))
+    parts = [{feed: tensor[start : start + size] for feed, tensor in inputs.items()} for start in starts]
     return batch, [
-        Request(
-            batch,
-            index,
-            {name: tensor[start : start + size] for name, tensor in inputs.items()},
-            min(size, rows - start),
-        )
-        for index, start in enumerate(starts)
+        [
+            Request(batch, pool, index, {feed.name: parts[index][feed] for feed in plan.feeds}, min(size, rows - start))
+            for index, start in enumerate(starts)
+        ]
+        for pool, plan in enumerate(plans)
     ]
 
 

@@ -1,73 +1,81 @@
 """Between the source, the teachers and the training script: a bounded window of requests, delivered in order.
 
-Three kinds of threads meet here. The feeder puts batches in, in order, and waits for room. A lane, one of a teacher's
-connections, takes one request at a time and brings the answers, or gives it back when the teacher fails: then it is
-the next to be taken. The training script takes whole batches in the order of the source.
+Three kinds of threads meet here. The feeder puts batches in, in order, and waits for room. Lanes take requests and
+bring the answers (see `Dispatcher`). The training script takes whole batches in the order of the source.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Mapping, Sequence
 
 from edl_runtime.distill.batches import Batch, Request
-from edl_runtime.distill.epoch import Epoch, Lane
-from edl_runtime.distill.feeds import Answers
+from edl_runtime.distill.dispatcher import Dispatcher, Seams
+from edl_runtime.distill.epoch import Epoch
 from edl_runtime.distill.patience import TELL_EVERY_S, Patience
 from edl_runtime.distill.stats import ReaderStats, Tally
 from edl_runtime.errors import DistillError
 from edl_runtime.protocol.oip import ModelSignature
 
-REQUESTS_A_LANE = 2
-"""One that is being answered and one that waits, so that a lane never waits for the source."""
-
 LEAST_REQUESTS = 4
 
 
 class Pipeline:
-    """The requests of one reader. Every method is safe from any thread.
+    """The batches of one reader. Every method is safe from any thread.
 
     The window is counted in requests; an item of the source goes in whole, so that one with many may exceed it.
+
+    - `patiences`: one for each pool that is asked.
+    - `epochs`: how many the script will read, if that is known: so many are fed ahead of it.
     """
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, patiences: Sequence[Patience], epochs: int | None = None) -> None:
         lock = threading.RLock()  # reentrant: the garbage collector may close the reader from inside
         self._lock = lock
-        self._work = threading.Condition(lock)  # for lanes
-        self._room = threading.Condition(lock)  # for the feeder
-        self._done = threading.Condition(lock)  # for the training script
-        self._todo: deque[Request] = deque()
+        self._seams = Seams(lock, self._begin_watch)
+        self._room = self._seams.room
+        self._done = self._seams.done
+        self._asked = threading.Condition(lock)  # for who watches how long teachers take
+        self._watching = True
+        self._known_epochs = epochs or 0
+        self._begun = 0  # epochs that are fed or were
         self._unfinished = 0  # weight of the batches between put and take_batch
-        self._epoch: Epoch | None = None
-        self._lanes: Counter[str] = Counter()
-        self._signature: ModelSignature | None = None
+        self._reading: Epoch | None = None
+        self._ahead: deque[Epoch] = deque()  # epochs that come after it and are fed already
         self._failure: BaseException | None = None
         self._closed = False
         self._tally = Tally(time.monotonic())
+        self.dispatchers = tuple(Dispatcher(self._seams, patience) for patience in patiences)
 
     # The training script
 
-    def begin(self) -> Epoch:
-        """Start the next epoch; the one before is over, finished or not. Raises DistillError when closed."""
+    def begin(self) -> tuple[Epoch, bool]:
+        """Start to read the next epoch, and return whether it is being fed; the one before is over, finished or not.
+
+        Raises DistillError when closed.
+        """
         with self._lock:
             self._check()
-            self._drop_epoch()
-            self._epoch = Epoch()
+            self._drop_reading()
             self._tally.epochs += 1
-            return self._epoch
+            is_fed = bool(self._ahead)
+            self._reading = self._ahead.popleft() if is_fed else self._new_epoch()
+            return self._reading, is_fed
 
     def end(self, epoch: Epoch) -> None:
         """Be done with the epoch: what is left of it is dropped, answers that are under way included."""
+        if epoch.over:  # while the interpreter ends, a thread that is no more may hold the lock
+            return
         with self._lock:
-            if epoch is self._epoch:
-                self._drop_epoch()
+            if epoch is self._reading:
+                self._drop_reading()
 
     def take_batch(self, epoch: Epoch) -> Batch | None:
         """Return the next batch with its answers, None at the epoch's end; wait for it as long as teachers answer.
 
-        Raises what the source raised, when its turn has come; what a request failed with; NoTeacherError; whatever
+        Raises what the source raised or a request failed with, when its turn has come; NoTeacherError; whatever
         `fail` was given; DistillError when the reader was closed or another epoch was begun.
         """
         with self._lock:
@@ -75,152 +83,113 @@ class Pipeline:
             while not self._has_next(epoch):
                 now = time.monotonic()
                 waiting_since = waiting_since or now
-                pause_s = TELL_EVERY_S
-                if epoch.waits_for_teachers:
-                    pause_s = self._patience.pause_s(now, waiting_since=waiting_since, connected=bool(self._lanes))
-                self._done.wait(pause_s)
+                self._await_next(epoch, now, waiting_since)
+            now = time.monotonic()
+            if waiting_since is not None:
+                self._tally.wait(now - waiting_since, now)
             if not epoch.batches:
                 return None
             batch = epoch.batches.popleft()
             self._unfinished -= batch.weight
-            self._tally.deliver(batch.samples, batch.answered_by, time.monotonic())
+            self._tally.deliver(batch.samples, batch.answered_by, now)
             self._room.notify()
             return batch
 
     def _has_next(self, epoch: Epoch) -> bool:
         """Whether there is no need to wait: for a batch, the end or an error, which is raised."""
         self._check()
-        if epoch is not self._epoch:
+        if epoch is not self._reading:
             raise DistillError("this epoch is over: the reader was iterated anew; use one iteration at a time")
-        if epoch.failure is not None:
-            raise epoch.failure
         if epoch.batches:
-            return not epoch.batches[0].missing
+            batch = epoch.batches[0]
+            if batch.failure is not None:
+                raise batch.failure
+            return not batch.missing
         if epoch.ended and epoch.error is not None:
             raise epoch.error
         return epoch.ended
+
+    def _await_next(self, epoch: Epoch, now: float, waiting_since: float) -> None:
+        """Wait until there may be news. Raises NoTeacherError."""
+        if epoch.batches:
+            epoch.batches[0].awaited = True
+            late = [pool for number, pool in enumerate(self.dispatchers) if epoch.batches[0].lacks(number)]
+        else:
+            late = [pool for pool in self.dispatchers if epoch.waits_for_signature and pool.signature is None]
+        pauses = [pool.pause_s(now, waiting_since) for pool in late]
+        epoch.awaited = True
+        self._done.wait(min(pauses, default=TELL_EVERY_S))
+        epoch.awaited = False
 
     # The feeder
 
     def goes_on(self, epoch: Epoch) -> bool:
         """Whether the epoch is not over."""
-        return epoch is self._epoch
+        return not epoch.over
 
-    def put(self, epoch: Epoch, batch: Batch, requests: list[Request]) -> bool:
-        """Add a batch and its requests when there is room; False when the epoch is over."""
+    def put(self, epoch: Epoch, batch: Batch, requests: Sequence[Sequence[Request]]) -> bool:
+        """Add a batch and its requests to each pool when there is room; False when the epoch is over."""
         with self._lock:
-            while epoch is self._epoch and self._unfinished >= self._window():
+            while not epoch.over and self._unfinished >= self._window():
                 self._room.wait()
-            if epoch is not self._epoch:
+            if epoch.over:
                 return False
-            if not epoch.batches:
-                self._patience.restart(time.monotonic())
+            batch.awaited = epoch.awaited and not epoch.batches
             epoch.batches.append(batch)
-            self._todo += requests
             self._unfinished += batch.weight
-            self._work.notify(len(requests))
-            if not self._lanes or not batch.missing:
+            now = time.monotonic()
+            for dispatcher, asked in zip(self.dispatchers, requests, strict=True):
+                dispatcher.add(asked, now)
+            if batch.awaited and not (batch.missing and all(pool.connected for pool in self.dispatchers)):
                 self._done.notify()
             return True
 
-    def await_signature(self, epoch: Epoch) -> ModelSignature | None:
-        """Return what the teachers take, once there is one; None when the epoch is over."""
+    def await_signatures(self, epoch: Epoch) -> list[ModelSignature] | None:
+        """Return what each pool's teachers take, once that is known of all; None when the epoch is over."""
         with self._lock:
             epoch.waits_for_signature = True
-            self._patience.restart(time.monotonic())
+            for pool in self.dispatchers:
+                pool.restart_patience(time.monotonic())
             self._done.notify()
-            while epoch is self._epoch and self._signature is None:
+            while True:
+                signatures = [pool.signature for pool in self.dispatchers if pool.signature is not None]
+                if epoch.over or len(signatures) == len(self.dispatchers):
+                    break
                 self._room.wait()
             epoch.waits_for_signature = False
-            return self._signature if epoch is self._epoch else None
+            return None if epoch.over else signatures
 
-    def end_of_source(self, epoch: Epoch, error: BaseException | None) -> None:
-        """No more batches come in this epoch, because the source ended or raised `error`."""
+    def end_of_source(self, epoch: Epoch, error: BaseException | None) -> Epoch | None:
+        """No more batches come in this epoch, because the source ended or raised `error`.
+
+        Return the next epoch, if it is known to come and is to be fed now.
+        """
         with self._lock:
             epoch.ended = True
             epoch.error = error
             self._done.notify_all()
+            is_last = epoch.number + 1 < self._begun or self._begun >= self._known_epochs
+            if error is not None or is_last or epoch.over or self._closed:
+                return None
+            following = self._new_epoch()
+            self._ahead.append(following)
+            return following
 
-    # Lanes
+    # Who watches
 
-    def agree(self, signature: ModelSignature) -> ModelSignature:
-        """Return the signature that counts: that of the first teacher ever seen."""
+    def watch(self) -> None:
+        """Have requests asked of a second teacher that take too long; runs until closed."""
         with self._lock:
-            if self._signature is None:
-                self._signature = signature
-                self._room.notify_all()
-            return self._signature
+            while not self._closed:
+                now = time.monotonic()
+                pauses = [pause_s for pool in self.dispatchers if (pause_s := pool.hedge(now)) is not None]
+                self._watching = bool(pauses)
+                self._asked.wait(min(pauses, default=None))
 
-    def join(self, lane: Lane) -> None:
-        """The lane is connected to a teacher that is ready."""
-        with self._lock:
-            self._lanes[lane.address] += 1
-            self._room.notify_all()
-
-    def part(self, lane: Lane) -> None:
-        """The lane is not connected any more; what it was asked is asked of another."""
-        with self._lock:
-            self._lanes[lane.address] -= 1
-            self._lanes = +self._lanes  # without those at zero
-            self._ask_again(lane.release(self._epoch))
-            self._done.notify_all()
-
-    def lacks(self, trouble: str) -> None:
-        """A teacher can't be used, because of `trouble`."""
-        with self._lock:
-            self._patience.trouble = trouble
-            self._done.notify_all()
-
-    def take(self, lane: Lane) -> Request | None:
-        """Return what to ask next, when there is something; None when the lane is to end."""
-        with self._lock:
-            lane.asked = None
-            while not lane.leaving:
-                while self._todo:
-                    request = self._todo.popleft()
-                    if not request.answered:
-                        lane.ask(request, self._epoch)
-                        return request
-                self._work.wait()
-            return None
-
-    def answer(self, lane: Lane, answers: Answers) -> None:
-        """Bring the answers to what the lane was asked. Only the first answers to a request count."""
-        with self._lock:
-            request = lane.release(self._epoch)
-            if request is None:
-                return
-            self._patience.restart(time.monotonic())
-            request.answer(lane.address, answers)
-            batch = request.batch
-            if not batch.missing and self._epoch is not None and batch is self._epoch.batches[0]:
-                self._done.notify()
-
-    def fail_request(self, lane: Lane, failure: Exception) -> None:
-        """The lane's teacher can't answer what it is asked; another may, unless the request is hopeless."""
-        with self._lock:
-            request = lane.pending(self._epoch)
-            if request is None:
-                return
-            now = time.monotonic()
-            request.fail(lane.address, now)
-            if request.is_hopeless(self._lanes, now):
-                self.refuse(lane, failure)
-
-    def refuse(self, lane: Lane, failure: Exception) -> None:
-        """No teacher answers what the lane is asked: raise `failure` in the training script."""
-        with self._lock:
-            if lane.release(self._epoch) is not None and self._epoch is not None:
-                self._epoch.failure = failure
-                self._done.notify_all()
-
-    def dismiss(self, lanes: list[Lane]) -> None:
-        """Let these lanes end; what they are asked just now is asked of others too, for they may never answer it."""
-        with self._lock:
-            for lane in lanes:
-                lane.leaving = True
-                self._ask_again(lane.pending(self._epoch))
-            self._work.notify_all()
+    def _begin_watch(self) -> None:
+        if not self._watching:
+            self._watching = True
+            self._asked.notify()
 
     # All
 
@@ -231,15 +200,20 @@ class Pipeline:
             self._done.notify_all()
 
     def close(self) -> None:
-        """End the epoch and let everybody go who waits here."""
+        """End all epochs and let everybody go who waits here."""
         with self._lock:
             self._closed = True
-            self._drop_epoch()
-            self._work.notify_all()
+            self._drop_reading()
+            while self._ahead:
+                self._drop(self._ahead.popleft())
+            for dispatcher in self.dispatchers:
+                dispatcher.let_go()
+            self._asked.notify()
 
-    def stats(self) -> ReaderStats:
+    def stats(self, quarantined: Mapping[str, str]) -> ReaderStats:
+        """Return what was delivered so far and how it goes; `quarantined` teachers are known elsewhere."""
         with self._lock:
-            return self._tally.stats(len(self._lanes), time.monotonic())
+            return self._tally.stats(self.dispatchers, quarantined, time.monotonic())
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -248,16 +222,21 @@ class Pipeline:
             raise DistillError("this reader is closed")
 
     def _window(self) -> int:
-        return max(LEAST_REQUESTS, REQUESTS_A_LANE * self._lanes.total() + 2)
+        return max(LEAST_REQUESTS, sum(pool.window for pool in self.dispatchers))
 
-    def _ask_again(self, request: Request | None) -> None:
-        if request is not None:
-            self._todo.appendleft(request)
-            self._work.notify()
+    def _new_epoch(self) -> Epoch:
+        epoch = Epoch(self._begun)
+        self._begun += 1
+        return epoch
 
-    def _drop_epoch(self) -> None:
-        self._epoch = None
-        self._todo.clear()
-        self._unfinished = 0
+    def _drop_reading(self) -> None:
+        if self._reading is not None:
+            self._drop(self._reading)
+            self._reading = None
+
+    def _drop(self, epoch: Epoch) -> None:
+        self._unfinished -= epoch.drop()
+        for dispatcher in self.dispatchers:
+            dispatcher.drop_unwanted()
         self._room.notify_all()
         self._done.notify_all()

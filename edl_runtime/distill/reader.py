@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Self, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
 
+from edl_runtime.distill.arguments import (
+    Outputs,
+    Source,
+    Teachers,
+    checked_count,
+    checked_format,
+    checked_inputs,
+    checked_normalise,
+    checked_questions,
+    checked_source,
+)
 from edl_runtime.distill.engine import Engine
 from edl_runtime.distill.formats import Format, join
-from edl_runtime.distill.pool import Connect, Connection
+from edl_runtime.distill.lane import Connect, Connection
 from edl_runtime.distill.reporter import JobReporter
 from edl_runtime.distill.stats import ReaderStats
-from edl_runtime.distill.teachers import Discovered, Fixed, teachers_from
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.client import TeacherConnection
+from edl_runtime.protocol.oip import Normalise
 from edl_runtime.settings import RuntimeSettings
-
-Source = Callable[[], Iterable[Any]] | Iterable[Any]
 
 
 class DistillReader:
@@ -30,29 +40,36 @@ class DistillReader:
 
     Each iteration is one epoch. The source runs ahead in a thread of its own, by a few requests for each teacher.
     Teachers may come, go and fail in the middle. Leaving an epoch early is fine; of several iterations only the
-    latest goes on.
+    latest goes on. In a forked child the reader begins anew, with connections of its own.
 
     - `source`: a function that returns an iterable for one epoch, called once for each, or a list of items. Items
       are not copied, so it must not write to an array it has yielded.
     - `inputs`: names the slots of an item, in order; None for one that teachers never take. What the teachers' model
       takes is sent, and every slot comes back as an array. dtypes have to be the model's; a slot of another shape
       with as many values is reshaped on the way.
-    - `outputs`: the model's outputs to append after the slots, in order.
+    - `outputs`: the model's outputs to append after the slots, in order. `TopK(name, k)` appends two arrays: the k
+      largest values along the last axis, largest first, and where they stand (int32).
     - `format`: what an item is: "sample" (a tuple of slots), "sample_list" (a list of samples) or "batch" (a tuple of
       slots with the batch as their first axis).
-    - `teachers`: by default what EDL_TEACHERS (fixed) or EDL_POOL (discovered, by EDL_REDIS_URL) say.
+    - `teachers`: by default what EDL_TEACHERS (fixed) or EDL_POOL (discovered, by EDL_REDIS_URL or EDL_DISCOVERY_URL)
+      say. A mapping, name → teachers, asks several pools about each sample; then `outputs` is a mapping, too, and one
+      slot is appended, a dict of dicts: `answers["vision"]["logits"]`.
     - `teacher_batch_size`: the most samples in one request. A request has samples of one item of the source only,
       except in format "sample".
+    - `normalise`: inputs whose slots are uint8 though the model takes float32, and how the teachers are to normalise
+      them: a quarter of the bytes travel.
+    - `epochs`: how many the script will read, if it is known. The first batches of the next epoch are then under way
+      before one ends; without it the source is called for an epoch only when that begins.
     - `total_steps`: batches in all epochs together, if known, to tell the time left.
     - `settings`: by default from the environment.
     - `reporter`: what tells the job's progress, for readers and phases that are one job; by default one of its own.
     - `connect`: opens a connection to an address; by default one of the Open Inference Protocol.
 
     Raises SpecError for what can't work. Nothing is started before the first iteration, which raises SpecError for
-    names that the teachers' model does not have, SampleError for an item that it does not take, InferenceError for
-    what it refuses or fails again and again, NoTeacherError after EDL_TEACHER_WAIT_S without a teacher (with teachers
-    that answer nothing, after EDL_TEACHER_TIMEOUT_S if that is longer), RegistryUnavailableError when Redis is away at
-    the start, and what the source raises.
+    names that the teachers' model does not have and for what they can't do, SampleError for an item that it does not
+    take, InferenceError for what it refuses or fails again and again, NoTeacherError after EDL_TEACHER_WAIT_S without a
+    teacher (with teachers that answer nothing, after EDL_TEACHER_TIMEOUT_S if that is longer),
+    RegistryUnavailableError when Redis is away at the start, and what the source raises.
     """
 
     def __init__(
@@ -60,10 +77,12 @@ class DistillReader:
         source: Source,
         *,
         inputs: Sequence[str | None],
-        outputs: Sequence[str],
+        outputs: Outputs | Mapping[str, Outputs],
         format: Format = "batch",  # noqa: A002 -- the word that users look for
-        teachers: Fixed | Discovered | None = None,
+        teachers: Teachers | Mapping[str, Teachers] | None = None,
         teacher_batch_size: int = 16,
+        normalise: Mapping[str, Normalise] = MappingProxyType({}),
+        epochs: int | None = None,
         total_steps: int | None = None,
         settings: RuntimeSettings | None = None,
         reporter: JobReporter | None = None,
@@ -72,20 +91,25 @@ class DistillReader:
         settings = settings or RuntimeSettings.from_env(os.environ)
         if reporter is not None and total_steps is not None:
             raise SpecError("total_steps", total_steps, "None with a reporter, which knows it already")
-        self._format = _checked_format(format)
-        self._engine = Engine(
-            _checked_source(source),
-            inputs=_checked_inputs(inputs),
-            outputs=_checked_outputs(outputs),
+        names = checked_inputs(inputs)
+        questions, self._pools = checked_questions(teachers, outputs, settings)
+        self._format = checked_format(format)
+        self._make_engine = partial(
+            Engine,
+            checked_source(source),
+            inputs=names,
+            questions=questions,
+            normalise=checked_normalise(normalise, names),
             format=self._format,
-            teachers=_checked_teachers(teachers_from(settings) if teachers is None else teachers, settings),
-            teacher_batch_size=_checked_size(teacher_batch_size),
+            teacher_batch_size=checked_count("teacher_batch_size", teacher_batch_size),
+            epochs=None if epochs is None else checked_count("epochs", epochs),
             settings=settings,
             connect=connect or _connect_with(settings.teacher_token, settings.teacher_timeout_s),
         )
+        self._own_engine = self._make_engine()
         self._reporter = reporter or JobReporter(total_steps=total_steps, settings=settings)
         self._owns_reporter = reporter is None
-        self._forgotten = weakref.finalize(self, _stop, self._engine, self._reporter if reporter is None else None)
+        self._forgotten = weakref.finalize(self, _stop, self._own_engine, None if reporter else self._reporter)
 
     def __enter__(self) -> Self:
         return self
@@ -97,13 +121,13 @@ class DistillReader:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the items of one epoch."""
-        engine = self._engine
+        engine = self._engine()
         if engine.start():
-            self._reporter.follow(engine.pipeline.stats)
+            self._reporter.follow(engine.stats)
         epoch = engine.begin()
         try:
             while (batch := engine.pipeline.take_batch(epoch)) is not None:
-                yield from join(self._format, batch)
+                yield from join(self._format, batch, self._pools)
         finally:
             engine.pipeline.end(epoch)
 
@@ -113,21 +137,33 @@ class DistillReader:
 
     def stats(self) -> ReaderStats:
         """Return what was delivered so far; also after `close`."""
-        return self._engine.pipeline.stats()
+        return self._engine().stats()
 
     def close(self) -> None:
         """Disconnect from the teachers and end all threads, in the middle of an epoch or not; may be called again."""
+        engine = self._engine()
         self._forgotten.detach()
-        self._engine.stop()
-        self._engine.join()
+        engine.stop()
+        engine.join()
         if self._owns_reporter:
             self._reporter.close()
 
+    def _engine(self) -> Engine:
+        """Return this process's engine: a forked child has one of its own."""
+        if not self._own_engine.is_mine:
+            self._own_engine = self._make_engine()
+            self._reporter = JobReporter(settings=RuntimeSettings())  # the job's progress is the parent's to tell
+            self._owns_reporter = True
+            self._forgotten.detach()
+            self._forgotten = weakref.finalize(self, _stop, self._own_engine, self._reporter)
+        return self._own_engine
+
 
 def _stop(engine: Engine, reporter: JobReporter | None) -> None:
-    engine.stop()
-    if reporter is not None:
-        reporter.stop()
+    if engine.is_mine:
+        engine.stop()
+        if reporter is not None:
+            reporter.stop()
 
 
 def _connect_with(token: str, timeout_s: float) -> Connect:
@@ -135,52 +171,3 @@ def _connect_with(token: str, timeout_s: float) -> Connect:
         return TeacherConnection(address, token=token, timeout_s=timeout_s)
 
     return connect
-
-
-def _checked_source(source: object) -> Callable[[], Iterable[Any]]:
-    if callable(source):
-        return source
-    if isinstance(source, Iterator):
-        raise SpecError("source", type(source).__name__, "a function that returns a new one for each epoch")
-    if not isinstance(source, Iterable):
-        raise SpecError("source", type(source).__name__, "a function that returns an iterable, or a list of items")
-    return lambda: source
-
-
-def _checked_inputs(inputs: object) -> tuple[str | None, ...]:
-    allowed = "a list of names, one for each slot of an item, None for one without"
-    if isinstance(inputs, str) or not isinstance(inputs, Sequence):
-        raise SpecError("inputs", inputs, allowed)
-    names = [name for name in inputs if name is not None]
-    if not names or len(set(names)) < len(names) or not all(isinstance(name, str) and name for name in names):
-        raise SpecError("inputs", inputs, f"{allowed}; at least one name, none twice")
-    return tuple(inputs)
-
-
-def _checked_outputs(outputs: object) -> tuple[str, ...]:
-    allowed = "a list of one or more of the model's outputs, none twice"
-    if isinstance(outputs, str) or not isinstance(outputs, Sequence) or not outputs:
-        raise SpecError("outputs", outputs, allowed)
-    if len(set(outputs)) < len(outputs) or not all(isinstance(name, str) and name for name in outputs):
-        raise SpecError("outputs", outputs, allowed)
-    return tuple(outputs)
-
-
-def _checked_format(given: Format) -> Format:
-    if given not in get_args(Format):
-        raise SpecError("format", given, " or ".join(map(repr, get_args(Format))))
-    return given
-
-
-def _checked_teachers(given: object, settings: RuntimeSettings) -> Fixed | Discovered:
-    if not isinstance(given, Fixed | Discovered):
-        raise SpecError("teachers", given, "Fixed(…), Discovered(…) or None for what the environment says")
-    if isinstance(given, Discovered) and not settings.redis_url:
-        raise SpecError("settings.redis_url (EDL_REDIS_URL)", "", "the URL of the Redis that knows the pool's teachers")
-    return given
-
-
-def _checked_size(given: object) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise SpecError("teacher_batch_size", given, "a whole number of 1 or more")
-    return given

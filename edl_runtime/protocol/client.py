@@ -7,7 +7,7 @@ caller gets, and nothing is copied on the way.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
@@ -19,7 +19,7 @@ from edl_runtime.protocol.address import endpoint_of
 from edl_runtime.protocol.body import JSON_LIMIT, Buffer, Encoded
 from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, ResponseHead, render_request
 from edl_runtime.protocol.link import Link
-from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK, answered_names
 from edl_runtime.protocol.region import REGISTER_PATH, Region, refer_to_region
 from edl_runtime.protocol.requests import encode_request
 from edl_runtime.protocol.responses import open_response
@@ -94,11 +94,18 @@ class TeacherConnection:
                 signature = _signature_decoder.decode(body)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ProtocolError(f"teacher {self.address}: its model metadata is not usable: {error}") from None
-        self._sharing.learn(signature)
-        return signature
+        return self._sharing.learn(signature)
 
-    def infer(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Array]:
+    def infer(
+        self,
+        inputs: Mapping[str, Tensor],
+        outputs: Sequence[str | TopK],
+        normalise: Mapping[str, Normalise] = MappingProxyType({}),
+    ) -> dict[str, Array]:
         """Return the model's `outputs` (empty: all) for `inputs`, as fresh writable arrays.
+
+        `normalise` names inputs that are uint8, and says how the teacher makes of them the float32 that its model
+        takes. An answer has two arrays for a `TopK`; see there.
 
         A sequence of rows is sent as one tensor without stacking it first. Don't change the inputs during the call.
         Large inputs go to a teacher on this machine in shared memory, if it has said in its `signature` that it can.
@@ -106,9 +113,9 @@ class TeacherConnection:
         Raises InferenceError when the teacher refuses (the connection stays usable), ProtocolError when inputs can't
         be sent or the answer is not what was asked for, TimeoutError and other OSErrors when the network fails.
         """
-        encoded = encode_request(inputs, outputs)
+        encoded = encode_request(inputs, outputs, normalise)
         arrays = self._exchange_shared(encoded) or self._exchange(*encoded)
-        for name in outputs:
+        for name in (name for wish in outputs for name in answered_names(wish)):
             if name not in arrays:
                 raise ProtocolError(f"teacher {self.address} left out output {name!r}")
         return arrays

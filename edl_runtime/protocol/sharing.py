@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 import structlog
 
 from edl_runtime.protocol.oip import ModelSignature
@@ -25,9 +26,14 @@ class Sharing:
         self._region: Region | None = None
         self._stream: Stream | None = None
 
-    def learn(self, signature: ModelSignature) -> None:
-        """Take note of what the teacher can do."""
-        self._offered = EXTENSION in signature.extensions and hasattr(os, "memfd_create")
+    def learn(self, signature: ModelSignature) -> ModelSignature:
+        """Take note of whether the teacher shares memory; return what is left, which is the model's."""
+        offered = EXTENSION in signature.extensions
+        self._offered = offered and hasattr(os, "memfd_create")
+        if not offered:
+            return signature
+        extensions = tuple(one for one in signature.extensions if one != EXTENSION)
+        return msgspec.structs.replace(signature, extensions=extensions)
 
     def pays(self, size: int) -> bool:
         """Whether the inputs of a request of `size` bytes should lie in shared memory, if that can be had."""

@@ -66,7 +66,7 @@ def test_a_teacher_with_another_model_is_not_used() -> None:
     with reader_of(teachers, addresses=("a:1", "b:2")) as reader:
         assert numbers(list(reader)) == list(range(BATCHES))
         teachers.behaviours["b:2"] = arithmetic
-        while "another model" not in reader._engine.pipeline._patience.trouble:
+        while "another model" not in reader._own_engine.pipeline.dispatchers[0]._patience.trouble:
             list(reader)
         list(reader)
     assert teachers.asked["b:2"] == 0
@@ -146,14 +146,15 @@ def test_teachers_that_are_connected_and_silent_are_not_waited_for_without_end()
         held.set()
 
 
-def test_a_teacher_that_lets_requests_time_out_is_left_alone_for_a_while() -> None:
-    """Each timeout costs the student the whole time limit, so such a teacher is not asked again at once."""
+def test_a_teacher_that_lets_requests_time_out_is_probed_ever_less_often() -> None:
+    """Each timeout holds up what the teacher was asked, so it goes into quarantine, for longer each time."""
     teachers = FakeTeachers({"a:1": arithmetic, "b:2": failing(lambda: TimeoutError("silent"))})
     with reader_of(teachers) as reader:
         until = time.monotonic() + 1.5
         while time.monotonic() < until:
             assert numbers(list(reader)) == list(range(BATCHES))
-    assert teachers.asked["b:2"] <= LANES_A_TEACHER
+        assert "silent" in reader.stats().quarantined["b:2"]
+    assert teachers.asked["b:2"] <= LANES_A_TEACHER + 4  # probed after 0.1, 0.3, 0.7 and 1.5 s
 
 
 def test_only_the_first_answer_counts() -> None:
@@ -175,8 +176,8 @@ def test_only_the_first_answer_counts() -> None:
         student = threading.Thread(target=lambda: seen.extend(reader))
         student.start()
         wait_until(lambda: teachers.asked["a:1"] == LANES_A_TEACHER)
-        reader._engine._pool.use(["b:2"])
-        epoch = reader._engine.pipeline._epoch
+        reader._own_engine._pools[0].use(["b:2"])
+        epoch = reader._own_engine.pipeline._reading
         assert epoch is not None
         wait_until(lambda: [batch.missing for batch in epoch.batches] == [1])
         late_may_answer.set()

@@ -16,12 +16,12 @@ from edl_runtime.errors import ProtocolError, SampleError, SpecError
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.protocol.tensors import Array
 
-PLAN = Plan.of(["x", "label"], ["double", "sum"], SIGNATURE)
+PLAN = Plan.of(["x", "label"], ["double", "sum"], {}, SIGNATURE)
 
 
 def answered(batch: Batch, requests: list[Request]) -> Batch:
     """Answer the requests as a good teacher does."""
-    batch.answers = [arithmetic(np.asarray(request.inputs["x"])) for request in requests]
+    batch.answers = ([arithmetic(np.asarray(request.inputs["x"])) for request in requests],)
     return batch
 
 
@@ -30,7 +30,8 @@ def images(rows: int) -> Array:
 
 
 def cut_one(kind: Format, item: Any, plan: Plan = PLAN, size: int = 4) -> tuple[Batch, list[Request]]:
-    return cut(kind, item, plan, size, 7)
+    batch, (requests,) = cut(kind, item, [plan], size, 7)
+    return batch, requests
 
 
 def test_a_batch_gets_its_predictions_behind_all_its_slots() -> None:
@@ -89,7 +90,7 @@ def test_large_rows_are_not_copied() -> None:
     for extra, copied in ((0, True), (1, False)):
         spec = TensorSpec("x", "FP32", (-1, width + extra))
         plan = Plan.of(
-            ["x"], ["y"], ModelSignature(name="m", inputs=(spec,), outputs=(TensorSpec("y", "FP32", (-1,)),))
+            ["x"], ["y"], {}, ModelSignature(name="m", inputs=(spec,), outputs=(TensorSpec("y", "FP32", (-1,)),))
         )
         rows = [np.zeros(width + extra, np.float32) for _ in range(3)]
         _, (request,) = cut_one("sample_list", [(row,) for row in rows], plan)
@@ -117,7 +118,9 @@ def test_plain_numbers_and_lists_become_arrays() -> None:
         inputs=(TensorSpec("ids", "INT64", (-1, 3)), TensorSpec("n", "INT64", (-1,))),
         outputs=(TensorSpec("y", "FP32", (-1,)),),
     )
-    _, (request,) = cut_one("sample_list", [([1, 2, 3], 4), ([5, 6, 7], 8)], Plan.of(["ids", "n"], ["y"], signature))
+    _, (request,) = cut_one(
+        "sample_list", [([1, 2, 3], 4), ([5, 6, 7], 8)], Plan.of(["ids", "n"], ["y"], {}, signature)
+    )
     np.testing.assert_array_equal(np.asarray(request.inputs["ids"]), [[1, 2, 3], [5, 6, 7]])
     np.testing.assert_array_equal(np.asarray(request.inputs["n"]), [4, 8])
 
@@ -179,7 +182,9 @@ def test_a_wrong_batch_is_named(item: Any, text: str) -> None:
 def test_feeds_of_one_batch_have_as_many_rows() -> None:
     """Two arrays of different lengths are no batch."""
     specs = (TensorSpec("a", "FP32", (-1, 4)), TensorSpec("b", "FP32", (-1, 4)))
-    plan = Plan.of(["a", "b"], ["y"], ModelSignature(name="m", inputs=specs, outputs=(TensorSpec("y", "FP32", (-1,)),)))
+    plan = Plan.of(
+        ["a", "b"], ["y"], {}, ModelSignature(name="m", inputs=specs, outputs=(TensorSpec("y", "FP32", (-1,)),))
+    )
     with pytest.raises(SampleError, match=r"'b' of batch 7: got 2 rows.*as many as 'a' has"):
         cut_one("batch", (images(3), images(2)), plan)
 
@@ -187,7 +192,9 @@ def test_feeds_of_one_batch_have_as_many_rows() -> None:
 def test_free_sizes_are_any_size_and_one_in_a_batch() -> None:
     """-1 in the model's shape takes rows of any length, the same for all of a source's list."""
     spec = TensorSpec("ids", "INT64", (-1, -1))
-    plan = Plan.of(["ids"], ["y"], ModelSignature(name="m", inputs=(spec,), outputs=(TensorSpec("y", "FP32", (-1,)),)))
+    plan = Plan.of(
+        ["ids"], ["y"], {}, ModelSignature(name="m", inputs=(spec,), outputs=(TensorSpec("y", "FP32", (-1,)),))
+    )
     _, (request,) = cut_one("sample_list", [([1, 2],), ([3, 4],)], plan)
     assert np.asarray(request.inputs["ids"]).shape == (2, 2)
     with pytest.raises(SampleError, match=r"sample 1 of batch 7.*one shape"):
@@ -197,9 +204,9 @@ def test_free_sizes_are_any_size_and_one_in_a_batch() -> None:
 def test_names_are_matched_with_the_model() -> None:
     """An input that no slot names and an output that the model lacks are said, with what there is."""
     with pytest.raises(SpecError, match=r"inputs: got .*'image'.*'x' among them"):
-        Plan.of(["image"], ["sum"], SIGNATURE)
+        Plan.of(["image"], ["sum"], {}, SIGNATURE)
     with pytest.raises(SpecError, match=r"outputs: got 'logits'.*double, sum"):
-        Plan.of(["x"], ["logits"], SIGNATURE)
+        Plan.of(["x"], ["logits"], {}, SIGNATURE)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,248 @@
+"""Hands the requests to one pool to its lanes, the connections of its teachers.
+
+A lane takes one request at a time and brings the answers, or gives it back when its teacher fails: then it is the
+next to be taken. So a teacher gets work as fast as it does it, and not in equal parts. A request that is under way for
+too long is hedged: a lane of another teacher takes it, too, and whose answers come first counts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+
+from edl_runtime.distill.batches import Batch, Request
+from edl_runtime.distill.epoch import Lane
+from edl_runtime.distill.feeds import Answers
+from edl_runtime.distill.hedging import Hedging
+from edl_runtime.distill.patience import Patience
+from edl_runtime.protocol.oip import ModelSignature
+
+REQUESTS_A_LANE = 2
+"""One that is being answered and one that waits, so that a lane never waits for the source."""
+
+
+class Seams:
+    """What a dispatcher and its pipeline share: one lock, and whom to wake.
+
+    - `room`: the feeder, when there is more room, or a model is known.
+    - `done`: the training script, when what it waits for has come or can't come.
+    - `asked`: called when a teacher is asked something, for whoever watches how long that takes.
+    """
+
+    def __init__(self, lock: threading.RLock, asked: Callable[[], None]) -> None:
+        self.lock = lock
+        self.room = threading.Condition(lock)
+        self.done = threading.Condition(lock)
+        self.asked = asked
+
+
+class Dispatcher:
+    """The requests to one pool. Every method is safe from any thread."""
+
+    def __init__(self, seams: Seams, patience: Patience) -> None:
+        self.retries = 0
+        self.hedges = 0
+        self._seams = seams
+        self._lock = seams.lock
+        self._patience = patience
+        self._work = threading.Condition(seams.lock)  # for lanes
+        self._todo: deque[Request] = deque()
+        self._slow: list[Request] = []  # to be asked of a second teacher
+        self._busy: dict[Lane, None] = {}  # those that are asked something, the longest first
+        self._lanes: Counter[str] = Counter()
+        self._signature: ModelSignature | None = None
+        self._hedging = Hedging()
+
+    # The pipeline; it holds the lock
+
+    @property
+    def signature(self) -> ModelSignature | None:
+        """What the teachers take, None before the first was seen."""
+        return self._signature
+
+    @property
+    def window(self) -> int:
+        """How many requests to have at hand."""
+        return REQUESTS_A_LANE * self._lanes.total() + 2
+
+    @property
+    def queued(self) -> int:
+        """How many requests wait for a teacher."""
+        return len(self._todo)
+
+    @property
+    def connected(self) -> Collection[str]:
+        """The addresses of the teachers that are connected."""
+        return self._lanes.keys()
+
+    def add(self, requests: Sequence[Request], now: float) -> None:
+        """Have these asked, after those before."""
+        if not self._todo and not self._busy:
+            self._patience.restart(now)
+        self._todo += requests
+        self._work.notify(len(requests))
+
+    def drop_unwanted(self) -> None:
+        """Forget the requests whose epoch is over."""
+        self._todo = deque(request for request in self._todo if not request.settled)
+        self._slow = [request for request in self._slow if not request.settled]
+
+    def pause_s(self, now: float, waiting_since: float) -> float:
+        """Return after how many seconds a waiting script should look again. Raises NoTeacherError."""
+        return self._patience.pause_s(now, waiting_since=waiting_since, connected=bool(self._lanes))
+
+    def restart_patience(self, now: float) -> None:
+        """Something begins to wait for this pool's teachers."""
+        self._patience.restart(now)
+
+    def let_go(self) -> None:
+        """Wake all lanes, to see whether they are to end."""
+        self._work.notify_all()
+
+    def hedge(self, now: float) -> float | None:
+        """Have requests asked of a second teacher that take too long; return when to look again, None for not yet.
+
+        One is hedged as long as the script waits for it, or other teachers would have nothing to do.
+        """
+        if len(self._lanes) < 2:
+            return None
+        delay_s = self._hedging.delay_s
+        pauses = []
+        for lane in self._busy:
+            request = lane.pending
+            if request is None or request.hedged:
+                continue
+            left_s = lane.asked_at + delay_s - now
+            if left_s > 0:
+                pauses.append(left_s)
+            elif (request.batch.awaited or not self._todo) and self._hedging.spend():
+                request.hedged = True
+                self._slow.append(request)
+                self._work.notify_all()  # for which lane is free and of another teacher, only the lanes know
+            else:
+                pauses.append(delay_s)
+        return min(pauses, default=None)
+
+    # Lanes
+
+    def agree(self, signature: ModelSignature) -> ModelSignature:
+        """Return the signature that counts: that of the first teacher ever seen."""
+        with self._lock:
+            if self._signature is None:
+                self._signature = signature
+                self._seams.room.notify_all()
+            return self._signature
+
+    def join(self, lane: Lane) -> None:
+        """The lane is connected to a teacher that is ready."""
+        with self._lock:
+            self._lanes[lane.address] += 1
+            self._seams.room.notify_all()
+
+    def part(self, lane: Lane) -> None:
+        """The lane is not connected any more; what it was asked is asked of another."""
+        with self._lock:
+            self._lanes[lane.address] -= 1
+            self._lanes = +self._lanes  # without those at zero
+            self._ask_again(lane)
+            self._release(lane)
+            self._seams.done.notify_all()
+
+    def lacks(self, trouble: str) -> None:
+        """A teacher can't be used, because of `trouble`."""
+        with self._lock:
+            self._patience.trouble = trouble
+            self._seams.done.notify_all()
+
+    def take(self, lane: Lane) -> Request | None:
+        """Return what to ask next, when there is something; None when the lane is to end."""
+        with self._lock:
+            while not lane.leaving:
+                request = self._next_for(lane)
+                if request is not None:
+                    lane.ask(request, time.monotonic())
+                    self._busy[lane] = None
+                    self._seams.asked()
+                    return request
+                self._work.wait()
+            return None
+
+    def _next_for(self, lane: Lane) -> Request | None:
+        for request in self._slow:
+            if lane.address not in request.asked_of:
+                self._slow.remove(request)
+                if not request.settled:
+                    self.hedges += 1
+                    return request
+                break
+        while self._todo:
+            request = self._todo.popleft()
+            if not request.settled:
+                return request
+        return None
+
+    def answer(self, lane: Lane, answers: Answers) -> None:
+        """Bring the answers to what the lane was asked. Only the first answers to a request count."""
+        with self._lock:
+            now = time.monotonic()
+            self._hedging.note(now - lane.asked_at)
+            request = self._release(lane)
+            if request is None:
+                return
+            self._patience.restart(now)
+            request.answer(lane.address, answers)
+            self._tell_script(request.batch)
+
+    def fail_request(self, lane: Lane, failure: Exception) -> None:
+        """The lane's teacher can't answer what it is asked; another may, unless the request is hopeless."""
+        with self._lock:
+            request = lane.pending
+            if request is None:
+                return
+            now = time.monotonic()
+            request.fail(lane.address, now)
+            if request.is_hopeless(self._lanes, now):
+                self.refuse(lane, failure)
+
+    def refuse(self, lane: Lane, failure: BaseException) -> None:
+        """No teacher answers what the lane is asked: raise `failure` in the training script when its turn comes."""
+        with self._lock:
+            request = self._release(lane)
+            if request is not None:
+                request.batch.failure = failure
+                self._tell_script(request.batch)
+
+    def dismiss(self, lanes: list[Lane]) -> None:
+        """Let these lanes end; what they are asked just now is asked of others too, for they may never answer it."""
+        with self._lock:
+            for lane in lanes:
+                lane.leaving = True
+                self._ask_again(lane)
+            self._work.notify_all()
+
+    def _ask_again(self, lane: Lane) -> None:
+        """Have what the lane is asked be the next that is taken, unless another is asked it, too."""
+        request = lane.pending
+        if request is None or lane.gave_back:
+            return
+        lane.gave_back = True
+        if any(other.asked is request for other in self._busy if other is not lane and not other.gave_back):
+            return
+        if request in self._slow:
+            self._slow.remove(request)
+        self.retries += 1
+        self._todo.appendleft(request)
+        self._work.notify()
+
+    def _release(self, lane: Lane) -> Request | None:
+        """Have the lane asked nothing any more; return what was pending."""
+        request = lane.pending
+        lane.asked = None
+        self._busy.pop(lane, None)
+        return request
+
+    def _tell_script(self, batch: Batch) -> None:
+        if batch.awaited and (batch.failure is not None or not batch.missing):
+            self._seams.done.notify()

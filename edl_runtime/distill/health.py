@@ -1,0 +1,76 @@
+"""Whether a teacher may be asked: out of quarantine, or due for a probe."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import structlog
+
+FIRST_REST_S = 0.1
+LAST_REST_S = 30.0
+"""A teacher in quarantine rests, each time twice as long as the time before, until a probe succeeds."""
+
+MOST_BREAKS = 3
+"""A teacher that breaks its connections so often and answers nothing in between is no better than one that lies.
+More than it has connections, for all of them break when it is killed."""
+
+log = structlog.get_logger(__name__)
+
+
+class Health:
+    """What is known of one teacher; safe from any thread.
+
+    A teacher that answers wrongly, with an error or nothing at all goes into quarantine. When it has rested, one of
+    its connections probes it: is it ready, and is the answer to one request right? Then it is asked as before. Whatever
+    it is asked in a probe and does not answer is asked of others, so a probe loses nothing.
+
+    - `out`: set while it is out of quarantine.
+    - `reason`: why it is in quarantine, in words; empty if it is not.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.reason = ""
+        self.out = threading.Event()
+        self.out.set()
+        self._lock = threading.Lock()
+        self._rest_s = FIRST_REST_S
+        self._due_at = 0.0  # monotonic seconds
+        self._breaks = 0
+
+    def due_in_s(self, now: float) -> float:
+        """How long until the teacher may be probed; 0 when it may be asked now."""
+        return max(0.0, self._due_at - now) if self.reason else 0.0
+
+    def misbehaved(self, reason: str) -> None:
+        """It answered wrongly or not at all: into quarantine, for longer than the last time."""
+        with self._lock:
+            now = time.monotonic()
+            if self.due_in_s(now) > 0:
+                return  # another of its connections found it out already
+            log.warning("teacher.quarantined", teacher=self.address, cause=reason, rest_s=self._rest_s)
+            self.reason = reason
+            self.out.clear()
+            self._due_at = now + self._rest_s
+            self._rest_s = min(2 * self._rest_s, LAST_REST_S)
+
+    def broke(self, reason: str) -> None:
+        """It closed a connection in the middle of a request: it was killed, or does so again and again."""
+        with self._lock:
+            self._breaks += 1
+            too_often = self._breaks >= MOST_BREAKS
+        if too_often:
+            self.misbehaved(reason)
+
+    def answered(self) -> None:
+        """It answered as it should; cheap enough for each answer."""
+        if not self.reason and not self._breaks:
+            return
+        with self._lock:
+            if self.reason:
+                log.info("teacher.recovered", teacher=self.address)
+            self.reason = ""
+            self._breaks = 0
+            self._rest_s = FIRST_REST_S
+            self.out.set()
