@@ -5,7 +5,7 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-fast lint fmt lock
+.PHONY: demo test test-fast fuzz lint fmt lock
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py
@@ -17,6 +17,10 @@ test: .venv/ready
 test-fast: .venv/ready
 	$(BIN)/ruff check
 	$(PYTEST) -n 2 --dist loadfile -m "not slow and not system" tests/unit tests/property
+
+# Damaged bytes for all that reads from the network: make fuzz INPUTS=1000000 SEED=1
+fuzz: .venv/ready
+	$(BIN)/python tests/fuzz.py $(if $(INPUTS),--inputs $(INPUTS)) $(if $(SEED),--seed $(SEED))
 
 lint: .venv/ready
 	$(BIN)/ruff check

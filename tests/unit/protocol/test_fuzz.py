@@ -1,0 +1,47 @@
+"""Whatever comes from the network is understood or refused; nothing else happens. `make fuzz` tries many more."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+from fuzzing.cases import Case, make
+from fuzzing.oracles import Oracle
+from fuzzing.peers import BreachError
+
+SEED = 2026
+SHARE = 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 5 * SHARE, SHARE))
+def test_whatever_comes_is_understood_or_refused(first: int) -> None:
+    """Damaged, lying and random bytes: no other error, no wait, no memory beyond a bound; good messages arrive."""
+    with closing(Oracle()) as oracle:
+        for number in range(first, first + SHARE):
+            try:
+                oracle.check(make(SEED, number))
+            except BreachError as breach:
+                pytest.fail(f"input {number} of seed {SEED}: {breach}")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(target="head", parts=[b"GET / HTTP/1.1\r\nContent-Length: 1\r\n\r\n"]),
+        Case(target="answer", parts=[b'{"outputs":[]}'], size=0),
+    ],
+)
+def test_messages_that_were_good_before_fuzzing_are_good(case: Case) -> None:
+    """The oracle lets by what is right."""
+    with closing(Oracle()) as oracle:
+        oracle.check(case)
+
+
+def test_a_good_message_that_is_refused_is_noticed() -> None:
+    """The oracle can fail: so it does when a good answer is not understood, or is another than was sent."""
+    good = next(case for case in (make(SEED, number) for number in range(10_000)) if case.expected and case.size)
+    with closing(Oracle()) as oracle:
+        oracle.check(good)
+        with pytest.raises(BreachError, match="refused"):
+            oracle.check(Case(target=good.target, parts=[good.parts[0][:-20]], size=good.size, expected=good.expected))
