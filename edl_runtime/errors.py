@@ -94,6 +94,37 @@ class RegistryUnavailableError(RegistryError, ConnectionError):
         )
 
 
+class DiscoveryUnavailableError(RegistryError, ConnectionError):
+    """Raised when a discovery endpoint does not answer, or has no registry to ask."""
+
+    def __init__(self, url: str, cause: str) -> None:
+        super().__init__(url, cause)
+        self.url = url
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return (
+            f"the discovery endpoint {self.url} can't be used ({self.cause}); "
+            "check that `edl discovery` runs there and that EDL_DISCOVERY_URL is right"
+        )
+
+
+class DiscoveryRefusedError(RegistryError):
+    """Raised when a discovery endpoint refuses a request: a wrong token, or something that is no such endpoint."""
+
+    def __init__(self, url: str, status: int, cause: str) -> None:
+        super().__init__(url, status, cause)
+        self.url = url
+        self.status = status
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return (
+            f"the discovery endpoint {self.url} answered {self.status}: {self.cause}; "
+            "check EDL_DISCOVERY_URL and EDL_DISCOVERY_TOKEN"
+        )
+
+
 class UnknownPoolError(RegistryError, LookupError):
     """Raised when nobody is registered in a pool of that name."""
 

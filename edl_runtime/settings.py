@@ -20,6 +20,9 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance knows of its surroundings.
 
     - `redis_url` (EDL_REDIS_URL): `redis://` or `rediss://` with user and password; empty for no registry.
+    - `discovery_url` (EDL_DISCOVERY_URL): `http://` or `https://` of an `edl discovery` that tells a student its
+      teachers; used without a `redis_url`.
+    - `discovery_token` (EDL_DISCOVERY_TOKEN): the bearer token that it asks for; required off loopback.
     - `namespace` (EDL_NAMESPACE): prefix of all keys, so that several teams share one Redis.
     - `job` (EDL_JOB): the job's name; empty when started by hand.
     - `instance` (EDL_INSTANCE): this instance's number in its job, from 0.
@@ -32,10 +35,12 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `result_file` (EDL_RESULT_FILE): where a student leaves its result; see `edl_runtime.result`.
     - `work_dir` (EDL_WORK_DIR): the local backend's folder, for the `edl` command.
 
-    Raises SpecError for times that can't be waited for and a token that can't be sent.
+    Raises SpecError for times that can't be waited for and tokens that can't be sent.
     """
 
     redis_url: str = ""
+    discovery_url: str = ""
+    discovery_token: str = ""
     namespace: str = "default"
     job: str = ""
     instance: int = 0
@@ -58,6 +63,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.instance < 0:
             raise SpecError(_named("instance"), self.instance, "0 or more")
         check_token(_named("teacher_token"), self.teacher_token)
+        check_token(_named("discovery_token"), self.discovery_token)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Self:

@@ -22,7 +22,7 @@ NAME_LIMIT = 52
 HUNG_AFTER_S = 20.0
 """A teacher that takes longer over one request counts as hung, unless told otherwise."""
 
-SECRET_VARIABLES = frozenset({"EDL_REDIS_URL", "EDL_TEACHER_TOKEN"})
+SECRET_VARIABLES = frozenset({"EDL_DISCOVERY_TOKEN", "EDL_REDIS_URL", "EDL_TEACHER_TOKEN"})
 """Variables that may hold a password or token: they never stand in a spec, a log, an argument or a file."""
 
 _NAME = re.compile(rf"[a-z0-9]([-a-z0-9]{{0,{NAME_LIMIT - 2}}}[a-z0-9])?")

@@ -1,4 +1,7 @@
-"""Finding teachers in Redis: a student of its pool, that computes by itself which of the teachers are its own."""
+"""Finding teachers: being a student of a pool, in Redis or behind a discovery endpoint.
+
+With Redis a student computes by itself which of the teachers are its own; an endpoint does it for others alike.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from edl_runtime.discovery.client import follow
+from edl_runtime.discovery.link import Link
+from edl_runtime.discovery.messages import Assignment
 from edl_runtime.distill.teachers import Discovered
 from edl_runtime.errors import RegistryError, RegistryUnavailableError
 from edl_runtime.registry import quarantine
@@ -44,18 +50,44 @@ async def follow_pool(
 
     What `quarantined` returns is told to whoever looks at the pool, about once a second.
 
-    While Redis is away, the teachers in use stay in use. Raises RegistryUnavailableError when it is away at the start.
+    While Redis or the endpoint is away, the teachers in use stay in use. Away at the start raises
+    RegistryUnavailableError or DiscoveryUnavailableError; an endpoint that refuses, DiscoveryRefusedError.
     """
     who = f"{settings.job or 'student'}-{settings.instance}-{uuid.uuid4().hex[:8]}"
     me = Member(id=who, address=f"{socket.gethostname()}:{os.getpid()}", want=wish.at_most)
-    service = keys.Service(settings.namespace, wish.pool, "students")
+    if settings.redis_url:
+        await _follow_registry(wish.pool, me, settings, use, quarantined)
+    else:
+        await _follow_endpoint(wish.pool, me, settings, use, quarantined)
+
+
+async def _follow_endpoint(
+    pool: str, me: Member, settings: RuntimeSettings, use: Use, quarantined: Quarantined
+) -> None:
+    mine: tuple[str, ...] | None = None
+
+    def see(assignment: Assignment) -> None:
+        nonlocal mine
+        if assignment.teachers != mine:
+            mine = assignment.teachers
+            log.info("teachers.assigned", teachers=mine, students=assignment.students, listed=assignment.listed)
+            use(mine)
+
+    async with Link(settings.discovery_url, settings.discovery_token) as link:
+        await follow(link, pool, me, see, quarantined)
+
+
+async def _follow_registry(
+    pool: str, me: Member, settings: RuntimeSettings, use: Use, quarantined: Quarantined
+) -> None:
+    service = keys.Service(settings.namespace, pool, "students")
     async with connect(settings.redis_url) as client, hold_lease(client, service, me, ttl_s=settings.lease_ttl_s):
         directory = Directory(client, settings.namespace)
         choice = _Choice(me, use)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_each(directory, wish.pool, "teachers", choice.see_teachers))
-                tasks.create_task(_each(directory, wish.pool, "students", choice.see_students))
+                tasks.create_task(_each(directory, pool, "teachers", choice.see_teachers))
+                tasks.create_task(_each(directory, pool, "students", choice.see_students))
                 tasks.create_task(_tell(client, service, me, quarantined))
         except* RegistryError as group:
             raise group.exceptions[0] from None

@@ -26,27 +26,33 @@ _NOT_NOW = re.compile(r"\b(MISCONF|NOREPLICAS|READONLY|LOADING|BUSY|MASTERDOWN|C
 """How Redis says that it can't serve at the moment. What a command in a script meets comes in mid-sentence."""
 
 
-def connect(url: str) -> Redis:
+def connect(url: str, *, connections: int | None = None) -> Redis:
     """Return a client of the Redis at `url` (redis://, rediss:// or unix://, with user and password in it).
 
     Connects with the first command, tries each command once and gives up within `ANSWER_TIMEOUT_S`: retrying is the
     caller's business. Texts come back as str. Close it (`async with`). Raises SpecError for what is no such URL.
+
+    At most so many `connections` are opened, and commands wait for a free one; by default 100, beyond which commands
+    fail.
     """
-    from redis.asyncio import Redis
+    from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 
     allowed = "redis://, rediss:// or unix://, as in redis://127.0.0.1:6379/0"
     if not url.startswith(_SCHEMES):
         raise SpecError("redis_url", _without_secrets(url), allowed)
+    options = {
+        "decode_responses": True,
+        "retry": Retry(NoBackoff(), 0),
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": ANSWER_TIMEOUT_S,
+    }
     try:
-        return Redis.from_url(
-            url,
-            decode_responses=True,
-            retry=Retry(NoBackoff(), 0),
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            socket_timeout=ANSWER_TIMEOUT_S,
-        )
+        if connections is None:
+            return Redis.from_pool(ConnectionPool.from_url(url, **options))
+        limits = {"max_connections": connections, "timeout": ANSWER_TIMEOUT_S}
+        return Redis.from_pool(BlockingConnectionPool.from_url(url, **limits, **options))
     except ValueError:  # half an IPv6 address, or a port or an option that is no number
         raise SpecError("redis_url", address_of(url), allowed) from None
 

@@ -21,6 +21,8 @@ def test_what_is_set_is_read_back() -> None:
         teacher_wait_s=0.0,
         teacher_timeout_s=1.5,
         teacher_token="t~!",
+        discovery_url="https://h:2",
+        discovery_token="d~!",
     )
     environ = settings.to_env()
     assert environ["EDL_TEACHER_TIMEOUT_S"] == "1.5"
@@ -49,16 +51,18 @@ def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(token: str) ->
     """Wherever it comes from: it could add a header, or be another one at the other end."""
     with pytest.raises(SpecError, match="EDL_TEACHER_TOKEN") as from_environment:
         RuntimeSettings.from_env({"EDL_TEACHER_TOKEN": token})
+    with pytest.raises(SpecError, match="EDL_DISCOVERY_TOKEN") as of_discovery:
+        RuntimeSettings.from_env({"EDL_DISCOVERY_TOKEN": token})
     with pytest.raises(SpecError, match="token") as from_code:
         TeacherConnection("127.0.0.1:1", token=token)
-    for caught in (from_environment, from_code):
+    for caught in (from_environment, of_discovery, from_code):
         assert token.strip() not in str(caught.value)
         assert caught.value.given != token
 
 
 def test_secrets_are_told_apart() -> None:
-    """Redis' URL and the token never go where plain settings go."""
-    settings = RuntimeSettings(redis_url="redis://:pw@h:1", teacher_token="t", pool="p")
+    """Redis' URL and the tokens never go where plain settings go."""
+    settings = RuntimeSettings(redis_url="redis://:pw@h:1", teacher_token="t", discovery_token="d", pool="p")
     plain, secret = split_secrets(settings.to_env())
     assert plain == {"EDL_POOL": "p"}
-    assert set(secret) == {"EDL_REDIS_URL", "EDL_TEACHER_TOKEN"}
+    assert set(secret) == {"EDL_DISCOVERY_TOKEN", "EDL_REDIS_URL", "EDL_TEACHER_TOKEN"}

@@ -1,0 +1,107 @@
+"""A pool as the students of one endpoint see it: two watches in Redis and one computation for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from edl_runtime.discovery.messages import Assignment
+from edl_runtime.errors import RegistryError
+from edl_runtime.registry.directory import Directory
+from edl_runtime.registry.members import Member
+from edl_runtime.registry.shares import shares
+from edl_runtime.store.keys import Role
+
+SETTLE_S = 0.05
+"""Changes that come within so short a time are computed together; the first of them is not kept waiting."""
+
+
+class Feed:
+    """The shares of a pool's students, kept up from `start` to `stop`; `followers` is for who counts them."""
+
+    def __init__(self, directory: Directory, pool: str) -> None:
+        self.followers = 0
+        self._directory = directory
+        self._pool = pool
+        self._running: asyncio.Task[None] | None = None
+        self._teachers: Sequence[Member] | None = None
+        self._students: Sequence[Member] | None = None
+        self._here: dict[str, Member] = {}
+        self._shares: dict[str, tuple[str, ...]] = {}
+        self._changed = asyncio.Event()
+        self._computed = asyncio.Event()
+
+    def start(self) -> None:
+        """Follow the registry from now on."""
+        self._running = asyncio.create_task(self._run(), name=f"feed of {self._pool}")
+
+    async def stop(self) -> None:
+        """Leave the registry's news alone and return when it does."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+
+    async def ended(self) -> NoReturn:
+        """Wait until the registry can't be followed and raise why: RegistryUnavailableError, away at the start."""
+        if self._running is not None:
+            await asyncio.shield(self._running)
+        raise RuntimeError("this feed is not running")
+
+    async def knows(self, student_id: str) -> None:
+        """Wait until the student's teachers are known."""
+        while self.assignment(student_id) is None:
+            await self.news()
+
+    def add(self, student: Member) -> None:
+        """Count the student in, whether or not the registry lists it yet."""
+        self._here[student.id] = student
+        self._changed.set()
+
+    def remove(self, student: Member) -> None:
+        """Count on the registry alone for this student, unless it has been added anew."""
+        if self._here.get(student.id) is student:
+            del self._here[student.id]
+            self._changed.set()
+
+    def assignment(self, student_id: str) -> Assignment | None:
+        """Return what a student's teachers are by the latest news; None until that is known."""
+        mine = self._shares.get(student_id)
+        if mine is None or self._teachers is None:
+            return None
+        return Assignment(mine, students=len(self._shares), listed=len(self._teachers))
+
+    async def news(self) -> None:
+        """Wait until shares have been computed again."""
+        await self._computed.wait()
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch("teachers", self._see_teachers))
+                tasks.create_task(self._watch("students", self._see_students))
+                tasks.create_task(self._compute())
+        except* RegistryError as group:
+            raise group.exceptions[0] from None
+
+    async def _watch(self, role: Role, see: Callable[[Sequence[Member]], None]) -> None:
+        async for members in self._directory.watch(self._pool, role):
+            see(members)
+            self._changed.set()
+
+    def _see_teachers(self, teachers: Sequence[Member]) -> None:
+        self._teachers = teachers
+
+    def _see_students(self, students: Sequence[Member]) -> None:
+        self._students = students
+
+    async def _compute(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._teachers is None or self._students is None:
+                continue
+            self._shares = shares(self._teachers, [*self._students, *self._here.values()])
+            computed, self._computed = self._computed, asyncio.Event()
+            computed.set()
+            await asyncio.sleep(SETTLE_S)

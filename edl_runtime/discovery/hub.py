@@ -1,0 +1,143 @@
+"""The students that are connected to an endpoint, and the pools that they follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import structlog
+
+from edl_runtime.discovery.feed import Feed
+from edl_runtime.discovery.messages import SAY_EVERY_S, SILENT_AFTER_S, Assignment
+from edl_runtime.errors import RegistryUnavailableError
+from edl_runtime.registry import quarantine
+from edl_runtime.registry.directory import Directory
+from edl_runtime.registry.lease import Lease, hold_lease
+from edl_runtime.registry.members import Member
+from edl_runtime.store.keys import Service
+from edl_runtime.waits import first
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+log = structlog.get_logger(__name__)
+
+
+class Hub:
+    """Keeps connected students registered, each for as long as its block lasts.
+
+    All students of a pool share one watch of its teachers and one of its students, which end with the last of them.
+    """
+
+    def __init__(self, client: Redis, namespace: str, *, ttl_s: float) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._ttl_s = ttl_s
+        self._closing = asyncio.Event()
+        self._feeds: dict[str, Feed] = {}
+        self._connected: dict[tuple[str, str], Connected] = {}
+
+    @asynccontextmanager
+    async def connect(self, pool: str, student: Member) -> AsyncIterator[Connected]:
+        """Be that student of the pool in the block, in place of an earlier one of the same id.
+
+        Raises RegistryUnavailableError when Redis is away at the start.
+        """
+        service = Service(self._namespace, pool, "students")
+        async with (
+            self._follow(pool, student) as feed,
+            hold_lease(self._client, service, student, ttl_s=self._ttl_s) as lease,
+        ):
+            one = self._connected[pool, student.id] = Connected(student, feed, lease, self._closing)
+            log.info("student.connected", pool=pool, student=student.id, connected=len(self._connected))
+            try:
+                yield one
+            finally:
+                if self._connected.get((pool, student.id)) is one:
+                    del self._connected[pool, student.id]
+
+    async def hear(self, pool: str, student_id: str, quarantined: Mapping[str, str]) -> bool:
+        """Take in what a student says; return False when it is not connected."""
+        one = self._connected.get((pool, student_id))
+        if one is None:
+            return False
+        one.hear()
+        if quarantined or one.told:
+            with suppress(RegistryUnavailableError):  # the student will say it again
+                await quarantine.publish(self._client, self._namespace, pool, student_id, quarantined)
+                one.told = bool(quarantined)
+        return True
+
+    def close(self) -> None:
+        """Tell all that are connected to end, and those who come."""
+        self._closing.set()
+
+    @asynccontextmanager
+    async def _follow(self, pool: str, student: Member) -> AsyncIterator[Feed]:
+        feed = self._feeds.get(pool)
+        if feed is None:
+            feed = self._feeds[pool] = Feed(Directory(self._client, self._namespace), pool)
+            feed.start()
+        feed.followers += 1
+        feed.add(student)
+        try:
+            await first(feed.knows(student.id), feed.ended())
+            yield feed
+        finally:
+            feed.remove(student)
+            feed.followers -= 1
+            if not feed.followers:
+                del self._feeds[pool]
+                await feed.stop()
+
+
+class Connected:
+    """A student that is connected. `told` is whether its last word was of teachers in quarantine."""
+
+    def __init__(self, student: Member, feed: Feed, lease: Lease, closing: asyncio.Event) -> None:
+        self.told = False
+        self._student = student
+        self._feed = feed
+        self._lease = lease
+        self._closing = closing
+        self.hear()
+
+    def hear(self) -> None:
+        """Note a sign of life."""
+        self._heard_at = asyncio.get_running_loop().time()
+
+    async def assignments(self) -> AsyncGenerator[Assignment, None]:
+        """Yield the student's teachers at once, as soon as they change, and every `SAY_EVERY_S`; for ever."""
+        while True:
+            said = self._feed.assignment(self._student.id)
+            if said is not None:
+                yield said
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SAY_EVERY_S):
+                    await self._other_teachers_than(said)
+
+    async def over(self) -> str:
+        """Wait until the student has to be let go and return why."""
+        return await first(self._silence(), self._refusal(), self._close(), self._feed.ended())
+
+    async def _other_teachers_than(self, said: Assignment | None) -> None:
+        while True:
+            await self._feed.news()
+            now = self._feed.assignment(self._student.id)
+            if now is not None and (said is None or now.teachers != said.teachers):
+                return
+
+    async def _silence(self) -> str:
+        loop = asyncio.get_running_loop()
+        while (rest_s := self._heard_at + SILENT_AFTER_S - loop.time()) > 0:  # noqa: ASYNC110 - it may be heard of
+            await asyncio.sleep(rest_s)
+        return f"it said nothing for {SILENT_AFTER_S:.0f} s"
+
+    async def _refusal(self) -> str:
+        return str(await self._lease.refused())
+
+    async def _close(self) -> str:
+        await self._closing.wait()
+        return "the endpoint stops"

@@ -1,0 +1,123 @@
+"""The discovery endpoint from its first breath to its last: listen, serve, let students go."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import structlog
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from edl_runtime.discovery.app import build_app
+from edl_runtime.discovery.hub import Hub
+from edl_runtime.errors import RegistryError, SpecError
+from edl_runtime.protocol.address import check_exposure
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.client import connect
+
+CONNECTION_LIMIT = 2500
+"""Each student has two."""
+REDIS_LIMIT = 500
+"""Connections to Redis: two for each pool that is followed, and some to renew leases in turn."""
+REQUEST_WITHIN_S = 5.0
+"""Who connects and asks nothing is disconnected after so long."""
+DEAD_AFTER_S = 10.0
+"""A connection whose other end does not take what it is sent is dropped after so long."""
+LEAVE_S = 3.0
+"""Longest time to end what is in flight."""
+
+log = structlog.get_logger(__name__)
+
+
+async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Callable[[str], None]) -> None:
+    """Serve the registry of `settings` until SIGTERM or SIGINT: then end the streams, leave their pools and return.
+
+    `on_ready` is called with the URL as soon as connections are taken, with Redis or without: requests that need it
+    are answered 503 while it is away.
+
+    Raises SpecError for what a restart can't mend, RegistryError when it can't listen.
+    """
+    check_exposure(host, settings.discovery_token, "EDL_DISCOVERY_TOKEN")
+    if not settings.redis_url:
+        raise SpecError("EDL_REDIS_URL", "", "the Redis that pools register in, as in redis://127.0.0.1:6379/0")
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    _allow_open_files(2 * CONNECTION_LIMIT)
+    async with connect(settings.redis_url, connections=REDIS_LIMIT) as client:
+        hub = Hub(client, settings.namespace, ttl_s=settings.lease_ttl_s)
+        app = build_app(hub, client, settings.namespace, token=settings.discovery_token)
+        server = _Server(
+            uvicorn.Config(
+                app,
+                http=_Connection,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=round(LEAVE_S),
+            )
+        )
+        with _listening(host, port) as listener:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(server.serve(sockets=[listener]))
+                on_ready(_url(listener))
+                await stop.wait()
+                hub.close()
+                server.should_exit = True
+    log.info("discovery.stopped")
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to its caller."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Connection(H11Protocol):
+    """A connection that is one of a limited number, and that has to ask something soon."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its parent's
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTION_LIMIT:
+            transport.abort()
+        self.loop.call_later(REQUEST_WITHIN_S, self._expect_request)
+
+    def _expect_request(self) -> None:
+        asked: object = self.cycle
+        if asked is None:
+            self.transport.abort()
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise RegistryError(f"can't listen on {host} port {port}: {error.strerror or error}") from None
+    with listener:
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(DEAD_AFTER_S * 1000))
+        yield listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port, *_ = listener.getsockname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _allow_open_files(wanted: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
