@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
 from contextlib import aclosing, suppress
@@ -13,6 +14,7 @@ import structlog
 from edl_runtime.discovery.link import Link
 from edl_runtime.discovery.messages import SAY_EVERY_S, Assignment, Words
 from edl_runtime.errors import DiscoveryRefusedError, DiscoveryUnavailableError, RegistryError
+from edl_runtime.registry.directory import SETTLE_S
 from edl_runtime.registry.members import Member
 
 SHORTEST_PAUSE_S = 0.1
@@ -36,7 +38,8 @@ async def follow(
 ) -> None:
     """Be that student of the pool and call `use` with each assignment, changed or not, until cancelled.
 
-    What `quarantined` returns is told about once a second. An endpoint that is lost is tried again for ever.
+    What `quarantined` returns is told about once a second. An endpoint that is lost is tried again for ever. When it
+    comes back without teachers, that is believed after `SETTLE_S` only: its Redis may have been emptied.
 
     Raises DiscoveryUnavailableError and DiscoveryRefusedError when the first attempt to reach it fails.
     """
@@ -51,7 +54,9 @@ async def follow(
 
 
 async def _assignments(link: Link, path: str, me: Member) -> AsyncGenerator[Assignment, None]:
+    loop = asyncio.get_running_loop()
     known = away = False
+    back_at = -math.inf
     pause_s = SHORTEST_PAUSE_S
     while True:
         cause = "it ended the stream"
@@ -59,9 +64,11 @@ async def _assignments(link: Link, path: str, me: Member) -> AsyncGenerator[Assi
             async with aclosing(_stream(link, path, me)) as lines:
                 async for assignment in lines:
                     if away:
+                        back_at = loop.time()
                         log.info("discovery.back", url=link.url)
                     known, away, pause_s = True, False, SHORTEST_PAUSE_S
-                    yield assignment
+                    if assignment.teachers or loop.time() > back_at + SETTLE_S:
+                        yield assignment
         except (DiscoveryUnavailableError, DiscoveryRefusedError) as error:
             if not known:
                 raise

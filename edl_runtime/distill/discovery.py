@@ -43,9 +43,7 @@ Quarantined = Callable[[], Mapping[str, str]]
 """Returns the addresses of the teachers that are asked nothing now, and why."""
 
 
-async def follow_pool(
-    wish: Discovered, settings: RuntimeSettings, use: Use, quarantined: Quarantined = dict[str, str]
-) -> None:
+async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use, quarantined: Quarantined) -> None:
     """Be a student of the pool and call `use` whenever the teachers to use change, until cancelled.
 
     What `quarantined` returns is told to whoever looks at the pool, about once a second.

@@ -1,69 +1,120 @@
-"""A student of a pool: what it tells others through a real Redis."""
+"""Students of a pool, on Redis and behind a discovery endpoint: what they are told, and what they tell."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import Iterator
 
-from edl_runtime.distill.discovery import follow_pool
-from edl_runtime.distill.teachers import Discovered
-from edl_runtime.registry.lease import hold_lease
-from edl_runtime.registry.members import Member
+import pytest
+from discovery_process import running_discovery
+from integration.following import POOL, behind, registered, student
+from teacher_process import running_teacher
+
+from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.pools import view_pool
+from edl_runtime.registry.shares import shares
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
-from edl_runtime.store.keys import Service
 
 TEACHER = "127.0.0.1:1"
+SLACK_S = 1.0
+"""What a machine that is busy with other tests may add."""
 
 
-@contextlib.asynccontextmanager
-async def student(settings: RuntimeSettings, quarantined: dict[str, str]) -> AsyncIterator[None]:
-    """A student that keeps those teachers in quarantine."""
-    following = asyncio.create_task(follow_pool(Discovered("pool"), settings, lambda _: None, lambda: quarantined))
-    try:
-        yield
-    finally:
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
+@pytest.fixture
+def endpoint_url(settings: RuntimeSettings) -> Iterator[str]:
+    with running_discovery(settings) as endpoint:
+        yield endpoint.url
 
 
-async def shown(settings: RuntimeSettings) -> str:
-    """What a person sees of the one teacher's quarantine."""
-    async with connect(settings.redis_url) as client:
-        pool = await view_pool(client, settings.namespace, "pool")
-    [teacher] = pool.teachers
-    return str(teacher.quarantine)
+@pytest.fixture(params=["on redis", "behind an endpoint"])
+def student_settings(request: pytest.FixtureRequest, settings: RuntimeSettings) -> RuntimeSettings:
+    """The settings of a student, by each way to find teachers."""
+    return settings if request.param == "on redis" else behind(request.getfixturevalue("endpoint_url"), settings)
 
 
-async def until(settings: RuntimeSettings, wanted: str) -> None:
-    async with asyncio.timeout(10):
-        while await shown(settings) != wanted:  # noqa: ASYNC110 - Redis tells nobody
+async def until_shown(settings: RuntimeSettings, wanted: str) -> None:
+    """Wait until a person sees that of the one teacher's quarantine."""
+    async with connect(settings.redis_url) as client, asyncio.timeout(10):
+        while True:
+            [teacher] = (await view_pool(client, settings.namespace, POOL)).teachers
+            if str(teacher.quarantine) == wanted:
+                break
             await asyncio.sleep(0.05)
 
 
-async def test_quarantines_are_told_as_long_as_they_last(settings: RuntimeSettings) -> None:
+async def test_quarantines_are_told_as_long_as_they_last(
+    settings: RuntimeSettings, student_settings: RuntimeSettings
+) -> None:
     """Others see which teachers students keep from work, for as long as they do and no longer, and by how many."""
-    first, second = {TEACHER: "garbage"}, {TEACHER: "garbage"}
-    async with registered_teacher(settings), student(settings, first), student(settings, second):
-        await until(settings, "garbage (by 2 students)")
-        first.clear()
-        await until(settings, "garbage (by 1 student)")
-        second.clear()
-        await until(settings, "None")
-        second[TEACHER] = "silent"
-        await until(settings, "silent (by 1 student)")
-    # A student that is gone keeps nobody from work.
-    async with registered_teacher(settings):
-        assert await shown(settings) == "None"
+    async with registered(settings, TEACHER), student(student_settings) as first, student(student_settings) as second:
+        first.quarantined[TEACHER] = second.quarantined[TEACHER] = "garbage"
+        await until_shown(settings, "garbage (by 2 students)")
+        first.quarantined.clear()
+        await until_shown(settings, "garbage (by 1 student)")
+        second.quarantined.clear()
+        await until_shown(settings, "None")
+        second.quarantined[TEACHER] = "silent"
+        await until_shown(settings, "silent (by 1 student)")
+    async with registered(settings, TEACHER):
+        await until_shown(settings, "None")
 
 
-@contextlib.asynccontextmanager
-async def registered_teacher(settings: RuntimeSettings) -> AsyncIterator[None]:
-    async with (
-        connect(settings.redis_url) as client,
-        hold_lease(client, Service(settings.namespace, "pool"), Member(id=TEACHER, address=TEACHER)),
-    ):
-        yield
+async def test_students_share_by_one_rule_wherever_they_are(settings: RuntimeSettings, endpoint_url: str) -> None:
+    """Two on Redis and two behind an endpoint use every teacher, none twice, and as everybody computes it."""
+    teachers = [f"127.0.0.1:{port}" for port in range(1, 8)]
+    away = behind(endpoint_url, settings)
+    async with registered(settings, *teachers), contextlib.AsyncExitStack() as stack:
+        students = [await stack.enter_async_context(student(where)) for where in (settings, away, settings, away)]
+        for one in students:
+            await one.until(lambda teachers: 0 < len(teachers) <= 2)  # which nobody has before all are there
+        async with connect(settings.redis_url) as client:
+            directory = Directory(client, settings.namespace)
+            by_all = shares(await directory.members(POOL), await directory.members(POOL, "students"))
+        async with asyncio.timeout(10):
+            while sorted(one.teachers or () for one in students) != sorted(by_all.values()):  # noqa: ASYNC110 - they tell nobody
+                await asyncio.sleep(0.01)
+        assert sorted(address for mine in by_all.values() for address in mine) == teachers
+
+
+async def test_a_student_gets_as_many_teachers_as_it_wants(
+    settings: RuntimeSettings, student_settings: RuntimeSettings
+) -> None:
+    """Its limit is known to all, and the rest of the pool is another's."""
+    async with registered(settings, "a:1", "b:1", "c:1"), student(student_settings, at_most=1) as modest:
+        await modest.until(lambda teachers: len(teachers) == 1)
+        async with student(student_settings) as other:
+            await other.until(lambda teachers: len(teachers) == 2)
+            assert modest.teachers is not None
+            assert len(modest.teachers) == 1
+
+
+@pytest.mark.slow
+async def test_a_teacher_is_assigned_within_a_second_and_a_killed_one_is_out_within_its_lease(
+    settings: RuntimeSettings, student_settings: RuntimeSettings
+) -> None:
+    """A real teacher: from its registration to the student's list, and from its death off it."""
+    async with student(student_settings) as one:
+        await one.until(lambda teachers: not teachers)
+        with running_teacher("served_models:arithmetic", "--pool", POOL, env=settings.to_env()) as teacher:
+            ready_at = time.monotonic()  # right before it registers
+            joined_s = await one.until(lambda teachers: teachers == (teacher.address,)) - ready_at
+            killed_at = time.monotonic()
+            teacher.process.kill()
+            gone_s = await one.until(lambda teachers: not teachers) - killed_at
+    print(f"assigned after {joined_s:.3f} s, killed one out after {gone_s:.2f} s")  # noqa: T201 - what was measured
+    assert joined_s < 1 + SLACK_S
+    assert gone_s < settings.lease_ttl_s + SLACK_S
+
+
+async def test_a_teacher_that_leaves_is_out_at_once(
+    settings: RuntimeSettings, student_settings: RuntimeSettings
+) -> None:
+    """A drained teacher is told within half a second."""
+    async with student(student_settings) as one:
+        async with registered(settings, "a:1", ttl_s=60):
+            await one.until(lambda teachers: teachers == ("a:1",))
+            leaves_at = time.monotonic()
+        assert await one.until(lambda teachers: not teachers) - leaves_at < 0.5 + SLACK_S

@@ -1,0 +1,69 @@
+"""Students of pools for tests: what they are told, and members that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Collection
+
+import msgspec
+
+from edl_runtime.distill.discovery import follow_pool
+from edl_runtime.distill.teachers import Discovered
+from edl_runtime.registry.lease import hold_lease
+from edl_runtime.registry.members import Member
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.client import connect
+from edl_runtime.store.keys import Service
+
+POOL = "pool"
+PATIENCE_S = 30.0
+
+
+class Student:
+    """A student; `told` has all that it was told to use, and when."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[float, tuple[str, ...]]] = []
+        self.quarantined: dict[str, str] = {}
+
+    @property
+    def teachers(self) -> tuple[str, ...] | None:
+        return self.told[-1][1] if self.told else None
+
+    async def until(self, condition: Callable[[tuple[str, ...]], bool]) -> float:
+        """Wait for such teachers; return when they were told."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self.teachers is None or not condition(self.teachers):  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.01)
+        return self.told[-1][0]
+
+    def use(self, teachers: Collection[str]) -> None:
+        self.told.append((time.monotonic(), tuple(teachers)))
+
+
+@contextlib.asynccontextmanager
+async def student(settings: RuntimeSettings, at_most: int | None = None) -> AsyncIterator[Student]:
+    """Follow the pool in the block. What the following raises comes out of the block."""
+    one = Student()
+    wish = Discovered(POOL, at_most)
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(follow_pool(wish, settings, one.use, lambda: one.quarantined))
+        yield one
+        following.cancel()
+
+
+@contextlib.asynccontextmanager
+async def registered(settings: RuntimeSettings, *teachers: str, ttl_s: float = 3.0) -> AsyncIterator[None]:
+    """Have teachers of those addresses in the pool, though nobody listens there."""
+    async with connect(settings.redis_url) as client, contextlib.AsyncExitStack() as stack:
+        for address in teachers:
+            member = Member(id=address, address=address)
+            await stack.enter_async_context(hold_lease(client, Service(settings.namespace, POOL), member, ttl_s=ttl_s))
+        yield
+
+
+def behind(url: str, settings: RuntimeSettings) -> RuntimeSettings:
+    """Return the settings of a student that knows that endpoint and no Redis."""
+    return msgspec.structs.replace(settings, redis_url="", discovery_url=url)
