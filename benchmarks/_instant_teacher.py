@@ -40,6 +40,9 @@ class InstantRunner:
             self._arena.answer(slot)[: len(known[1])] = known[1]
         done(known[0])
 
+    def drop(self, slot: int) -> None:
+        """Do nothing: all is answered at once."""
+
     def run(
         self, inputs: Mapping[str, npt.NDArray[np.generic]], outputs: Sequence[str]
     ) -> dict[str, npt.NDArray[np.float32]]:

@@ -29,6 +29,13 @@ from edl_runtime.specs import HUNG_AFTER_S, check_name
 @click.option("--gpu_ids", default="", help="GPUs to run on, as in 0,1; by default the CPU.")
 @click.option("--mem_optim", is_flag=True, help="Let Paddle reuse memory between layers.")
 @click.option(
+    "--max_batch",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Most rows that requests which came while the model was busy are joined to; 1: none are.",
+)
+@click.option(
     "--weight", type=float, default=1.0, show_default=True, help="Share of the pool's work, relative to others."
 )
 @click.option(
@@ -36,7 +43,7 @@ from edl_runtime.specs import HUNG_AFTER_S, check_name
     type=float,
     default=HUNG_AFTER_S,
     show_default=True,
-    help="Seconds. A predictor that takes longer over one request counts as hung: the teacher leaves and exits 1.",
+    help="Seconds. A predictor that takes longer over one run counts as hung: the teacher leaves and exits 1.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address and what is served as one JSON object.")
 def teacher(
@@ -50,6 +57,7 @@ def teacher(
     outputs: str,
     gpu_ids: str,
     mem_optim: bool,
+    max_batch: int,
     weight: float,
     hung_after: float,
     as_json: bool,
@@ -65,7 +73,7 @@ def teacher(
     settings = RuntimeSettings.from_env(os.environ)
     pool = pool or settings.pool
     options = TeacherOptions(
-        model=ModelOptions(model=model, name=name, outputs=_words(outputs), mem_optim=mem_optim),
+        model=ModelOptions(model=model, name=name, outputs=_words(outputs), mem_optim=mem_optim, max_batch=max_batch),
         gpu_ids=_gpu_ids(gpu_ids),
         host=host,
         advertise=advertise,

@@ -1,7 +1,8 @@
-"""From a request's body to its answer's: decode, run the model, encode."""
+"""From a request's body to its answer's: read, run the model, write."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -9,11 +10,24 @@ import numpy as np
 import structlog
 
 from edl_runtime.errors import AnswerLimitError, ProtocolError
-from edl_runtime.protocol.requests import decode_request
+from edl_runtime.protocol.oip import ModelSignature, answered_names
+from edl_runtime.protocol.requests import InferRequest, decode_request
 from edl_runtime.protocol.responses import encode_response
+from edl_runtime.protocol.tensors import Array
+from edl_runtime.teacher.joining import joined_inputs, needed_outputs
 from edl_runtime.teacher.models import Model
+from edl_runtime.teacher.topk import top_k
 
 log = structlog.get_logger(__name__)
+
+
+def extended(signature: ModelSignature) -> ModelSignature:
+    """Return `signature` with what is answered of that model beyond the standard."""
+    can = {
+        "top_k": any(len(spec.shape) > 1 for spec in signature.outputs),
+        "normalise": any(spec.datatype == "FP32" and len(spec.shape) > 1 for spec in signature.inputs),
+    }
+    return msgspec.structs.replace(signature, extensions=tuple(name for name, able in can.items() if able))
 
 
 class Answer(NamedTuple):
@@ -24,21 +38,64 @@ class Answer(NamedTuple):
     size: int
 
 
-def answer(model: Model, body: memoryview, json_size: int | None, into: memoryview) -> Answer:
-    """Answer one request into the area `into`; never raises for what the client sent or the model did."""
+def answer(
+    model: Model, body: memoryview, json_size: int | None, into: memoryview, region: memoryview | None = None
+) -> Answer:
+    """Answer one request into the area `into`; never raises for what the client sent or the model did.
+
+    `region` is the memory that the client shares, if it does.
+    """
+    request = read(model.signature, body, json_size, into, region)
+    return request if isinstance(request, Answer) else run_alone(model, request, into)
+
+
+def read(
+    signature: ModelSignature, body: memoryview, json_size: int | None, into: memoryview, region: memoryview | None
+) -> InferRequest | Answer:
+    """Return the request that lies in `body`, or the answer to one that can't be served."""
     try:
-        request = decode_request(body, json_size, model.signature)
+        return decode_request(body, json_size, signature, region)
     except ProtocolError as error:
         return refuse(into, 400, str(error))
+
+
+def run_alone(model: Model, request: InferRequest, into: memoryview) -> Answer:
+    """Run the model for one request and answer it."""
     try:
-        outputs = model.run(request.inputs, tuple(request.outputs))
-        arrays = {name: np.asarray(outputs[name]) for name in request.outputs}
-        return Answer(200, *encode_response(model.signature, request, arrays, into))
-    except AnswerLimitError as error:  # no other teacher's would be smaller
-        return refuse(into, 413, str(error))
+        outputs = model.run(joined_inputs([request], model.signature), needed_outputs([request]))
+        return write(model.signature, request, outputs, into)
     except Exception as error:
         log.exception("model.failed", model=model.signature.name)
         return refuse(into, 500, f"the model failed: {type(error).__name__}: {error}")
+
+
+def write(signature: ModelSignature, request: InferRequest, outputs: Mapping[str, Array], into: memoryview) -> Answer:
+    """Answer `request` with what the model gave for it. Raises KeyError or so when that is not what it promised."""
+    try:
+        return Answer(200, *encode_response(signature, request, _answered(request, outputs), into))
+    except AnswerLimitError as error:  # no other teacher's would be smaller
+        return refuse(into, 413, str(error))
+    except _UnfitError as error:
+        return refuse(into, 400, str(error))
+
+
+class _UnfitError(ProtocolError):
+    """Raised when an output turns out to have less than was asked for."""
+
+
+def _answered(request: InferRequest, outputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the tensors of the answer."""
+    tensors: dict[str, Array] = {}
+    for wish in request.wishes:
+        if isinstance(wish, str):
+            tensors[wish] = np.asarray(outputs[wish])
+            continue
+        try:
+            largest = top_k(np.asarray(outputs[wish.name]), wish.k)
+        except ProtocolError as error:
+            raise _UnfitError(f"output {wish.name!r}: {error}") from None
+        tensors.update(zip(answered_names(wish), largest, strict=True))
+    return tensors
 
 
 def refuse(into: memoryview, status: int, reason: str) -> Answer:

@@ -88,6 +88,8 @@ class Connection(asyncio.BufferedProtocol):
         self._front.connections.pop(self, None)
         if self._phase in (_Phase.BODY, _Phase.SENDING):
             self._return_slot()
+        elif self._phase is _Phase.RUNNING:
+            self._front.runner.drop(self._slot)
 
     def pause_writing(self) -> None:
         self._backed_up = True

@@ -39,6 +39,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     - `outputs`: the outputs to serve, empty for all; "logits=fetch_name_0" renames one.
     - `gpu_id`: the GPU to run on; None for CPU.
     - `mem_optim`: let Paddle reuse memory between layers.
+    - `max_batch`: most rows of a run that answers several requests, which come while the model is busy; 1 for none.
     """
 
     model: str
@@ -46,6 +47,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...] = ()
     gpu_id: int | None = None
     mem_optim: bool = False
+    max_batch: int = 64
 
 
 def load_model(options: ModelOptions) -> Model:

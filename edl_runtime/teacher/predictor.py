@@ -1,8 +1,9 @@
 """The process that runs the model, beside the front that serves: `python -m edl_runtime.teacher.predictor TASK`.
 
-Requests and answers lie in the shared arena; what goes through the channel are records of four numbers that say
-where. The predictor ends with its front: when the channel closes between two requests, when the lifeline closes at
-any time. It ignores SIGTERM and SIGINT, for the front decides when the last request has been answered.
+Requests and answers lie in the shared arena; the channel says where. What has come while the model ran is read between
+two runs, so that it may run as one. The predictor ends with its front: when the channel closes between two runs, when
+the lifeline closes at any time. It ignores SIGTERM and SIGINT, for the front decides when the last request has been
+answered.
 """
 
 from __future__ import annotations
@@ -10,26 +11,17 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import struct
 import sys
 import threading
 
 import msgspec
 
 from edl_runtime.errors import ModelError
-from edl_runtime.teacher.answering import answer
+from edl_runtime.teacher.answering import Answer, extended
 from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.channel import DROP, PING, Channel, Record
 from edl_runtime.teacher.models import ModelOptions, load_model
-
-RECORD = struct.Struct("=4q")
-"""To the predictor: slot, size of the body, size of its JSON (-1: all), 0.
-
-From the predictor: slot, status, size of the JSON (-1: all), size of the body. The first one answers no request: with
-status 200 the signature, else a `Failure` lies in its answer's area.
-"""
-
-PING = -1
-"""In place of a slot: the predictor sends such a record back as it is, in its turn."""
+from edl_runtime.teacher.work import Work
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,33 +44,51 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    """Load the model, say so, answer requests in order until the front is gone."""
+    """Load the model, say so, answer requests until the front is gone."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     task = msgspec.json.decode(sys.argv[1], type=Task)
     threading.Thread(target=_end_with_the_front, args=(task.lifeline,), daemon=True).start()
     arena = Arena(task.arena, task.area_size, task.slots)
-    with socket.socket(fileno=task.channel) as channel:
+    with socket.socket(fileno=task.channel) as connected:
+        channel = Channel(connected)
         try:
             model = load_model(task.model)
         except ModelError as error:
             _announce(channel, arena, task.number, 500, Failure(error.model, error.reason))
             sys.exit(1)
-        _announce(channel, arena, task.number, 200, model.signature)
-        while record := channel.recv(RECORD.size, socket.MSG_WAITALL):
-            slot, size, json_size, _ = RECORD.unpack(record)
-            if slot == PING:
-                channel.sendall(record)
-                continue
-            body = arena.request(slot)[:size]
-            done = answer(model, body, None if json_size < 0 else json_size, arena.answer(slot))
-            channel.sendall(RECORD.pack(slot, done.status, -1 if done.json_size is None else done.json_size, done.size))
+        _announce(channel, arena, task.number, 200, extended(model.signature))
+        work = Work(model, arena, task.model.max_batch)
+        while (records := channel.receive(wait=not work)) is not None:
+            said = [reply for record in records if (reply := _take(work, record))]
+            if said:
+                channel.send(said)
+            if work:
+                for answers in work.run():
+                    channel.send([_record(slot, answer) for slot, answer in answers])
 
 
-def _announce(channel: socket.socket, arena: Arena, slot: int, status: int, what: msgspec.Struct) -> None:
+def _take(work: Work, record: Record) -> Record | None:
+    """Do what a record asks for; return what there is to say at once."""
+    slot, size, json_size, _ = record
+    if slot == PING:
+        return record
+    if slot == DROP:
+        slot = size
+        answer = work.drop(slot)
+    else:
+        answer = work.add(slot, size, None if json_size < 0 else json_size)
+    return None if answer is None else _record(slot, answer)
+
+
+def _record(slot: int, answer: Answer) -> Record:
+    return slot, answer.status, -1 if answer.json_size is None else answer.json_size, answer.size
+
+
+def _announce(channel: Channel, arena: Arena, slot: int, status: int, what: msgspec.Struct) -> None:
     body = msgspec.json.encode(what)
     arena.answer(slot)[: len(body)] = body
-    channel.sendall(RECORD.pack(slot, status, -1, len(body)))
+    channel.send([(slot, status, -1, len(body))])
 
 
 def _end_with_the_front(lifeline: int) -> None:

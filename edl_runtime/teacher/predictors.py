@@ -19,8 +19,9 @@ from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.settings import split_secrets
 from edl_runtime.teacher.answering import Answer, refuse
 from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.channel import DROP, PING, RECORD, unpack
 from edl_runtime.teacher.models import ModelOptions
-from edl_runtime.teacher.predictor import PING, RECORD, Failure, Task
+from edl_runtime.teacher.predictor import Failure, Task
 from edl_runtime.teacher.runner import Done
 from edl_runtime.waits import first
 
@@ -42,6 +43,10 @@ class Predictors:
 
     def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
         min(self._members, key=len).submit(slot, size, json_size, done)
+
+    def drop(self, slot: int) -> None:
+        for member in self._members:
+            member.drop(slot)
 
     async def failed(self, hung_after_s: float) -> TeacherError:
         """Wait until one has ended by itself, or was found to hang and killed; return what to say of it."""
@@ -174,11 +179,13 @@ class _Predictor(asyncio.Protocol):
         self._pending[slot] = done
         self._transport.write(RECORD.pack(slot, size, -1 if json_size is None else json_size, 0))
 
+    def drop(self, slot: int) -> None:
+        if self._transport and slot in self._pending:
+            self._transport.write(RECORD.pack(DROP, slot, 0, 0))
+
     def data_received(self, data: bytes) -> None:
-        data = self._partial + data
-        whole = len(data) - len(data) % RECORD.size
-        self._partial = data[whole:]
-        for slot, status, json_size, size in RECORD.iter_unpack(data[:whole]):
+        records, self._partial = unpack(self._partial + data)
+        for slot, status, json_size, size in records:
             self._signs += 1
             if slot == PING:
                 self._pinged = False

@@ -19,6 +19,10 @@ class Runner(Protocol):
         """Answer the request of `size` bytes in `slot` and call `done` on the event loop, at once or later, once."""
         ...
 
+    def drop(self, slot: int) -> None:
+        """Spare the request in `slot` if it has not begun: its client has gone. Its `done` is called all the same."""
+        ...
+
 
 class InlineRunner:
     """Runs a model in the process that serves: for a model that answers at once, as tests and benchmarks have."""
@@ -29,3 +33,6 @@ class InlineRunner:
 
     def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
         done(answer(self._model, self._arena.request(slot)[:size], json_size, self._arena.answer(slot)))
+
+    def drop(self, slot: int) -> None:
+        """Do nothing: what is submitted is answered at once."""

@@ -50,7 +50,7 @@ class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):
       it listens on all.
     - `pool`: empty for a fixed teacher, which needs no Redis.
     - `weight`: its share of the pool's work, relative to the others.
-    - `hung_after_s`: a predictor that takes longer over one request counts as hung.
+    - `hung_after_s`: a predictor that takes longer over one run, be it for one request or several, counts as hung.
     """
 
     model: ModelOptions

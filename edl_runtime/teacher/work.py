@@ -1,0 +1,113 @@
+"""What one predictor has to do, and how it does it: requests that came while it was busy run as one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import structlog
+
+from edl_runtime.teacher.answering import Answer, read, refuse, run_alone, write
+from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.joining import (
+    Waiting,
+    can_join,
+    joined_inputs,
+    needed_outputs,
+    next_group,
+    split_outputs,
+)
+from edl_runtime.teacher.models import Model
+
+JOINED_S = 1.0
+"""How long a run of several requests may take, as far as the last run tells: beyond, joining gains next to nothing, and
+the first of them waits for all."""
+
+log = structlog.get_logger(__name__)
+
+
+class Work:
+    """Requests in `arena` that wait for `model`. Its length is their number.
+
+    - `max_batch`: most rows of a run of several requests; 1 for none.
+    """
+
+    def __init__(
+        self, model: Model, arena: Arena, max_batch: int, clock_s: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._clock_s = clock_s
+        self._row_s = 0.0  # what the last run took for one row
+        self._model = model
+        self._arena = arena
+        self._most_rows = max_batch if can_join(model.signature) else 1
+        self._waiting: dict[int, Waiting] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, slot: int, size: int, json_size: int | None, region: memoryview | None = None) -> Answer | None:
+        """Let a request wait for its turn; return the answer of one that can't be served.
+
+        `region` is the memory that its client shares, if it does.
+        """
+        body = self._arena.request(slot)[:size]
+        request = read(self._model.signature, body, json_size, self._arena.answer(slot), region)
+        if isinstance(request, Answer):
+            return request
+        self._waiting[slot] = Waiting.of(slot, request, self._model.signature)
+        return None
+
+    def drop(self, slot: int) -> Answer | None:
+        """Forget a request that nobody waits for; return what there is to say of it, None if it has been answered."""
+        if self._waiting.pop(slot, None) is None:
+            return None
+        return refuse(self._arena.answer(slot), 503, "its client had gone before it ran")
+
+    def run(self) -> Iterator[list[tuple[int, Answer]]]:
+        """Run those whose turn it is; yield their slots and answers as soon as there are some."""
+        most_rows = min(self._most_rows, int(JOINED_S / self._row_s)) if self._row_s else self._most_rows
+        group = next_group(list(self._waiting.values()), most_rows)
+        for one in group:
+            del self._waiting[one.slot]
+        if len(group) == 1:
+            yield [self._run_alone(group[0])]
+            return
+        try:
+            answers = self._run_joined(group)
+        except Exception as error:  # noqa: BLE001 - the model's, maybe about one of them: it is told in its answer
+            cause = f"{type(error).__name__}: {error}"
+        else:
+            yield answers
+            return
+        answers = []
+        for one in group:
+            answers.append(self._run_alone(one))
+            yield answers[-1:]
+        if all(answer.status == 200 for _, answer in answers):
+            self._most_rows = 1
+            log.warning("model.not_joined", model=self._model.signature.name, cause=cause)
+
+    def _run_alone(self, one: Waiting) -> tuple[int, Answer]:
+        begun_s = self._clock_s()
+        answer = run_alone(self._model, one.request, self._arena.answer(one.slot))
+        if answer.status == 200:
+            self._learn(begun_s, one.rows)
+        return one.slot, answer
+
+    def _learn(self, begun_s: float, rows: int) -> None:
+        self._row_s = (self._clock_s() - begun_s) / max(1, rows)
+
+    def _run_joined(self, group: Sequence[Waiting]) -> list[tuple[int, Answer]]:
+        """Raise whatever the model does, and ValueError for outputs that can't be taken apart."""
+        requests = [one.request for one in group]
+        signature = self._model.signature
+        names = needed_outputs(requests)
+        rows = [one.rows for one in group]
+        begun_s = self._clock_s()
+        outputs = self._model.run(joined_inputs(requests, signature), names)
+        parts = split_outputs({name: outputs[name] for name in names}, rows)
+        self._learn(begun_s, sum(rows))
+        return [
+            (one.slot, write(signature, one.request, part, self._arena.answer(one.slot)))
+            for one, part in zip(group, parts, strict=True)
+        ]

@@ -1,0 +1,199 @@
+"""What a predictor does with requests that wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+import pytest
+
+from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK
+from edl_runtime.protocol.requests import encode_request
+from edl_runtime.protocol.responses import open_response
+from edl_runtime.protocol.tensors import Array
+from edl_runtime.teacher.answering import Answer, extended
+from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.work import JOINED_S, Work
+
+
+class Doubler:
+    """Doubles its input and notes the batch sizes that it was run with. A negative number is too much for it."""
+
+    def __init__(self, *, most: int = 1000, row_s: float = 0.0) -> None:
+        self.runs: list[int] = []
+        self.now_s = 0.0
+        self._most = most
+        self._row_s = row_s
+        self.signature = ModelSignature(
+            name="m",
+            inputs=(TensorSpec("x", "FP32", (-1, 4)),),
+            outputs=(TensorSpec("double", "FP32", (-1, 4)), TensorSpec("sum", "FP32", (-1,))),
+        )
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        x = inputs["x"]
+        self.runs.append(len(x))
+        self.now_s += self._row_s * len(x)
+        if (x < 0).any():
+            raise ArithmeticError("below zero")
+        every = {"double": x * 2, "sum": x.sum(axis=1)}
+        return {name: every[name][: self._most] for name in outputs}
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena.create(1 << 16)
+    yield arena
+    arena.close()
+
+
+def put(arena: Arena, slot: int, numbers: Array, *outputs: str | TopK, **normalise: Normalise) -> tuple[int, int, int]:
+    """Write a request into its slot; return what the channel says of it."""
+    header, buffers, size = encode_request({"x": numbers}, outputs, normalise)
+    arena.request(slot)[:size] = header + b"".join(part.tobytes() for part in buffers)
+    return slot, size, len(header)
+
+
+def got(arena: Arena, slot: int, answer: Answer) -> dict[str, Array]:
+    area = arena.answer(slot)
+    assert answer.status == 200, bytes(area[: answer.size])
+    assert answer.json_size is not None
+    arrays, unfilled = open_response(area[: answer.json_size], answer.size - answer.json_size)
+    start = answer.json_size
+    for array in unfilled:
+        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(area[start : start + array.nbytes], np.uint8)
+        start += array.nbytes
+    return arrays
+
+
+def refused(arena: Arena, slot: int, answer: Answer) -> str:
+    assert answer.status != 200
+    return str(msgspec.json.decode(arena.answer(slot)[: answer.size])["error"])
+
+
+def ran(work: Work) -> dict[int, Answer]:
+    return {slot: answer for answers in work.run() for slot, answer in answers}
+
+
+def rows(*numbers: float) -> Array:
+    return np.repeat(np.array(numbers, np.float32)[:, None], 4, axis=1)
+
+
+def test_requests_that_have_queued_run_as_one_and_get_their_own_answers(arena: Arena) -> None:
+    """Each its own rows, of its own outputs, whole or the largest of them, from numbers or from pixels."""
+    model = Doubler()
+    work = Work(model, arena, 64)
+    work.add(*put(arena, 3, rows(1), "double"))
+    work.add(*put(arena, 1, rows(2), "sum", TopK("double", 2)))
+    work.add(*put(arena, 2, np.full((1, 4), 9, np.uint8), x=Normalise((1.0,), (2.0,))))
+    work.add(*put(arena, 0, rows(5), "sum"))
+    answers = ran(work)
+    assert (model.runs, len(work)) == ([4], 0)
+    assert list(answers) == [3, 1, 2, 0]
+    assert got(arena, 3, answers[3])["double"].tolist() == [[2] * 4]
+    second = got(arena, 1, answers[1])
+    assert (list(second), second["sum"].tolist()) == (["sum", "double.values", "double.indices"], [8])
+    assert (second["double.values"].tolist(), second["double.indices"].shape) == ([[4, 4]], (1, 2))
+    assert got(arena, 2, answers[2])["sum"].tolist() == [16]
+    assert list(got(arena, 0, answers[0])) == ["sum"]
+
+
+def test_the_rest_stays_queued_in_order(arena: Arena) -> None:
+    """What a run has no room for is in the next, together with what has come since."""
+    model = Doubler()
+    work = Work(model, arena, 2)
+    for slot in range(3):
+        work.add(*put(arena, slot, rows(slot)))
+    assert list(ran(work)) == [0, 1]
+    work.add(*put(arena, 3, rows(3)))
+    assert list(ran(work)) == [2, 3]
+    assert (model.runs, len(work)) == ([2, 2], 0)
+
+
+def test_a_bad_request_fails_no_other(arena: Arena) -> None:
+    """When a joined run raises, each runs alone; those that are good are joined again the next time."""
+    model = Doubler()
+    work = Work(model, arena, 64)
+    for _ in range(2):
+        for slot, number in enumerate([1, -1]):
+            work.add(*put(arena, slot, rows(number), "sum"))
+        answers = ran(work)
+        assert got(arena, 0, answers[0])["sum"].tolist() == [4]
+        assert refused(arena, 1, answers[1]) == "the model failed: ArithmeticError: below zero"
+    assert model.runs == [2, 1, 1] * 2
+
+
+def test_a_model_that_can_not_take_several_gets_one_at_a_time(arena: Arena) -> None:
+    """It answers less than it was given: each request is answered alone, and joining is not tried again."""
+    model = Doubler(most=1)
+    work = Work(model, arena, 64)
+    for _ in range(2):
+        for slot in range(2):
+            work.add(*put(arena, slot, rows(slot), "sum"))
+        while work:
+            for slot, answer in ran(work).items():
+                assert got(arena, slot, answer)["sum"].tolist() == [4 * slot]
+    assert model.runs == [2, 1, 1, 1, 1]
+
+
+def test_one_is_none(arena: Arena) -> None:
+    """With a largest batch of 1, every request runs alone, whatever its size."""
+    model = Doubler()
+    work = Work(model, arena, 1)
+    for slot in range(3):
+        work.add(*put(arena, slot, rows(1, 2)))
+    while work:
+        assert len(ran(work)) == 1
+    assert model.runs == [2, 2, 2]
+
+
+def test_joined_runs_are_kept_short(arena: Arena) -> None:
+    """A model of which two rows take as long as a joined run may is given no more than two at once."""
+    model = Doubler(row_s=JOINED_S / 2)
+    work = Work(model, arena, 64, clock_s=lambda: model.now_s)
+    work.add(*put(arena, 0, rows(1)))
+    ran(work)
+    for slot in range(4):
+        work.add(*put(arena, slot, rows(1)))
+    while work:
+        ran(work)
+    assert model.runs == [1, 2, 2]
+
+
+def test_a_request_that_nobody_waits_for_does_not_run(arena: Arena) -> None:
+    """What is dropped is answered once; what is not there any more has had its answer."""
+    model = Doubler()
+    work = Work(model, arena, 64)
+    for slot in range(2):
+        work.add(*put(arena, slot, rows(slot)))
+    dropped = work.drop(0)
+    assert dropped is not None
+    assert refused(arena, 0, dropped) == "its client had gone before it ran"
+    assert work.drop(0) is None
+    assert (list(ran(work)), model.runs) == ([1], [1])
+
+
+def test_a_teacher_says_what_it_can_do_beyond_the_standard() -> None:
+    """The largest of an output that has several numbers a sample; pixels where the model takes FP32 images."""
+    assert extended(Doubler().signature).extensions == ("top_k", "normalise")
+    flat = ModelSignature(
+        name="m", inputs=(TensorSpec("ids", "INT64", (-1, 4)),), outputs=(TensorSpec("best", "INT64", (-1,)),)
+    )
+    assert extended(flat) == flat
+
+
+def test_a_request_that_can_not_be_served_waits_for_nobody(arena: Arena) -> None:
+    """It is refused before anything runs; a top-k that turns out too large, after its run."""
+    model = Doubler()
+    work = Work(model, arena, 64)
+    answer = work.add(*put(arena, 0, np.zeros((1, 5), np.float32)))
+    assert answer is not None
+    assert answer.status == 400
+    assert "shape is [1, 5], the model takes [-1, 4]" in refused(arena, 0, answer)
+    model.signature = msgspec.structs.replace(model.signature, outputs=(TensorSpec("double", "FP32", (-1, -1)),))
+    for slot, k in enumerate([5, 4]):
+        work.add(*put(arena, slot, rows(1), TopK("double", k)))
+    answers = ran(work)
+    assert [answer.status for answer in answers.values()] == [400, 200]
+    assert "output 'double': top_k is 5, allowed is at most 4" in refused(arena, 0, answers[0])
