@@ -53,7 +53,7 @@ class Dispatcher:
         self._busy: dict[Lane, None] = {}  # those that are asked something, the longest first
         self._lanes: Counter[str] = Counter()
         self._signature: ModelSignature | None = None
-        self._hedging = Hedging()
+        self._hedging = Hedging(time.monotonic())
 
     # The pipeline; it holds the lock
 
@@ -117,7 +117,7 @@ class Dispatcher:
             left_s = lane.asked_at + delay_s - now
             if left_s > 0:
                 pauses.append(left_s)
-            elif (request.batch.awaited or not self._todo) and self._hedging.spend():
+            elif (request.batch.awaited or not self._todo) and self._hedging.spend(now):
                 request.hedged = True
                 self._slow.append(request)
                 self._work.notify_all()  # for which lane is free and of another teacher, only the lanes know

@@ -1,7 +1,8 @@
 """When a second teacher is asked the same: once a first one takes much longer than teachers usually do.
 
 "The tail at scale" (Dean and Barroso 2013) calls it hedging. It keeps a student going whose next batch waits for a
-teacher that hangs or is slow, and a budget keeps its price small: one request in ten is doubled at most.
+teacher that hangs or is slow, and a budget keeps its price small: of ten requests one is doubled at most, and beyond
+that one a second, so that many teachers that hang at once don't use it up for good.
 """
 
 from __future__ import annotations
@@ -18,20 +19,18 @@ LEAST_KNOWN = 8
 RECENT = 64
 
 BUDGET_A_REQUEST = 0.1
+BUDGET_A_SECOND = 1.0
 MOST_SAVED = 16.0
 FIRST_SAVED = 4.0
 
 
 class Hedging:
-    """Knows how long answers take, and how many requests may be doubled now.
+    """Knows how long answers take, and how many requests may be doubled. Times are monotonic seconds."""
 
-    `spent` counts those that were.
-    """
-
-    def __init__(self) -> None:
-        self.spent = 0
+    def __init__(self, now: float) -> None:
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._saved = FIRST_SAVED
+        self._saved_at = now
         self._delay_s = UNKNOWN_DELAY_S
         self._stale = 0
 
@@ -49,10 +48,11 @@ class Hedging:
         self._stale += 1
         self._saved = min(MOST_SAVED, self._saved + BUDGET_A_REQUEST)
 
-    def spend(self) -> bool:
+    def spend(self, now: float) -> bool:
         """Use up the right to double one request; return whether there was one."""
+        self._saved = min(MOST_SAVED, self._saved + BUDGET_A_SECOND * (now - self._saved_at))
+        self._saved_at = now
         if self._saved < 1:
             return False
         self._saved -= 1
-        self.spent += 1
         return True
