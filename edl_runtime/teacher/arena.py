@@ -7,6 +7,8 @@ import os
 import tempfile
 from typing import Self
 
+from edl_runtime.teacher.regions import Region
+
 SLOTS = 16
 """Requests that are received, computed or sent at one time; further ones wait in their sockets."""
 
@@ -18,12 +20,15 @@ class Arena:
 
     The memory has a descriptor and no name, so it is gone with the processes that hold it, however they end, and
     the size of /dev/shm (64 MB in many containers) does not limit it. Only pages that are written take memory.
+
+    `regions` has, by slot, the memory that a request's client shares, in which its inputs may lie.
     """
 
     def __init__(self, descriptor: int, area_size: int, slots: int = SLOTS) -> None:
         self.descriptor = descriptor
         self.area_size = area_size
         self.slots = slots
+        self.regions: dict[int, Region] = {}
         self._memory = mmap.mmap(descriptor, 2 * slots * area_size)
         self._view = memoryview(self._memory)
 
@@ -49,6 +54,7 @@ class Arena:
 
     def give_back(self, slot: int, request_size: int, answer_size: int) -> None:
         """Return the memory of an exceptionally large request or answer to the system."""
+        self.regions.pop(slot, None)
         if not hasattr(mmap, "MADV_REMOVE"):
             return
         for area, used in ((2 * slot, request_size), (2 * slot + 1, answer_size)):

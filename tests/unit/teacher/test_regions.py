@@ -1,0 +1,166 @@
+"""What a teacher takes for shared memory, and what it refuses."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from edl_runtime.errors import ProtocolError
+from edl_runtime.protocol.region import MOST_BYTES, SEALS, START, Region, Registration
+from edl_runtime.teacher.lending import Borrower, Lender, lending_channel
+from edl_runtime.teacher.regions import MOST_REGIONS, Regions
+
+SECRET = "s" * START
+SIZE = 8192
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
+
+
+@pytest.fixture
+def regions() -> Iterator[Regions]:
+    opened = Regions()
+    yield opened
+    for region in list(opened._open):
+        opened.close(region)
+
+
+def memory(*, size: int = SIZE, seals: int = SEALS, content: bytes | None = None) -> int:
+    """Return a descriptor of memory as an unfaithful student may make it."""
+    descriptor = os.memfd_create("edl-test", os.MFD_ALLOW_SEALING)
+    os.truncate(descriptor, size)
+    os.pwrite(descriptor, SECRET.encode().ljust(size, b"x") if content is None else content, 0)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def registration(fd: int, *, pid: int | None = None, secret: str = SECRET) -> memoryview:
+    return memoryview(msgspec.json.encode(Registration(os.getpid() if pid is None else pid, fd, secret)))
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_students_region_is_mapped_without_being_writable(regions: Regions) -> None:
+    """What the student writes is seen by the teacher, at once, and the teacher can't write there."""
+    mine = Region(1000)
+    with mine.offered() as offer:
+        theirs = regions.register(memoryview(offer))
+    mine.write([np.arange(10, dtype=np.float32), np.arange(3, dtype=np.int64)])
+    assert theirs.view.readonly
+    assert np.frombuffer(theirs.view[START:][:40], np.float32).tolist() == list(range(10))
+    assert np.frombuffer(theirs.view[START + 40 :][:24], np.int64).tolist() == [0, 1, 2]
+
+
+def test_a_students_region_can_neither_shrink_nor_get_holes() -> None:
+    """Whatever a student does to its own memory later, a teacher that reads it is safe."""
+    region = Region(1000)
+    descriptor = region._descriptor
+    with region.offered():
+        with pytest.raises(PermissionError):
+            os.truncate(descriptor, 0)
+        with pytest.raises(PermissionError):
+            os.pwrite(descriptor, b"x", 0)
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        pytest.param(lambda: memory(seals=SEALS & ~fcntl.F_SEAL_SHRINK), "seals", id="can-shrink"),
+        pytest.param(lambda: memory(seals=SEALS & ~0x10), "seals", id="can-get-holes"),
+        pytest.param(lambda: memory(seals=0), "seals", id="unsealed"),
+        pytest.param(lambda: memory(content=SECRET.encode()), "all its pages", id="has-holes"),
+        pytest.param(lambda: memory(content=b"t" * SIZE), "secret", id="somebody-else's"),
+        pytest.param(lambda: memory(size=START - 1, content=b""), "bytes", id="too-small"),
+        pytest.param(lambda: memory(size=MOST_BYTES + 1, content=b""), "bytes", id="too-large"),
+        pytest.param(lambda: os.open("/dev/null", os.O_RDONLY), "memfd", id="device"),
+        pytest.param(lambda: os.open(__file__, os.O_RDONLY), "memfd", id="file"),
+        pytest.param(lambda: os.open("/", os.O_RDONLY), "memfd", id="folder"),
+        pytest.param(lambda: os.eventfd(0), "memfd", id="eventfd"),
+        pytest.param(lambda: os.open("/proc/self/maps", os.O_RDONLY), "memfd", id="proc"),
+    ],
+)
+def test_other_descriptors_are_refused(make: Callable[[], int], reason: str, regions: Regions) -> None:
+    """Memory that could be taken away, files, devices and pipes are not opened, and nothing stays open."""
+    descriptor = make()
+    before = open_descriptors()
+    with pytest.raises(ProtocolError, match=reason):
+        regions.register(registration(descriptor))
+    assert open_descriptors() == before
+    os.close(descriptor)
+
+
+def test_a_fifo_does_not_hold_the_teacher_up(regions: Regions, tmp_path: Path) -> None:
+    """Opening a FIFO that nobody writes to would wait for ever; it is refused before it is opened."""
+    os.mkfifo(tmp_path / "fifo")
+    descriptor = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(ProtocolError, match="memfd"):
+        regions.register(registration(descriptor))
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[1, 2]",
+        b'{"pid": 1, "fd": "../../etc/passwd", "secret": ""}',
+        b'{"pid": "self", "fd": 3, "secret": ""}',
+        b'{"pid": 1.5, "fd": 3, "secret": ""}',
+        b'{"pid": 1, "fd": 3, "secret": "", "key": "/dev/shm/x"}',
+        b'{"pid": -1, "fd": 0, "secret": ""}',
+        b'{"pid": 99999999999999999999999, "fd": 0, "secret": ""}',
+        b'{"pid": 1, "fd": -1, "secret": "\xc3\xa9"}',
+        b"\xff",
+    ],
+)
+def test_what_is_no_registration_is_refused(body: bytes, regions: Regions) -> None:
+    """Only numbers name a region; a path can't be given in any way."""
+    with pytest.raises(ProtocolError):
+        regions.register(memoryview(body))
+
+
+def test_the_number_of_regions_is_bounded(regions: Regions) -> None:
+    """One too many is refused; when a client goes there is room again."""
+    descriptor = memory()
+    for _ in range(MOST_REGIONS):
+        last = regions.register(registration(descriptor))
+    with pytest.raises(ProtocolError, match="no further"):
+        regions.register(registration(descriptor))
+    regions.close(last)
+    regions.register(registration(descriptor))
+    os.close(descriptor)
+
+
+def test_regions_are_lent_once_and_forgotten(regions: Regions) -> None:
+    """A predictor gets a region before its first use, keeps it, and lets go of it when the client is gone."""
+    descriptor = memory()
+    forgotten: list[int] = []
+    ours, theirs = lending_channel()
+    lender, borrower = Lender(ours, forgotten.append), Borrower(theirs)
+    one, other = regions.register(registration(descriptor)), regions.register(registration(descriptor))
+    os.close(descriptor)
+    numbers = [lender.lend(region) for region in (one, other, one)]
+    assert numbers == [one.number, other.number, one.number]
+    for number in (other.number, one.number):
+        view = borrower.view(number)
+        assert view is not None
+        assert bytes(view[:START]) == SECRET.encode()
+    assert borrower.view(0) is None
+    assert borrower.view(10**6) is None
+    regions.close(one)
+    assert forgotten == [one.number]
+    borrower.forget(one.number)
+    assert borrower.view(one.number) is None
+    theirs.close()
+    assert lender.lend(regions.register(registration(memory()))) == 0  # nobody is there to lend to
+    lender.close()
