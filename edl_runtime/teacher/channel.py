@@ -9,7 +9,7 @@ from collections.abc import Sequence
 Record = tuple[int, int, int, int]
 
 RECORD = struct.Struct("=4q")
-"""To the predictor: slot, size of the body, size of its JSON (-1: all), 0.
+"""To the predictor: slot, size of the body, size of its JSON (-1: all), region that its client shares (0: none).
 
 From the predictor: slot, status, size of the JSON (-1: all), size of the body. The first one answers no request: with
 status 200 the signature, else a `Failure` lies in its answer's area. A request has one answer, whatever happens.
@@ -20,6 +20,9 @@ PING = -1
 
 DROP = -2
 """In place of a slot, which comes second: nobody waits for its answer any more. If it has not begun, it never runs."""
+
+FORGET = -3
+"""In place of a slot; the region that comes second is not needed any more."""
 
 _MOST_RECORDS = 64  # read at one time
 

@@ -11,10 +11,12 @@ import enum
 from typing import TYPE_CHECKING
 
 from edl_runtime.errors import ProtocolError
-from edl_runtime.protocol.http import CONTENT_LENGTH, HEAD_LIMIT, JSON_SIZE, RequestHead, render_response
-from edl_runtime.teacher.answering import Answer
+from edl_runtime.protocol.http import CONTENT_LENGTH, HEAD_LIMIT, JSON_SIZE, RequestHead
+from edl_runtime.protocol.region import REGISTER_PATH
+from edl_runtime.teacher.answering import Answer, refuse
 from edl_runtime.teacher.read_ahead import ReadAhead
-from edl_runtime.teacher.routes import Reply, refusal
+from edl_runtime.teacher.regions import REGISTRATION_LIMIT, Region
+from edl_runtime.teacher.routes import Reply, head_of, refusal, render
 
 if TYPE_CHECKING:
     from edl_runtime.teacher.server import Front
@@ -45,6 +47,8 @@ class Connection(asyncio.BufferedProtocol):
         self._phase = _Phase.HEAD
         self._ahead = ReadAhead()
         self._slot = -1
+        self._region: Region | None = None  # the memory that the client shares
+        self._registers = False
         self._body = memoryview(b"")
         self._heads = self._size = self._received = self._answer_size = 0
         self._json_size: int | None = None
@@ -86,6 +90,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self.alive = False
         self._front.connections.pop(self, None)
+        self._share(None)
         if self._phase in (_Phase.BODY, _Phase.SENDING):
             self._return_slot()
         elif self._phase is _Phase.RUNNING:
@@ -164,8 +169,10 @@ class Connection(asyncio.BufferedProtocol):
         answer = self._front.routes.route(head, draining=self._front.draining)
         if b"transfer-encoding" in head.headers or (size is None and answer is None):
             answer = refusal(411, "send the body with a Content-Length, in one piece")
-        elif answer is None and size is not None and size > self._front.arena.area_size:
-            answer = refusal(413, f"the body has {size} bytes, allowed are {self._front.arena.area_size}")
+        self._registers = head.path == REGISTER_PATH
+        limit = REGISTRATION_LIMIT if self._registers else self._front.arena.area_size
+        if answer is None and size is not None and size > limit:
+            answer = refusal(413, f"the body has {size} bytes, allowed are {limit}")
         if answer is None:
             self._size, self._json_size, self._answer_size = size or 0, json_size, 0
             self._phase = _Phase.WAITING
@@ -175,14 +182,31 @@ class Connection(asyncio.BufferedProtocol):
         elif size or answer.status == 411 or self._front.draining:
             self._close_with(answer)
         else:
-            self._transport.write(self._render(answer))
+            self._transport.write(render(answer, keep_alive=self._keep_alive))
             self._phase = _Phase.SENDING
             if not self._backed_up:
                 self._sent()
 
     def _run(self) -> None:
         self._phase = _Phase.RUNNING
+        if self._registers:
+            self._send(self._register())
+            return
+        if self._region is not None:
+            self._front.arena.regions[self._slot] = self._region
         self._front.runner.submit(self._slot, self._size, self._json_size, self._send)
+
+    def _register(self) -> Answer:
+        try:
+            self._share(self._front.regions.register(self._body))
+        except ProtocolError as error:
+            return refuse(self._front.arena.answer(self._slot), 400, str(error))
+        return Answer(200, None, 0)
+
+    def _share(self, region: Region | None) -> None:
+        if self._region is not None:
+            self._front.regions.close(self._region)
+        self._region = region
 
     def _send(self, answer: Answer) -> None:
         """Send the answer that lies in the slot, and keep the slot until it has left."""
@@ -190,14 +214,8 @@ class Connection(asyncio.BufferedProtocol):
         if not self.alive:
             self._return_slot()
             return
-        headers: dict[str, str | int] = {"Content-Type": "application/json", "Content-Length": answer.size}
-        if answer.json_size is not None:
-            headers["Content-Type"] = "application/octet-stream"
-            headers["Inference-Header-Content-Length"] = answer.json_size
-        if not self._keep_alive or self._front.draining:
-            self._keep_alive = False
-            headers["Connection"] = "close"
-        head = render_response(answer.status, headers)
+        self._keep_alive = self._keep_alive and not self._front.draining
+        head = head_of(answer, keep_alive=self._keep_alive)
         body = self._front.arena.answer(self._slot)[: answer.size]
         self._phase = _Phase.SENDING
         if answer.size <= _SMALL_ANSWER:
@@ -221,15 +239,9 @@ class Connection(asyncio.BufferedProtocol):
         self._keep_alive = False
         self._phase = _Phase.LINGERING
         self._ahead.clear()
-        self._transport.write(self._render(answer))
+        self._transport.write(render(answer, keep_alive=False))
         self._transport.write_eof()
         asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)
-
-    def _render(self, answer: Reply) -> bytes:
-        headers: dict[str, str | int] = {"Content-Type": "application/json", "Content-Length": len(answer.body)}
-        if not self._keep_alive:
-            headers["Connection"] = "close"
-        return render_response(answer.status, {**headers, **answer.headers}) + answer.body
 
     def _return_slot(self) -> None:
         if self._slot >= 0:

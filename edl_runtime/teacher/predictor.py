@@ -19,7 +19,8 @@ import msgspec
 from edl_runtime.errors import ModelError
 from edl_runtime.teacher.answering import Answer, extended
 from edl_runtime.teacher.arena import Arena
-from edl_runtime.teacher.channel import DROP, PING, Channel, Record
+from edl_runtime.teacher.channel import DROP, FORGET, PING, Channel, Record
+from edl_runtime.teacher.lending import Borrower
 from edl_runtime.teacher.models import ModelOptions, load_model
 from edl_runtime.teacher.work import Work
 
@@ -33,6 +34,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     area_size: int
     slots: int
     channel: int
+    lending: int
     lifeline: int
 
 
@@ -50,8 +52,8 @@ def main() -> None:
     task = msgspec.json.decode(sys.argv[1], type=Task)
     threading.Thread(target=_end_with_the_front, args=(task.lifeline,), daemon=True).start()
     arena = Arena(task.arena, task.area_size, task.slots)
-    with socket.socket(fileno=task.channel) as connected:
-        channel = Channel(connected)
+    with socket.socket(fileno=task.channel) as connected, socket.socket(fileno=task.lending) as lending:
+        channel, borrower = Channel(connected), Borrower(lending)
         try:
             model = load_model(task.model)
         except ModelError as error:
@@ -60,7 +62,7 @@ def main() -> None:
         _announce(channel, arena, task.number, 200, extended(model.signature))
         work = Work(model, arena, task.model.max_batch)
         while (records := channel.receive(wait=not work)) is not None:
-            said = [reply for record in records if (reply := _take(work, record))]
+            said = [reply for record in records if (reply := _take(work, borrower, record))]
             if said:
                 channel.send(said)
             if work:
@@ -68,16 +70,19 @@ def main() -> None:
                     channel.send([_record(slot, answer) for slot, answer in answers])
 
 
-def _take(work: Work, record: Record) -> Record | None:
+def _take(work: Work, borrower: Borrower, record: Record) -> Record | None:
     """Do what a record asks for; return what there is to say at once."""
-    slot, size, json_size, _ = record
+    slot, size, json_size, region = record
     if slot == PING:
         return record
+    if slot == FORGET:
+        borrower.forget(size)
+        return None
     if slot == DROP:
         slot = size
         answer = work.drop(slot)
     else:
-        answer = work.add(slot, size, None if json_size < 0 else json_size)
+        answer = work.add(slot, size, None if json_size < 0 else json_size, borrower.view(region))
     return None if answer is None else _record(slot, answer)
 
 

@@ -19,7 +19,8 @@ from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.settings import split_secrets
 from edl_runtime.teacher.answering import Answer, refuse
 from edl_runtime.teacher.arena import Arena
-from edl_runtime.teacher.channel import DROP, PING, RECORD, unpack
+from edl_runtime.teacher.channel import DROP, FORGET, PING, RECORD, unpack
+from edl_runtime.teacher.lending import Lender, lending_channel
 from edl_runtime.teacher.models import ModelOptions
 from edl_runtime.teacher.predictor import Failure, Task
 from edl_runtime.teacher.runner import Done
@@ -79,6 +80,7 @@ class _Predictor(asyncio.Protocol):
         self._number = number
         self._process: asyncio.subprocess.Process | None = None
         self._transport: asyncio.Transport | None = None
+        self._lender: Lender | None = None
         self._lifeline = -1
         self._pending: dict[int, Done] = {}
         self._pinged = False  # and not answered yet
@@ -93,6 +95,8 @@ class _Predictor(asyncio.Protocol):
 
     async def start(self) -> None:
         ours, theirs = socket.socketpair()
+        lending, borrowing = lending_channel()
+        self._lender = Lender(lending, self._forget)
         lifeline, self._lifeline = os.pipe()
         task = Task(
             model=self._options,
@@ -101,6 +105,7 @@ class _Predictor(asyncio.Protocol):
             area_size=self._arena.area_size,
             slots=self._arena.slots,
             channel=theirs.fileno(),
+            lending=borrowing.fileno(),
             lifeline=lifeline,
         )
         plain, _ = split_secrets(os.environ)
@@ -110,12 +115,13 @@ class _Predictor(asyncio.Protocol):
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr,  # a model may print; our own output is for who started us
-                pass_fds=(task.arena, task.channel, task.lifeline),
+                pass_fds=(task.arena, task.channel, task.lending, task.lifeline),
                 env={"GLOG_minloglevel": "2", **plain},
             )
         finally:
             os.close(lifeline)
             theirs.close()
+            borrowing.close()
         self._transport, _ = await asyncio.get_running_loop().create_connection(lambda: self, sock=ours)
 
     async def ready(self) -> ModelSignature:
@@ -163,6 +169,8 @@ class _Predictor(asyncio.Protocol):
         """End the process at once. It keeps nothing that has to be saved."""
         if self._transport:
             self._transport.abort()
+        if self._lender:
+            self._lender.close()
         self._kill()
         await self._exit_code()
         if self._lifeline >= 0:
@@ -177,11 +185,17 @@ class _Predictor(asyncio.Protocol):
             done(self._gone(slot))
             return
         self._pending[slot] = done
-        self._transport.write(RECORD.pack(slot, size, -1 if json_size is None else json_size, 0))
+        region = self._arena.regions.get(slot)
+        shared = 0 if region is None or self._lender is None else self._lender.lend(region)
+        self._transport.write(RECORD.pack(slot, size, -1 if json_size is None else json_size, shared))
 
     def drop(self, slot: int) -> None:
         if self._transport and slot in self._pending:
             self._transport.write(RECORD.pack(DROP, slot, 0, 0))
+
+    def _forget(self, region: int) -> None:
+        if self._transport and not self._lost.done():
+            self._transport.write(RECORD.pack(FORGET, region, 0, 0))
 
     def data_received(self, data: bytes) -> None:
         records, self._partial = unpack(self._partial + data)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
-from edl_runtime.protocol.http import RequestHead
+from edl_runtime.protocol.http import RequestHead, render_response
 from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.protocol.region import EXTENSION, REGISTER_PATH
 from edl_runtime.settings import check_token
+from edl_runtime.teacher.answering import Answer
 
 
 class Reply(NamedTuple):
@@ -30,11 +33,37 @@ def refusal(status: int, reason: str, **headers: str) -> Reply:
     return Reply(status, msgspec.json.encode({"error": reason}), headers)
 
 
-class Routes:
-    """The paths of one model. With a `token`, all but health asks for it as bearer token."""
+def render(answer: Reply, *, keep_alive: bool) -> bytes:
+    """Return all of `answer` as it is sent."""
+    return _head(answer.status, len(answer.body), answer.headers, keep_alive=keep_alive) + answer.body
 
-    def __init__(self, signature: ModelSignature, token: str = "") -> None:
+
+def head_of(answer: Answer, *, keep_alive: bool) -> bytes:
+    """Return the head of what the model has answered."""
+    headers: dict[str, str | int] = {}
+    if answer.json_size is not None:
+        headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": answer.json_size}
+    return _head(answer.status, answer.size, headers, keep_alive=keep_alive)
+
+
+def _head(status: int, size: int, more: Mapping[str, str | int], *, keep_alive: bool) -> bytes:
+    headers: dict[str, str | int] = {"Content-Type": "application/json", "Content-Length": size}
+    if not keep_alive:
+        headers["Connection"] = "close"
+    return render_response(status, {**headers, **more})
+
+
+class Routes:
+    """The paths of one model. With a `token`, all but health asks for it as bearer token.
+
+    With `shares_memory`, clients may register memory, and the model's metadata say so.
+    """
+
+    def __init__(self, signature: ModelSignature, token: str = "", *, shares_memory: bool = False) -> None:
         """Raise SpecError for a token that no client can send."""
+        if shares_memory:
+            signature = msgspec.structs.replace(signature, extensions=(*signature.extensions, EXTENSION))
+        self._register = frozenset([REGISTER_PATH]) if shares_memory else frozenset()
         self._token = check_token("token", token).encode()
         model = f"/v2/models/{quote(signature.name, safe='')}"
         bases = [model, *(f"{model}/versions/{one}" for one in signature.versions)]
@@ -60,15 +89,15 @@ class Routes:
         if not self.admits(head):
             reason = "the bearer token is missing or wrong; it is in EDL_TEACHER_TOKEN"
             return refusal(401, reason, **{"WWW-Authenticate": "Bearer"})
-        if path in self._infer:
-            return self._refuse_infer(head, draining=draining)
+        if path in self._infer or path in self._register:
+            return self._refuse_post(head, draining=draining)
         fixed = self._fixed.get(path.removesuffix("/"))
         if fixed is None:
             return refusal(404, f"nothing at {path[:200]}; {self._served}")
         return fixed if head.method == "GET" else refusal(405, f"{head.method} is not allowed here", Allow="GET")
 
     @staticmethod
-    def _refuse_infer(head: RequestHead, *, draining: bool) -> Reply | None:
+    def _refuse_post(head: RequestHead, *, draining: bool) -> Reply | None:
         if head.method != "POST":
             return refusal(405, f"{head.method} is not allowed here", Allow="POST")
         if draining:

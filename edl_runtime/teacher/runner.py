@@ -32,7 +32,9 @@ class InlineRunner:
         self._arena = arena
 
     def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
-        done(answer(self._model, self._arena.request(slot)[:size], json_size, self._arena.answer(slot)))
+        region = self._arena.regions.get(slot)
+        shared = None if region is None else region.view
+        done(answer(self._model, self._arena.request(slot)[:size], json_size, self._arena.answer(slot), shared))
 
     def drop(self, slot: int) -> None:
         """Do nothing: what is submitted is answered at once."""

@@ -12,6 +12,7 @@ import structlog
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.connection import Connection
+from edl_runtime.teacher.regions import Regions
 from edl_runtime.teacher.routes import Routes
 from edl_runtime.teacher.runner import Runner
 from edl_runtime.teacher.slots import Slots
@@ -42,7 +43,8 @@ class Front:
         most_connections: int = MOST_CONNECTIONS,
     ) -> None:
         """Serve `signature` by `runner`, whose requests lie in `arena`: its areas are the limit of a body."""
-        self.routes = Routes(signature, token)
+        self.regions = Regions()
+        self.routes = Routes(signature, token, shares_memory=self.regions.available)
         self.runner = runner
         self.arena = arena
         self.slots = Slots(arena)

@@ -1,0 +1,178 @@
+"""Students and teachers on one machine share memory; where they can't, nobody notices."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from structlog.testing import capture_logs
+from teacher_process import Teacher, running_teacher, wait_until
+
+from edl_runtime.errors import InferenceError
+from edl_runtime.protocol import sharing
+from edl_runtime.protocol.client import TeacherConnection
+from edl_runtime.protocol.region import REGISTER_PATH
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
+
+ROWS = np.arange(400_000, dtype=np.float32).reshape(-1, 4)  # 1.6 MB
+BYTES = np.arange(600_000, dtype=np.uint32).astype(np.uint8).reshape(3, -1)
+
+STUDENT = """
+import sys, numpy as np
+from edl_runtime.protocol.client import TeacherConnection
+with TeacherConnection(sys.argv[1]) as teacher:
+    teacher.signature()
+    teacher.infer({"x": np.ones((100_000, 4), np.float32)}, ["sum"])
+    print(teacher._sharing._region is not None, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def arithmetic() -> Iterator[Teacher]:
+    with running_teacher("served_models:arithmetic") as teacher:
+        yield teacher
+
+
+def mapped(teacher: Teacher) -> list[str]:
+    """Return what the processes of `teacher` have mapped of students' memory, each with its rights."""
+    processes = [psutil.Process(teacher.process.pid), teacher.predictor]
+    maps = [line for one in processes for line in Path(f"/proc/{one.pid}/maps").read_text().splitlines()]
+    return [line.split()[1] for line in maps if "memfd:edl-student" in line]
+
+
+def held_open(teacher: Teacher) -> int:
+    """Return how many descriptors of students' memory the processes of `teacher` hold."""
+    processes = [psutil.Process(teacher.process.pid), teacher.predictor]
+    count = 0
+    for descriptor in [link for one in processes for link in Path(f"/proc/{one.pid}/fd").iterdir()]:
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            count += "memfd:edl-student" in str(descriptor.readlink())
+    return count
+
+
+def shares(connection: TeacherConnection) -> bool:
+    return connection._sharing._region is not None
+
+
+def test_answers_are_the_same_as_through_the_socket(arithmetic: Teacher) -> None:
+    """Arrays and rows, larger and smaller than the last, in shared memory that the teacher can't write to."""
+    with TeacherConnection(arithmetic.address) as shared, TeacherConnection(arithmetic.address) as plain:
+        shared.signature()
+        for x in (ROWS, list(ROWS[:70_000]), np.tile(ROWS, (3, 1)), ROWS[::-1], ROWS[:5]):
+            ours, theirs = (one.infer({"x": x}, ["double", "sum"]) for one in (shared, plain))
+            assert ours.keys() == theirs.keys()
+            assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+        assert (shares(shared), shares(plain)) == (True, False)
+        assert mapped(arithmetic) == ["r--s"]  # of two regions, for one request was larger than the first
+    wait_until(lambda: not mapped(arithmetic) and not held_open(arithmetic))
+
+
+def test_integers_arrive_as_they_are() -> None:
+    """What is not floating point is copied by the teacher, and right all the same."""
+    with running_teacher("served_models:echo") as teacher, TeacherConnection(teacher.address) as connection:
+        connection.signature()
+        assert np.array_equal(connection.infer({"x": BYTES}, [])["x"], BYTES)
+        assert shares(connection)
+
+
+def test_a_killed_student_leaves_nothing_behind(arithmetic: Teacher) -> None:
+    """The teacher lets go of a student's memory as soon as its connection is gone, however that came."""
+    command = [sys.executable, "-c", STUDENT, arithmetic.address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as student:
+        assert student.stdout is not None
+        assert student.stdout.readline() == "True\n"
+        assert mapped(arithmetic) == ["r--s"]
+        assert held_open(arithmetic) > 0
+        student.kill()
+        wait_until(lambda: not mapped(arithmetic) and not held_open(arithmetic))
+
+
+def test_a_student_keeps_no_memory_when_it_disconnects(arithmetic: Teacher) -> None:
+    """Its own end is freed with the connection."""
+    with TeacherConnection(arithmetic.address) as connection:
+        connection.signature()
+        connection.infer({"x": ROWS}, ["sum"])
+        assert "memfd:edl-student" in Path("/proc/self/maps").read_text()
+    assert "memfd:edl-student" not in Path("/proc/self/maps").read_text()
+
+
+def test_a_teacher_that_was_started_anew_is_shared_with_anew() -> None:
+    """The call under way fails as ever; the next one connects, registers and shares."""
+    with running_teacher("served_models:arithmetic") as first:
+        port = first.address.rpartition(":")[2]
+        connection = TeacherConnection(first.address)
+        connection.signature()
+        connection.infer({"x": ROWS}, ["sum"])
+    with running_teacher("served_models:arithmetic", "--port", port) as second, connection:
+        with pytest.raises(OSError, match=r"."):
+            connection.infer({"x": ROWS}, ["sum"])
+        assert np.array_equal(connection.infer({"x": ROWS}, ["sum"])["sum"], ROWS.sum(axis=1))
+        assert shares(connection)
+        assert mapped(second) == ["r--s"]
+
+
+def test_a_refused_student_uses_the_socket(arithmetic: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A teacher that can't find the memory, as behind a tunnel, answers all the same; that is logged once."""
+    with monkeypatch.context() as patch, TeacherConnection(arithmetic.address) as connection, capture_logs() as logs:
+        patch.setattr("edl_runtime.protocol.region.os.getpid", lambda: 2**22 + 1)  # Linux has no such process
+        connection.signature()
+        for _ in range(2):
+            assert np.array_equal(connection.infer({"x": ROWS}, ["double"])["double"], 2 * ROWS)
+        assert not shares(connection)
+    assert [log["event"] for log in logs] == ["teacher.memory_not_shared"]
+    assert "shares no memory" in logs[0]["cause"]
+
+
+def test_a_machine_without_such_memory_uses_the_socket(arithmetic: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does a student whose system refuses to make the memory."""
+
+    def refuse(*_: object) -> int:
+        raise OSError("no such call")
+
+    with TeacherConnection(arithmetic.address) as connection, capture_logs() as logs:
+        monkeypatch.setattr("edl_runtime.protocol.region.os.memfd_create", refuse)
+        connection.signature()
+        assert np.array_equal(connection.infer({"x": ROWS}, ["double"])["double"], 2 * ROWS)
+    assert [log["event"] for log in logs] == ["teacher.memory_not_shared"]
+
+
+def test_small_requests_use_the_socket(arithmetic: Teacher) -> None:
+    """Memory is shared for what is worth it, and is nobody's concern before."""
+    with TeacherConnection(arithmetic.address) as connection:
+        connection.signature()
+        connection.infer({"x": ROWS[: sharing.LEAST_BYTES // 16 - 100]}, ["sum"])
+        assert not shares(connection)
+
+
+def test_sharing_needs_the_token() -> None:
+    """Whoever has no token can't make a teacher open anything."""
+    with running_teacher("served_models:arithmetic", env={"EDL_TEACHER_TOKEN": "secret"}) as teacher:
+        with TeacherConnection(teacher.address) as stranger:
+            with pytest.raises(InferenceError) as refused, stranger._link as stream:
+                stranger._register(stream, b'{"pid": 1, "fd": 0, "secret": ""}')
+            assert refused.value.status == 401
+        with TeacherConnection(teacher.address, token="secret") as friend:
+            friend.signature()
+            friend.infer({"x": ROWS}, ["sum"])
+            assert shares(friend)
+
+
+def test_a_registration_is_short_and_refused_in_words(arithmetic: Teacher) -> None:
+    """What is no registration is answered like any wrong request, and the connection goes on."""
+    with TeacherConnection(arithmetic.address) as connection:
+        with pytest.raises(InferenceError, match="not a registration") as refused, connection._link as stream:
+            connection._register(stream, b'{"key": "/etc/passwd"}')
+        assert (refused.value.status, REGISTER_PATH.startswith("/v2/systemsharedmemory/")) == (400, True)
+        assert connection.ready()
+        with pytest.raises(InferenceError) as refused, connection._link as stream:
+            connection._register(stream, b" " * 5000)
+        assert refused.value.status == 413
