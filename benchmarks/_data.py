@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.protocol.tensors import datatype_of
 
 LOGITS = 10
 
@@ -26,17 +27,18 @@ class Data(NamedTuple):
     def names(self) -> list[str]:
         return [*self.inputs, *(["label"] if self.labelled else [])]
 
+    def of(self, dtype: str) -> Data:
+        """Return the same with inputs of another dtype."""
+        return self._replace(inputs={name: array.astype(dtype) for name, array in self.inputs.items()})
+
     @property
     def signature(self) -> ModelSignature:
-        datatypes = {"float32": "FP32", "int64": "INT64"}
+        inputs = [TensorSpec(name, datatype_of(one.dtype), (-1, *one.shape)) for name, one in self.inputs.items()]
         return ModelSignature(
             name="teacher",
             versions=("1",),
             platform="instant",
-            inputs=tuple(
-                TensorSpec(name, datatypes[str(array.dtype)], (-1, *array.shape))  # type: ignore[arg-type]
-                for name, array in self.inputs.items()
-            ),
+            inputs=tuple(inputs),
             outputs=(TensorSpec("logits", "FP32", (-1, LOGITS)),),
         )
 

@@ -1,6 +1,9 @@
-"""A teacher that reads a request, drops it and answers at once: what is left is the cost of everything around models.
+"""A teacher that reads a request, drops it and answers: what is left is the cost of everything around models.
 
-Serves one of the data sets of `_data.py` by the real front, prints its address and ends when its input is closed.
+    python benchmarks/_instant_teacher.py SIGNATURE [MS]
+
+Serves a model of this signature (JSON) by the real front, prints its address and ends when its input is closed. With MS
+it answers one request at a time, so many milliseconds after it began with it, asleep.
 """
 
 from __future__ import annotations
@@ -10,11 +13,12 @@ import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-from _data import DATA, LOGITS
 
 from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.protocol.tensors import dtype_of
 from edl_runtime.teacher.answering import Answer, answer
 from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.runner import Done
@@ -22,39 +26,51 @@ from edl_runtime.teacher.server import Front
 
 AREA_BYTES = 256 * 1024 * 1024
 
+Array = npt.NDArray[np.generic]
+
 
 class InstantRunner:
-    """Reads no request but the first of each size, and gives those that follow the same answer: zeros."""
+    """Reads no request but the first with each JSON, and gives those that follow the same answer: zeros."""
 
-    def __init__(self, signature: ModelSignature, arena: Arena) -> None:
+    def __init__(self, signature: ModelSignature, arena: Arena, answer_s: float) -> None:
         self.signature = signature
         self._arena = arena
-        self._answers: dict[tuple[int, int | None], tuple[Answer, bytes]] = {}
+        self._answer_s = answer_s
+        self._free_at = 0.0
+        self._answers: dict[bytes, tuple[Answer, bytes]] = {}
 
     def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
-        known = self._answers.get((size, json_size))
+        request, into = self._arena.request(slot)[:size], self._arena.answer(slot)
+        header = bytes(request[:json_size])
+        known = self._answers.get(header)
         if known is None:
-            first = answer(self, self._arena.request(slot)[:size], json_size, self._arena.answer(slot))
-            known = self._answers[size, json_size] = first, bytes(self._arena.answer(slot)[: first.size])
+            region = self._arena.regions.get(slot)
+            first = answer(self, request, json_size, into, None if region is None else region.view)
+            known = first, bytes(into[: first.size])
+            if first.status == 200:
+                self._answers[header] = known
         else:
-            self._arena.answer(slot)[: len(known[1])] = known[1]
-        done(known[0])
+            into[: len(known[1])] = known[1]
+        if not self._answer_s:
+            done(known[0])
+            return
+        loop = asyncio.get_running_loop()
+        self._free_at = max(self._free_at, loop.time()) + self._answer_s
+        loop.call_at(self._free_at, done, known[0])
 
     def drop(self, slot: int) -> None:
-        """Do nothing: all is answered at once."""
+        """Do nothing: what is submitted will be answered."""
 
-    def run(
-        self, inputs: Mapping[str, npt.NDArray[np.generic]], outputs: Sequence[str]
-    ) -> dict[str, npt.NDArray[np.float32]]:
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         """Answer as the model."""
         rows = len(next(iter(inputs.values())))
-        return {name: np.zeros((rows, LOGITS), np.float32) for name in outputs}
+        specs = {spec.name: spec for spec in self.signature.outputs}
+        return {name: np.zeros((rows, *specs[name].shape[1:]), dtype_of(specs[name].datatype)) for name in outputs}
 
 
-async def main(data: str) -> None:
+async def main(signature: ModelSignature, answer_s: float) -> None:
     arena = Arena.create(AREA_BYTES)
-    signature = DATA[data].signature
-    front = Front(signature, InstantRunner(signature, arena), arena)
+    front = Front(signature, InstantRunner(signature, arena, answer_s), arena)
     server = await asyncio.get_running_loop().create_server(front.connect, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     print(f"{host}:{port}", flush=True)
@@ -63,4 +79,5 @@ async def main(data: str) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(main(sys.argv[1]))
+        milliseconds = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+        asyncio.run(main(msgspec.json.decode(sys.argv[1], type=ModelSignature), milliseconds / 1000))

@@ -1,9 +1,16 @@
 """How fast a student gets its batches with teachers' answers in them, compared with the bare source.
 
     python benchmarks/distill_reader.py --data img224 --format batch --json
+    python benchmarks/distill_reader.py --dtype uint8 --against dtype=float32
+    python benchmarks/distill_reader.py --teacher-ms 20 --teachers 2 --against teachers=1
 
-Teachers are processes of their own on real sockets that answer at once. Plain iteration of the same source and
-distilled epochs take turns, and the medians count. With `--json` the last line is one JSON object.
+Teachers are processes of their own on real sockets that answer at once, or asleep after `--teacher-ms`. Plain iteration
+of the same source and distilled epochs take turns, and the medians count; so does the same with one option changed, if
+asked for by `--against`. With `--json` the last line is one JSON object.
+
+In the format "sample", both consumers hold as many samples as make a batch before they drop them, as a student does
+that trains on batches. `ratio_dropped_at_once` is for those that drop each sample at once: then a bare source gets the
+same memory, which is still in the processor's cache, for every sample.
 """
 
 from __future__ import annotations
@@ -12,133 +19,87 @@ import argparse
 import contextlib
 import json
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterable
 
-import psutil
+import msgspec
 from _data import DATA
+from _measuring import Run
+from _reading import Case, reading
 
-from edl_runtime.distill import DistillReader, Fixed
-from edl_runtime.settings import RuntimeSettings
-
-ROUNDS = 3
-
-
-class Run(NamedTuple):
-    """What one pass over the data took."""
-
-    wall_s: float
-    student_cpu_s: float
-    teacher_cpu_s: float
+ROUNDS = 5
 
 
-@contextlib.contextmanager
-def teachers(count: int, data: str) -> Iterator[list[tuple[str, int]]]:
-    """Run so many instant teachers; yields their addresses and pids."""
-    command = [sys.executable, str(Path(__file__).with_name("_instant_teacher.py")), data]
-    with contextlib.ExitStack() as stack:
-        processes = []
-        for _ in range(count):
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            stack.callback(process.communicate)  # closes its input, which ends it
-            processes.append(process)
-        yield [(process.stdout.readline().strip(), process.pid) for process in processes if process.stdout]
-
-
-def measured(batches: Iterable[Any], pids: list[int]) -> Run:
-    """Return what it takes to consume all batches; `pids` are those of the teachers."""
-    started = time.perf_counter(), time.process_time(), cpu_s(pids)
-    for _ in batches:
-        pass
-    ended = time.perf_counter(), time.process_time(), cpu_s(pids)
-    return Run(*(end - start for start, end in zip(started, ended, strict=True)))
-
-
-def cpu_s(pids: list[int]) -> float:
-    times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return sum(one.user + one.system for one in times)
-
-
-def benchmark(options: argparse.Namespace) -> dict[str, str | int | float]:
+def benchmark(case: Case, other: Case | None) -> dict[str, str | int | float]:
     """Return what was measured, with the unit in each name."""
-    batches = options.batches or DATA[options.data].batches
-    plain, distilled = zip(*rounds(options, batches), strict=True)
-    samples = batches * options.batch_size
-    rate = samples / statistics.median(run.wall_s for run in distilled)
-    plain_rate = samples / statistics.median(run.wall_s for run in plain)
+    runs: dict[str, list[Run]] = {}
+    hold = case.batch_size if case.format == "sample" else 1
+    with contextlib.ExitStack() as stack:
+        mine = stack.enter_context(reading(case))
+        others = None if other is None else stack.enter_context(reading(other))
+        for _ in range(ROUNDS):
+            runs.setdefault("plain", []).append(mine.take(mine.plain(), hold))
+            runs.setdefault("distilled", []).append(mine.take(mine.distilled, hold))
+            if hold > 1:
+                runs.setdefault("plain dropped", []).append(mine.take(mine.plain(), 1))
+                runs.setdefault("distilled dropped", []).append(mine.take(mine.distilled, 1))
+            if others is not None:
+                runs.setdefault("other", []).append(others.take(others.distilled, hold))
+
+    def rate(name: str) -> float:
+        return case.passes * case.batch_size / statistics.median(run.wall_s for run in runs[name])
 
     def ms_a_batch(seconds: Iterable[float]) -> float:
-        return round(1000 * statistics.median(seconds) / batches, 3)
+        return round(1000 * statistics.median(seconds) / case.passes, 3)
 
-    return {
-        "data": options.data,
-        "format": options.format,
-        "batch_size_samples": options.batch_size,
-        "teacher_batch_size_samples": options.teacher_batch_size,
-        "teachers": options.teachers,
-        "batches": batches,
-        "samples_per_s": round(rate, 1),
-        "plain_samples_per_s": round(plain_rate, 1),
-        "ratio": round(rate / plain_rate, 4),
-        "student_cpu_ms_per_batch": ms_a_batch(run.student_cpu_s for run in distilled),
-        "plain_cpu_ms_per_batch": ms_a_batch(run.student_cpu_s for run in plain),
-        "teachers_cpu_ms_per_batch": ms_a_batch(run.teacher_cpu_s for run in distilled),
+    plain, distilled = runs["plain"], runs["distilled"]
+    found: dict[str, str | int | float] = {
+        **{name: value for name, value in msgspec.to_builtins(case).items() if value != ""},
+        "batches": case.passes,
+        "samples_per_s": round(rate("distilled"), 1),
+        "plain_samples_per_s": round(rate("plain"), 1),
+        "ratio": round(rate("distilled") / rate("plain"), 4),
+        "wall_ms_per_batch": ms_a_batch(run.wall_s for run in distilled),
+        "student_cpu_ms_per_batch": ms_a_batch(run.cpu_s for run in distilled),
+        "teachers_cpu_ms_per_batch": ms_a_batch(run.others_cpu_s for run in distilled),
+        "plain_cpu_ms_per_batch": ms_a_batch(run.cpu_s for run in plain),
     }
-
-
-def rounds(options: argparse.Namespace, batches: int) -> list[tuple[Run, Run]]:
-    """Return what the bare source and a distilled epoch of it took, one after the other, in each round."""
-    data = DATA[options.data]
-    source = data.source(options.format, batches, options.batch_size)
-    with teachers(options.teachers, options.data) as running:
-        pids = [pid for _, pid in running]
-        reader = DistillReader(
-            source,
-            inputs=data.names,
-            outputs=["logits"],
-            format=options.format,
-            teachers=Fixed(tuple(address for address, _ in running)),
-            teacher_batch_size=options.teacher_batch_size,
-            settings=RuntimeSettings(),
-        )
-        with reader:
-            for item in reader:  # connects, and says at once when something is wrong
-                slots = item if options.format != "sample_list" else item[0]
-                if len(slots) != len(data.names) + 1:
-                    raise SystemExit(f"got {len(slots)} slots")
-                break
-            return [(measured(source(), pids), measured(reader, pids)) for _ in range(ROUNDS)]
-
-
-def at_least_1(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"got {text}, allowed is 1 or more")
-    return number
+    if hold > 1:
+        found["ratio_dropped_at_once"] = round(rate("distilled dropped") / rate("plain dropped"), 4)
+        found["plain_samples_per_s_dropped_at_once"] = round(rate("plain dropped"), 1)
+    if others is not None:
+        found["other_samples_per_s"] = round(rate("other"), 1)
+        found["ratio_to_other"] = round(rate("distilled") / rate("other"), 4)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=DATA, default="img224")
     parser.add_argument("--format", choices=["sample", "sample_list", "batch"], default="batch")
-    parser.add_argument("--batch-size", type=at_least_1, default=32)
-    parser.add_argument("--teacher-batch-size", type=at_least_1, default=16)
-    parser.add_argument("--teachers", type=at_least_1, default=2)
-    parser.add_argument(
-        "--batches", type=at_least_1, help="in each pass over the data; by default enough for some seconds"
-    )
+    parser.add_argument("--dtype", choices=["float32", "uint8"], default="", help="of images; by default float32")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--teacher-batch-size", type=int, default=16)
+    parser.add_argument("--teachers", type=int, default=2)
+    parser.add_argument("--teacher-ms", type=float, default=0.0, help="how long a teacher sleeps over each answer")
+    parser.add_argument("--batches", type=int, default=0, help="in each pass over the data; by default some seconds'")
+    parser.add_argument("--against", metavar="OPTION=VALUE", help="measure this too, as in teachers=1 or dtype=float32")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on a line of its own")
-    options = parser.parse_args()
-    result = benchmark(options)
-    if options.json:
+    options = vars(parser.parse_args())
+    as_json, against = options.pop("json"), options.pop("against")
+    try:
+        case = msgspec.convert(options, Case)
+        changed = dict([against.split("=")]) if against else {}
+        other = msgspec.convert({**options, **changed}, Case, strict=False) if against else None
+    except ValueError as error:  # msgspec's are such too
+        parser.error(str(error))
+    result = benchmark(case, other)
+    if other is not None:
+        result["other"] = against
+    if as_json:
         print(json.dumps(result))
     else:
         for name, value in result.items():
-            print(f"{name:28} {value:>14,}" if isinstance(value, int | float) else f"{name:28} {value:>14}")
+            print(f"{name:36} {value:>14,}" if isinstance(value, int | float) else f"{name:36} {value:>14}")
 
 
 if __name__ == "__main__":
