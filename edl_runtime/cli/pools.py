@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from edl_runtime.cli.tables import print_table
+from edl_runtime.discovery.link import Link
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.oip import TensorSpec
 from edl_runtime.registry.pools import PoolView, view_pool, view_pools
@@ -26,13 +27,13 @@ def pools(name: str | None, *, as_json: bool) -> None:
 
     A teacher in quarantine is one that students ask nothing for a while, because of how it answered them.
 
-    Asks the Redis of EDL_REDIS_URL about the namespace EDL_NAMESPACE.
+    Asks the Redis of EDL_REDIS_URL about the namespace EDL_NAMESPACE; without one, the `edl discovery` at
+    EDL_DISCOVERY_URL.
     """
     settings = RuntimeSettings.from_env(os.environ)
-    if not settings.redis_url:
-        raise SpecError(
-            "EDL_REDIS_URL", "nothing", "the address of the Redis that pools register in, as redis://127.0.0.1:6379/0"
-        )
+    if not (settings.redis_url or settings.discovery_url):
+        allowed = "the Redis that pools register in, as redis://127.0.0.1:6379/0, or EDL_DISCOVERY_URL in its place"
+        raise SpecError("EDL_REDIS_URL", "nothing", allowed)
     views = asyncio.run(_look(settings, name))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(views[0] if name else views)))
@@ -43,6 +44,9 @@ def pools(name: str | None, *, as_json: bool) -> None:
 
 
 async def _look(settings: RuntimeSettings, name: str | None) -> list[PoolView]:
+    if not settings.redis_url:
+        async with Link(settings.discovery_url, settings.discovery_token) as link:
+            return [await link.pool(name)] if name else await link.pools()
     async with connect(settings.redis_url) as client:
         if name:
             return [await view_pool(client, settings.namespace, name)]

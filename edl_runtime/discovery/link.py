@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from edl_runtime.discovery.messages import SILENT_AFTER_S
 from edl_runtime.errors import DiscoveryRefusedError, DiscoveryUnavailableError, SpecError
+from edl_runtime.registry.pools import PoolView
+from edl_runtime.specs import check_name
 
 if TYPE_CHECKING:
     import httpx
+
+T = TypeVar("T")
 
 CONNECT_WITHIN_S = 2.0
 _REASON_LIMIT = 16 * 1024
@@ -42,6 +46,14 @@ class Link:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._transport.aclose()
 
+    async def pools(self) -> list[PoolView]:
+        """Return all pools that have members, by name. Raises as `ask` does."""
+        return await self._read("/v1/pools", list[PoolView])
+
+    async def pool(self, name: str) -> PoolView:
+        """Return that pool. Raises as `ask` does; without members it is refused."""
+        return await self._read(f"/v1/pools/{check_name('pool', name)}", PoolView)
+
     @asynccontextmanager
     async def ask(
         self, method: str, path: str, *, params: dict[str, Any] | None = None, content: bytes = b""
@@ -64,6 +76,14 @@ class Link:
                 yield response
             finally:
                 await response.aclose()
+
+    async def _read(self, path: str, kind: type[T]) -> T:
+        async with self.ask("GET", path) as response:
+            content = await response.aread()
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except msgspec.DecodeError as error:
+            raise DiscoveryRefusedError(self.url, response.status_code, f"no pools: {error}") from None
 
     @contextmanager
     def _unavailable_if_lost(self) -> Iterator[None]:

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner, Result
+from discovery_process import running_discovery
 
 from edl_runtime.cli.pools import pools
-from edl_runtime.errors import RegistryUnavailableError, SpecError, UnknownPoolError
+from edl_runtime.errors import DiscoveryRefusedError, RegistryUnavailableError, SpecError, UnknownPoolError
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.registry import quarantine
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
+from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 from edl_runtime.store.keys import Role, Service
 
@@ -116,6 +118,20 @@ def test_json_has_it_all(populated: dict[str, str]) -> None:
     assert json.loads(run(populated, "digits", "--json").output) == digits
 
 
+def test_behind_an_endpoint_the_same_is_shown(populated: dict[str, str]) -> None:
+    """Without a Redis to reach, the discovery endpoint is asked; an unknown pool and a wrong token are errors."""
+    settings = RuntimeSettings.from_env(populated)
+    with running_discovery(settings, env={"EDL_DISCOVERY_TOKEN": "t0ken"}) as endpoint:
+        env = {"EDL_DISCOVERY_URL": endpoint.url, "EDL_DISCOVERY_TOKEN": "t0ken", "COLUMNS": "120"}
+        for words in ([], ["--json"], ["digits"], ["digits", "--json"]):
+            assert run(env, *words).output == run(populated, *words).output
+        unknown, refused = run(env, "absent").exception, run({**env, "EDL_DISCOVERY_TOKEN": "wr0ng"}).exception
+    assert isinstance(unknown, DiscoveryRefusedError)
+    assert "there are: digits, waiting" in str(unknown)
+    assert isinstance(refused, DiscoveryRefusedError)
+    assert "wr0ng" not in str(refused)
+
+
 def test_a_namespace_without_pools_says_so(redis_url: str, namespace: str) -> None:
     """Nothing to show is not an empty table."""
     result = run({"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace})
@@ -127,6 +143,7 @@ def test_without_an_address_the_error_names_the_variable() -> None:
     error = run({"EDL_REDIS_URL": ""}).exception
     assert isinstance(error, SpecError)
     assert "EDL_REDIS_URL" in str(error)
+    assert "EDL_DISCOVERY_URL" in str(error)
 
 
 def test_without_redis_the_error_names_the_address() -> None:
