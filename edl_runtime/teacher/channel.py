@@ -24,6 +24,9 @@ DROP = -2
 FORGET = -3
 """In place of a slot; the region that comes second is not needed any more."""
 
+RAN = -4
+"""In place of a slot, from the predictor: the model has run for so many rows and so many nanoseconds."""
+
 _MOST_RECORDS = 64  # read at one time
 
 

@@ -19,7 +19,7 @@ import msgspec
 from edl_runtime.errors import ModelError
 from edl_runtime.teacher.answering import Answer, extended
 from edl_runtime.teacher.arena import Arena
-from edl_runtime.teacher.channel import DROP, FORGET, PING, Channel, Record
+from edl_runtime.teacher.channel import DROP, FORGET, PING, RAN, Channel, Record
 from edl_runtime.teacher.lending import Borrower
 from edl_runtime.teacher.models import ModelOptions, load_model
 from edl_runtime.teacher.work import Work
@@ -66,8 +66,9 @@ def main() -> None:
             if said:
                 channel.send(said)
             if work:
-                for answers in work.run():
-                    channel.send([_record(slot, answer) for slot, answer in answers])
+                for run in work.run():
+                    answers = [_record(slot, answer) for slot, answer in run.answers]
+                    channel.send([(RAN, run.rows, int(1e9 * run.busy_s), 0), *answers])
 
 
 def _take(work: Work, borrower: Borrower, record: Record) -> Record | None:

@@ -19,8 +19,9 @@ from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.settings import split_secrets
 from edl_runtime.teacher.answering import Answer, refuse
 from edl_runtime.teacher.arena import Arena
-from edl_runtime.teacher.channel import DROP, FORGET, PING, RECORD, unpack
+from edl_runtime.teacher.channel import DROP, FORGET, PING, RAN, RECORD, unpack
 from edl_runtime.teacher.lending import Lender, lending_channel
+from edl_runtime.teacher.metrics import Metrics
 from edl_runtime.teacher.models import ModelOptions
 from edl_runtime.teacher.predictor import Failure, Task
 from edl_runtime.teacher.runner import Done
@@ -38,9 +39,13 @@ log = structlog.get_logger(__name__)
 class Predictors:
     """Running predictors of one model, as one Runner: each request goes to the one with the fewest to do."""
 
-    def __init__(self, members: Sequence[_Predictor], signature: ModelSignature) -> None:
+    def __init__(self, members: Sequence[_Predictor], signature: ModelSignature, metrics: Metrics) -> None:
         self.signature = signature
         self._members = members
+        metrics.gauges["edl_teacher_queue_depth"] = (
+            "Requests that wait for the model or run.",
+            lambda: sum(map(len, members)),
+        )
 
     def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
         min(self._members, key=len).submit(slot, size, json_size, done)
@@ -55,26 +60,29 @@ class Predictors:
 
 
 @asynccontextmanager
-async def run_predictors(options: Sequence[ModelOptions], arena: Arena) -> AsyncIterator[Predictors]:
+async def run_predictors(options: Sequence[ModelOptions], arena: Arena, metrics: Metrics) -> AsyncIterator[Predictors]:
     """Start a predictor for each of `options`, wait until all are ready, and end them with the block.
+
+    What they do is counted in `metrics`.
 
     Raises ModelError when the model can't be loaded, TeacherError when a predictor was killed meanwhile.
     """
     async with AsyncExitStack() as stack:
         members = []
         for number, one in enumerate(options):
-            member = _Predictor(one, arena, number)
+            member = _Predictor(one, arena, number, metrics)
             stack.push_async_callback(member.stop)
             await member.start()
             members.append(member)
         signatures = [await member.ready() for member in members]
-        yield Predictors(members, signatures[0])
+        yield Predictors(members, signatures[0], metrics)
 
 
 class _Predictor(asyncio.Protocol):
     """One predictor process. Its length is the number of requests that it has to answer."""
 
-    def __init__(self, options: ModelOptions, arena: Arena, number: int) -> None:
+    def __init__(self, options: ModelOptions, arena: Arena, number: int, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._options = options
         self._arena = arena
         self._number = number
@@ -203,7 +211,10 @@ class _Predictor(asyncio.Protocol):
             self._signs += 1
             if slot == PING:
                 self._pinged = False
+            elif slot == RAN:
+                self._metrics.ran(status, json_size / 1e9)
             elif self._announced.done():
+                self._metrics.answered(status)
                 self._pending.pop(slot)(Answer(status, None if json_size < 0 else json_size, size))
             else:
                 kind: type[ModelSignature | Failure] = ModelSignature if status == 200 else Failure
@@ -216,6 +227,7 @@ class _Predictor(asyncio.Protocol):
             done(self._gone(slot))
 
     def _gone(self, slot: int) -> Answer:
+        self._metrics.answered(503)
         return refuse(self._arena.answer(slot), 503, "the teacher's predictor has ended; ask another teacher")
 
 

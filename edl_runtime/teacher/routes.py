@@ -15,10 +15,11 @@ from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.region import EXTENSION, REGISTER_PATH
 from edl_runtime.settings import check_token
 from edl_runtime.teacher.answering import Answer
+from edl_runtime.teacher.metrics import CONTENT_TYPE, Metrics
 
 
 class Reply(NamedTuple):
-    """A JSON answer."""
+    """An answer, in JSON unless its headers say otherwise."""
 
     status: int
     body: bytes
@@ -54,13 +55,16 @@ def _head(status: int, size: int, more: Mapping[str, str | int], *, keep_alive: 
 
 
 class Routes:
-    """The paths of one model. With a `token`, all but health asks for it as bearer token.
+    """The paths of one model, and `metrics`. With a `token`, all but health asks for it as bearer token.
 
     With `shares_memory`, clients may register memory, and the model's metadata say so.
     """
 
-    def __init__(self, signature: ModelSignature, token: str = "", *, shares_memory: bool = False) -> None:
+    def __init__(
+        self, signature: ModelSignature, token: str = "", *, metrics: Metrics, shares_memory: bool = False
+    ) -> None:
         """Raise SpecError for a token that no client can send."""
+        self._metrics = metrics
         if shares_memory:
             signature = msgspec.structs.replace(signature, extensions=(*signature.extensions, EXTENSION))
         self._register = frozenset([REGISTER_PATH]) if shares_memory else frozenset()
@@ -92,6 +96,8 @@ class Routes:
         if path in self._infer or path in self._register:
             return self._refuse_post(head, draining=draining)
         fixed = self._fixed.get(path.removesuffix("/"))
+        if path == "/metrics":
+            fixed = Reply(200, self._metrics.render(), {"Content-Type": CONTENT_TYPE})
         if fixed is None:
             return refusal(404, f"nothing at {path[:200]}; {self._served}")
         return fixed if head.method == "GET" else refusal(405, f"{head.method} is not allowed here", Allow="GET")

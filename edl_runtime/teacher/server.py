@@ -12,6 +12,7 @@ import structlog
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.connection import Connection
+from edl_runtime.teacher.metrics import Metrics
 from edl_runtime.teacher.regions import Regions
 from edl_runtime.teacher.routes import Routes
 from edl_runtime.teacher.runner import Runner
@@ -37,14 +38,24 @@ class Front:
         signature: ModelSignature,
         runner: Runner,
         arena: Arena,
+        metrics: Metrics | None = None,
         *,
         token: str = "",
         stall_s: float = STALL_S,
         most_connections: int = MOST_CONNECTIONS,
     ) -> None:
-        """Serve `signature` by `runner`, whose requests lie in `arena`: its areas are the limit of a body."""
+        """Serve `signature` by `runner`, whose requests lie in `arena`: its areas are the limit of a body.
+
+        `metrics` are shown at /metrics, together with what the front has to tell.
+        """
+        metrics = metrics or Metrics()
+        metrics.gauges["edl_teacher_connections"] = "Clients that are connected.", lambda: len(self.connections)
+        metrics.gauges["edl_teacher_requests_in_flight"] = (
+            "Requests that are received, waited for, computed or answered.",
+            lambda: self.slots.in_flight,
+        )
         self.regions = Regions()
-        self.routes = Routes(signature, token, shares_memory=self.regions.available)
+        self.routes = Routes(signature, token, metrics=metrics, shares_memory=self.regions.available)
         self.runner = runner
         self.arena = arena
         self.slots = Slots(arena)

@@ -25,6 +25,7 @@ from edl_runtime.specs import HUNG_AFTER_S
 from edl_runtime.store.client import connect
 from edl_runtime.store.keys import Service
 from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.metrics import Metrics
 from edl_runtime.teacher.models import ModelOptions
 from edl_runtime.teacher.predictors import run_predictors
 from edl_runtime.teacher.server import BODY_LIMIT, Front
@@ -91,12 +92,14 @@ async def serve(
     async with AsyncExitStack() as stack:
         # Made first, for importing the client takes a while, and who is ready is to be in the list at once.
         client = await stack.enter_async_context(connect(settings.redis_url)) if options.pool else None
-        arena = Arena.create(BODY_LIMIT)
+        arena, metrics = Arena.create(BODY_LIMIT), Metrics()
         stack.callback(arena.close)
-        predictors = await unless(stop, stack.enter_async_context(run_predictors(_each_device(options), arena)))
+        predictors = await unless(
+            stop, stack.enter_async_context(run_predictors(_each_device(options), arena, metrics))
+        )
         if predictors is None:
             return
-        front = Front(predictors.signature, predictors, arena, token=settings.teacher_token)
+        front = Front(predictors.signature, predictors, arena, metrics, token=settings.teacher_token)
         address = await stack.enter_async_context(_listening(front, options))
         on_ready(address, predictors.signature)
         reason: EdlError | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import structlog
 
@@ -17,6 +18,7 @@ from edl_runtime.teacher.joining import (
     next_group,
     split_outputs,
 )
+from edl_runtime.teacher.metrics import DROPPED
 from edl_runtime.teacher.models import Model
 
 JOINED_S = 1.0
@@ -24,6 +26,14 @@ JOINED_S = 1.0
 the first of them waits for all."""
 
 log = structlog.get_logger(__name__)
+
+
+class Run(NamedTuple):
+    """A run of the model: its rows, the seconds it took, and what it answers to those in which slots."""
+
+    rows: int
+    busy_s: float
+    answers: list[tuple[int, Answer]]
 
 
 class Work:
@@ -61,53 +71,53 @@ class Work:
         """Forget a request that nobody waits for; return what there is to say of it, None if it has been answered."""
         if self._waiting.pop(slot, None) is None:
             return None
-        return refuse(self._arena.answer(slot), 503, "its client had gone before it ran")
+        return refuse(self._arena.answer(slot), DROPPED, "its client had gone before it ran")
 
-    def run(self) -> Iterator[list[tuple[int, Answer]]]:
-        """Run those whose turn it is; yield their slots and answers as soon as there are some."""
+    def run(self) -> Iterator[Run]:
+        """Run those whose turn it is; yield each run as soon as its answers are there."""
         most_rows = min(self._most_rows, int(JOINED_S / self._row_s)) if self._row_s else self._most_rows
         group = next_group(list(self._waiting.values()), most_rows)
         for one in group:
             del self._waiting[one.slot]
         if len(group) == 1:
-            yield [self._run_alone(group[0])]
+            yield self._run_alone(group[0])
             return
         try:
-            answers = self._run_joined(group)
+            joined = self._run_joined(group)
         except Exception as error:  # noqa: BLE001 - the model's, maybe about one of them: it is told in its answer
             cause = f"{type(error).__name__}: {error}"
         else:
-            yield answers
+            yield joined
             return
-        answers = []
+        good = True
         for one in group:
-            answers.append(self._run_alone(one))
-            yield answers[-1:]
-        if all(answer.status == 200 for _, answer in answers):
+            alone = self._run_alone(one)
+            good = good and alone.answers[0][1].status == 200
+            yield alone
+        if good:
             self._most_rows = 1
             log.warning("model.not_joined", model=self._model.signature.name, cause=cause)
 
-    def _run_alone(self, one: Waiting) -> tuple[int, Answer]:
+    def _run_alone(self, one: Waiting) -> Run:
         begun_s = self._clock_s()
         answer = run_alone(self._model, one.request, self._arena.answer(one.slot))
+        busy_s = self._clock_s() - begun_s
         if answer.status == 200:
-            self._learn(begun_s, one.rows)
-        return one.slot, answer
+            self._row_s = busy_s / max(1, one.rows)
+        return Run(one.rows, busy_s, [(one.slot, answer)])
 
-    def _learn(self, begun_s: float, rows: int) -> None:
-        self._row_s = (self._clock_s() - begun_s) / max(1, rows)
-
-    def _run_joined(self, group: Sequence[Waiting]) -> list[tuple[int, Answer]]:
+    def _run_joined(self, group: Sequence[Waiting]) -> Run:
         """Raise whatever the model does, and ValueError for outputs that can't be taken apart."""
-        requests = [one.request for one in group]
+        requests, rows = [one.request for one in group], [one.rows for one in group]
         signature = self._model.signature
         names = needed_outputs(requests)
-        rows = [one.rows for one in group]
         begun_s = self._clock_s()
         outputs = self._model.run(joined_inputs(requests, signature), names)
+        busy_s = self._clock_s() - begun_s
         parts = split_outputs({name: outputs[name] for name in names}, rows)
-        self._learn(begun_s, sum(rows))
-        return [
+        self._row_s = busy_s / sum(rows)
+        answers = [
             (one.slot, write(signature, one.request, part, self._arena.answer(one.slot)))
             for one, part in zip(group, parts, strict=True)
         ]
+        return Run(sum(rows), busy_s, answers)

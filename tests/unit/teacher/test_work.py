@@ -73,7 +73,7 @@ def refused(arena: Arena, slot: int, answer: Answer) -> str:
 
 
 def ran(work: Work) -> dict[int, Answer]:
-    return {slot: answer for answers in work.run() for slot, answer in answers}
+    return {slot: answer for run in work.run() for slot, answer in run.answers}
 
 
 def rows(*numbers: float) -> Array:
@@ -153,7 +153,8 @@ def test_joined_runs_are_kept_short(arena: Arena) -> None:
     model = Doubler(row_s=JOINED_S / 2)
     work = Work(model, arena, 64, clock_s=lambda: model.now_s)
     work.add(*put(arena, 0, rows(1)))
-    ran(work)
+    (run,) = work.run()
+    assert (run.rows, run.busy_s) == (1, JOINED_S / 2)
     for slot in range(4):
         work.add(*put(arena, slot, rows(1)))
     while work:

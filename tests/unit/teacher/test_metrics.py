@@ -1,0 +1,36 @@
+"""What a teacher shows to Prometheus."""
+
+from __future__ import annotations
+
+from edl_runtime.teacher.metrics import Metrics
+
+
+def test_metrics_are_in_prometheus_text_format() -> None:
+    """Each has its meaning and kind; buckets count all runs up to their bound, and gauges are asked when shown."""
+    metrics = Metrics()
+    metrics.gauges["edl_teacher_connections"] = "Clients that are connected.", lambda: 3
+    for status in (200, 500, 200):
+        metrics.answered(status)
+    for rows in (0, 4, 5, 1000):
+        metrics.ran(rows, 0.25)
+    text = metrics.render().decode()
+    assert text.endswith("\n")
+    lines = text.splitlines()
+    assert [line for line in lines if "requests_total" in line] == [
+        "# HELP edl_teacher_requests_total Requests by HTTP status of the answer; 499: their client had gone.",
+        "# TYPE edl_teacher_requests_total counter",
+        'edl_teacher_requests_total{status="200"} 2',
+        'edl_teacher_requests_total{status="500"} 1',
+    ]
+    buckets = [int(line.rsplit(" ", 1)[1]) for line in lines if "_bucket" in line]
+    assert buckets == [1, 1, 2, 3, 3, 3, 3, 3, 3, 4]
+    assert lines[-8:] == [
+        "edl_teacher_run_rows_sum 1009",
+        "edl_teacher_run_rows_count 4",
+        "# HELP edl_teacher_busy_seconds_total Seconds that the model ran, on all devices together.",
+        "# TYPE edl_teacher_busy_seconds_total counter",
+        "edl_teacher_busy_seconds_total 1.000000",
+        "# HELP edl_teacher_connections Clients that are connected.",
+        "# TYPE edl_teacher_connections gauge",
+        "edl_teacher_connections 3",
+    ]
