@@ -73,6 +73,11 @@ class Dispatcher:
         return len(self._todo)
 
     @property
+    def in_flight(self) -> int:
+        """How many lanes are asked something."""
+        return len(self._busy)
+
+    @property
     def connected(self) -> Collection[str]:
         """The addresses of the teachers that are connected."""
         return self._lanes.keys()

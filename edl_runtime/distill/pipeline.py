@@ -59,7 +59,7 @@ class Pipeline:
         with self._lock:
             self._check()
             self._drop_reading()
-            self._tally.epochs += 1
+            self._tally.begin_epoch(time.monotonic())
             is_fed = bool(self._ahead)
             self._reading = self._ahead.popleft() if is_fed else self._new_epoch()
             return self._reading, is_fed
@@ -79,19 +79,13 @@ class Pipeline:
         `fail` was given; DistillError when the reader was closed or another epoch was begun.
         """
         with self._lock:
-            waiting_since: float | None = None
-            while not self._has_next(epoch):
-                now = time.monotonic()
-                waiting_since = waiting_since or now
-                self._await_next(epoch, now, waiting_since)
-            now = time.monotonic()
-            if waiting_since is not None:
-                self._tally.wait(now - waiting_since, now)
+            if not self._has_next(epoch):
+                self._await_batch(epoch)
             if not epoch.batches:
                 return None
             batch = epoch.batches.popleft()
             self._unfinished -= batch.weight
-            self._tally.deliver(batch.samples, batch.answered_by, now)
+            self._tally.deliver(batch.samples, batch.answered_by, time.monotonic())
             self._room.notify()
             return batch
 
@@ -108,6 +102,15 @@ class Pipeline:
         if epoch.ended and epoch.error is not None:
             raise epoch.error
         return epoch.ended
+
+    def _await_batch(self, epoch: Epoch) -> None:
+        since = time.monotonic()
+        self._tally.begin_wait("teachers" if epoch.batches or epoch.waits_for_signature else "source", since)
+        try:
+            while not self._has_next(epoch):
+                self._await_next(epoch, time.monotonic(), since)
+        finally:
+            self._tally.end_wait(time.monotonic())
 
     def _await_next(self, epoch: Epoch, now: float, waiting_since: float) -> None:
         """Wait until there may be news. Raises NoTeacherError."""
@@ -138,6 +141,8 @@ class Pipeline:
             epoch.batches.append(batch)
             self._unfinished += batch.weight
             now = time.monotonic()
+            if batch.awaited:
+                self._tally.await_teachers(now)
             for dispatcher, asked in zip(self.dispatchers, requests, strict=True):
                 dispatcher.add(asked, now)
             if batch.awaited and not (batch.missing and all(pool.connected for pool in self.dispatchers)):
@@ -148,8 +153,11 @@ class Pipeline:
         """Return what each pool's teachers take, once that is known of all; None when the epoch is over."""
         with self._lock:
             epoch.waits_for_signature = True
+            now = time.monotonic()
+            if epoch.awaited:
+                self._tally.await_teachers(now)
             for pool in self.dispatchers:
-                pool.restart_patience(time.monotonic())
+                pool.restart_patience(now)
             self._done.notify()
             while True:
                 signatures = [pool.signature for pool in self.dispatchers if pool.signature is not None]

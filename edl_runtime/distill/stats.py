@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from itertools import pairwise
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -24,7 +25,10 @@ class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
       that were fetched ahead in an epoch that was left early do not.
     - `epoch`: the number of the current or last one, from 0.
     - `waiting`: share of the last ten seconds that the script waited for its next batch, 0 to 1.
+    - `waited_s`: how long it waited in all, the wait that goes on included.
+    - `waited_for_source_s`: the part in which the source had not yielded the batch yet; the rest was for teachers.
     - `queued`: requests that wait for a teacher now.
+    - `in_flight`: connections to teachers on which something is asked now.
     - `retries`: requests that were asked again because a teacher failed or left.
     - `hedges`: requests that a second teacher was asked because the first took long.
     - `quarantined`: teachers that are in quarantine now, address → why.
@@ -37,10 +41,38 @@ class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
     answered: dict[str, int] = {}
     epoch: int = 0
     waiting: float = 0.0
+    waited_s: float = 0.0
+    waited_for_source_s: float = 0.0
     queued: int = 0
+    in_flight: int = 0
     retries: int = 0
     hedges: int = 0
     quarantined: dict[str, str] = {}
+
+
+def together(readers: Sequence[ReaderStats]) -> ReaderStats:
+    """Return what these readers of one script have done in all; the epoch is the last one's."""
+    answered: Counter[str] = Counter()
+    quarantined: dict[str, str] = {}
+    for reader in readers:
+        answered.update(reader.answered)
+        quarantined |= reader.quarantined
+    return ReaderStats(
+        batches=sum(reader.batches for reader in readers),
+        samples=sum(reader.samples for reader in readers),
+        samples_per_s=sum(reader.samples_per_s for reader in readers),
+        teachers=sum(reader.teachers for reader in readers),
+        answered=dict(answered),
+        epoch=readers[-1].epoch if readers else 0,
+        waiting=min(1.0, sum(reader.waiting for reader in readers)),
+        waited_s=sum(reader.waited_s for reader in readers),
+        waited_for_source_s=sum(reader.waited_for_source_s for reader in readers),
+        queued=sum(reader.queued for reader in readers),
+        in_flight=sum(reader.in_flight for reader in readers),
+        retries=sum(reader.retries for reader in readers),
+        hedges=sum(reader.hedges for reader in readers),
+        quarantined=quarantined,
+    )
 
 
 class Counts(Protocol):
@@ -53,12 +85,15 @@ class Counts(Protocol):
     def connected(self) -> Collection[str]: ...
     @property
     def queued(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
 
 
 class Meter:
     """The rate of a count that grows, over the last `WINDOW_S`. Times are seconds of one monotonic clock."""
 
     def __init__(self, now: float) -> None:
+        """Begin, with the count at 0."""
         self._marks: deque[tuple[float, float]] = deque([(now, 0)])
 
     def mark(self, count: float, now: float) -> None:
@@ -70,28 +105,51 @@ class Meter:
                 marks.popleft()
 
     def rate(self, count: float, now: float) -> float:
-        """Return the growth a second up to `count` now."""
-        recent = [mark for mark in self._marks.copy() if now - mark[0] <= WINDOW_S]
-        since, before = recent[0] if recent else self._marks[-1]
-        return (count - before) / (now - since) if now > since else 0.0
+        """Return the growth a second up to `count` now; between two marks it counts as even."""
+        marks = [*self._marks.copy(), (now, count)]
+        since = max(marks[0][0], now - WINDOW_S)
+        if now <= since:
+            return 0.0
+        (at, before), (until, after) = next(pair for pair in pairwise(marks) if pair[1][0] > since)
+        return (count - before - (after - before) * (since - at) / (until - at)) / (now - since)
 
 
 class Tally:
     """Counts what is delivered. Times are monotonic seconds."""
 
     def __init__(self, now: float) -> None:
-        self.epochs = 0
+        self._epochs = 0
         self._batches = 0
         self._samples = 0
-        self._waited_s = 0.0
+        self._waited_s = {"source": 0.0, "teachers": 0.0}
+        self._waits_for: Literal["source", "teachers"] | None = None
+        self._waits_since = 0.0
         self._answered: Counter[str] = Counter()
         self._meter = Meter(now)
         self._wait_meter = Meter(now)
 
-    def wait(self, seconds: float, now: float) -> None:
-        """Count a wait of the script that is over."""
-        self._waited_s += seconds
-        self._wait_meter.mark(self._waited_s, now)
+    def begin_epoch(self, now: float) -> None:
+        """The script begins to read an epoch; rates leave out what was before the first."""
+        if not self._epochs:
+            self._meter = Meter(now)
+            self._wait_meter = Meter(now)
+        self._epochs += 1
+
+    def begin_wait(self, awaited: Literal["source", "teachers"], now: float) -> None:
+        """The script begins to wait for its next batch: for the source to yield it, or for teachers."""
+        self._waits_for, self._waits_since = awaited, now
+
+    def await_teachers(self, now: float) -> None:
+        """The source has yielded; if the script waits, then for teachers from here on."""
+        if self._waits_for == "source":
+            self.end_wait(now)
+            self.begin_wait("teachers", now)
+
+    def end_wait(self, now: float) -> None:
+        """The wait is over."""
+        if self._waits_for is not None:
+            self._waited_s[self._waits_for] += now - self._waits_since
+            self._waits_for = None
 
     def deliver(self, samples: int, answered_by: Iterable[str], now: float) -> None:
         """Count one batch, whose requests these addresses answered."""
@@ -100,19 +158,27 @@ class Tally:
         for address in answered_by:
             self._answered[address] += 1
         self._meter.mark(self._samples, now)
+        self._wait_meter.mark(sum(self._waited_s.values()), now)
 
     def stats(self, dispatchers: Sequence[Counts], quarantined: Mapping[str, str], now: float) -> ReaderStats:
         """Return the counts, those of the dispatchers among them."""
         connected = {address for pool in dispatchers for address in pool.connected}
+        waited_s = dict(self._waited_s)
+        if self._waits_for is not None:
+            waited_s[self._waits_for] += now - self._waits_since
+        waited_in_all_s = sum(waited_s.values())
         return ReaderStats(
             batches=self._batches,
             samples=self._samples,
             samples_per_s=self._meter.rate(self._samples, now),
             teachers=len(connected - quarantined.keys()),
             answered=dict(self._answered),
-            epoch=max(0, self.epochs - 1),
-            waiting=min(1.0, self._wait_meter.rate(self._waited_s, now)),
+            epoch=max(0, self._epochs - 1),
+            waiting=min(1.0, self._wait_meter.rate(waited_in_all_s, now)),
+            waited_s=waited_in_all_s,
+            waited_for_source_s=waited_s["source"],
             queued=sum(pool.queued for pool in dispatchers),
+            in_flight=sum(pool.in_flight for pool in dispatchers),
             retries=sum(pool.retries for pool in dispatchers),
             hedges=sum(pool.hedges for pool in dispatchers),
             quarantined=dict(quarantined),
