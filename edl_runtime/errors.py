@@ -241,6 +241,25 @@ class NoTeacherError(DistillError):
         return f"{waited}; check that teachers run: `edl pools`, with EDL_REDIS_URL, shows who is in a pool"
 
 
+class NotRecordedError(DistillError, LookupError):
+    """Raised when a student asks for answers that were not written to disk: `missing` of `rows` rows."""
+
+    def __init__(self, folder: str, missing: int, rows: int) -> None:
+        super().__init__(folder, missing, rows)
+        self.folder = folder
+        self.missing = missing
+        self.rows = rows
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return f"no answers were written to {self.folder}; let a teacher answer the same script first"
+        return (
+            f"the answers in {self.folder} are to other inputs: {self.missing} of a request's {self.rows} rows are not "
+            "among them. Answers on disk need a source that gives the same inputs each time: without augmentation, or "
+            "with a fixed seed for all that is random"
+        )
+
+
 class SampleError(DistillError, ValueError):
     """Raised when the source yields something that the teachers can't be asked about."""
 

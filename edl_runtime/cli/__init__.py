@@ -14,6 +14,7 @@ import click
 from edl_runtime.errors import EX_CONFIG, EdlError, ModelError, PoolMismatchError, SpecError, UnknownJobError
 
 SUMMARIES = {
+    "compare": "Compare ways to distil with your own model and script.",
     "discovery": "Tell students behind HTTP which teachers are theirs.",
     "jobs": "Show the jobs and pools of this machine.",
     "logs": "Show what a job's instances wrote.",

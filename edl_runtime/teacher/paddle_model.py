@@ -118,13 +118,11 @@ def _read_specs(
 
 @contextlib.contextmanager
 def _static_mode(paddle: Any, *, old: bool) -> Iterator[None]:
+    """Be in static mode, which `paddle.enable_static` brings about in a program's first thread only."""
     guard = paddle.pir_utils.OldIrGuard() if old else contextlib.nullcontext()
-    paddle.enable_static()
-    try:
-        with guard, paddle.static.scope_guard(paddle.static.Scope()):
-            yield
-    finally:
-        paddle.disable_static()
+    static = paddle.base.framework._dygraph_guard(None)  # noqa: SLF001 - there is no public one
+    with static, guard, paddle.static.scope_guard(paddle.static.Scope()):
+        yield
 
 
 def _kind_of(name: str, value: Any, options: ModelOptions) -> tuple[Datatype, tuple[int, ...]]:

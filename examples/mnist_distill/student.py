@@ -3,6 +3,7 @@
     python student.py --use_distill_service                                          # where Airflow says (EDL_POOL)
     python student.py --use_distill_service --distill_teachers=127.0.0.1:9000,127.0.0.1:9001
     python student.py                                                                # alone only
+    edl compare --model teacher --pure --use_distill_service=no -- python student.py --use_distill_service
 
 Both get the same number of steps on batches of the same size, for several seeds. What differs: alone, it can learn only
 from the images whose labels it knows; the teachers' answers let it learn from all.
@@ -167,16 +168,18 @@ def main() -> None:
     options = _options()
     digits = load_digits(options.data_dir)
     seeds = range(options.seed, options.seed + options.seeds)
-    ways = 2 if options.use_distill_service else 1
+    train_it_alone = options.train_alone or not options.use_distill_service
+    ways = train_it_alone + options.use_distill_service
     steps = ways * len(seeds) * options.epochs * (len(digits.labels) // options.batch_size)
     metrics: dict[str, Any] = {"labels": options.labels, "images": len(digits.labels), "seeds": list(seeds)}
-    with JobReporter(total_steps=steps + ways - 1) as reporter:
+    with JobReporter(total_steps=steps + options.use_distill_service) as reporter:
         trained = []
-        for seed in seeds:
-            reporter.report(note=f"alone, seed {seed}")
-            trained.append(train_alone(digits, options, seed, reporter))
-            print(f"alone, seed {seed}: accuracy {trained[-1].accuracy:.1%}", flush=True)
-        metrics["alone"] = summary(trained)
+        if train_it_alone:
+            for seed in seeds:
+                reporter.report(note=f"alone, seed {seed}")
+                trained.append(train_alone(digits, options, seed, reporter))
+                print(f"alone, seed {seed}: accuracy {trained[-1].accuracy:.1%}", flush=True)
+            metrics["alone"] = summary(trained)
         if options.use_distill_service:
             trained = []
             teacher_accuracy, by = ask_teachers(digits, options, reporter)
@@ -189,6 +192,9 @@ def main() -> None:
                 print(f"distilled, seed {seed}: accuracy {trained[-1].accuracy:.1%}", flush=True)
             metrics["distilled"] = summary(trained)
             metrics["answered"] = dict(answered)
+    of_last = summary(trained)  # what `edl compare` reads
+    metrics["accuracy"], metrics["samples_per_s"] = of_last["accuracy_mean"], of_last["samples_per_s"]
+    metrics["batch_size"] = options.batch_size
     checkpoint = options.checkpoint.absolute()
     save(trained[-1].student, checkpoint)
     write_result(checkpoint=str(checkpoint), metrics=metrics)
@@ -201,6 +207,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data_dir", type=Path, default=Path("data"), help="keeps the digits")
     parser.add_argument(
         "--use_distill_service", nargs="?", type=yes_or_no, const=True, default=False, help="train it distilled, too"
+    )
+    parser.add_argument(
+        "--train_alone", type=yes_or_no, default=True, help="before that, train it alone, to compare the two"
     )
     parser.add_argument("--distill_teachers", default="", help="host:port,…; by default EDL_TEACHERS or EDL_POOL")
     parser.add_argument("--epochs", type=whole(1), default=24, help="passes over all images, for each seed")

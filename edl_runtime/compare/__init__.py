@@ -1,0 +1,1 @@
+"""Ways to distil, compared on one machine: what `edl compare` runs."""

@@ -1,0 +1,118 @@
+"""The processes of a comparison: teachers, and the user's script. None of them outlives its block."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from edl_runtime.compare.ways import RunError
+
+LAST_LINES = 15
+LOOK_EVERY_S = 0.2
+TEACHER_READY_S = 300.0
+"""How long a teacher may take to load its model."""
+
+GRACE_S = 5.0
+"""How long a process that is told to end may take."""
+
+
+@contextmanager
+def running_teachers(command: Sequence[str], each: Sequence[Sequence[str]], folder: Path) -> Iterator[list[str]]:
+    """Run `edl teacher` once for each of these lists of flags; yield their addresses when all are ready.
+
+    Raises RunError when one does not come up.
+    """
+    with ExitStack() as stack:
+        logs = [folder / f"teacher-{number}.log" for number in range(len(each))]
+        processes = [
+            stack.enter_context(_running([*command, *flags], dict(os.environ), log, stdout=subprocess.PIPE))
+            for flags, log in zip(each, logs, strict=True)
+        ]
+        until = time.monotonic() + TEACHER_READY_S
+        yield [_address(process, log, until) for process, log in zip(processes, logs, strict=True)]
+
+
+def run_script(command: Sequence[str], env: Mapping[str, str], log: Path, tell: Callable[[str], None]) -> None:
+    """Run a script to its end; `tell` gets its last line now and then. Raises RunError unless it exits with 0."""
+    words = [sys.executable if word == "python" else word for word in command[:1]] + list(command[1:])
+    with _running(words, env, log) as process:
+        while True:
+            try:
+                code = process.wait(LOOK_EVERY_S)
+                break
+            except subprocess.TimeoutExpired:
+                tell(next(iter(last_lines(log)[-1:]), ""))
+    if code:
+        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        raise RunError(f"the script {ended}", last_lines(log))
+
+
+def last_lines(log: Path, count: int = LAST_LINES) -> list[str]:
+    """Return the last lines of a log that say anything."""
+    with log.open(errors="replace") as file:
+        return list(deque((line.rstrip() for line in file if line.strip()), maxlen=count))
+
+
+@contextmanager
+def _running(
+    command: Sequence[str], env: Mapping[str, str], log: Path, stdout: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process in a session of its own, so that Ctrl-C reaches only us, who end it and all it started."""
+    with log.open("ab") as said:
+        try:
+            process = subprocess.Popen(
+                command,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=said if stdout is None else stdout,
+                stderr=said,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RunError(f"{command[0]!r} can't be started: {error.strerror}") from None
+    try:
+        yield process
+    finally:
+        _end(process)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and what it has left running."""
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+    finally:  # at a second Ctrl-C too
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _address(process: subprocess.Popen[bytes], log: Path, until: float) -> str:
+    line = _first_line(process.stdout, until) if process.stdout else b""
+    if line is None:
+        raise RunError(f"a teacher was not ready within {TEACHER_READY_S:.0f} s", last_lines(log))
+    if not line:
+        raise RunError("a teacher ended before it was ready", last_lines(log))
+    address: str = msgspec.json.decode(line)["address"]
+    return address
+
+
+def _first_line(output: IO[bytes], until: float) -> bytes | None:
+    """Return what a process prints first, nothing if it ends before, None if that takes too long."""
+    ready, _, _ = select.select([output], [], [], max(0.0, until - time.monotonic()))
+    return output.readline() if ready else None

@@ -1,0 +1,103 @@
+"""The ways that are compared, what each gives a script, and what came out. Nothing here runs anything."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+
+from edl_runtime.errors import EdlError, SpecError
+
+Way = Literal["none", "inprocess", "offline", "service"]
+"""EDL's published table, in its order."""
+
+WAYS: tuple[Way, ...] = get_args(Way)
+
+TITLES: dict[Way, str] = {
+    "none": "no distillation",
+    "inprocess": "teacher and student in one process",
+    "offline": "offline: answers from disk",
+    "service": "service distillation",
+}
+
+PUBLISHED = ("accuracy", "samples_per_s", "batch_size")
+"""What is read of the metrics that a script leaves with `write_result`; the last may be absent."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What one run of a script found out about itself.
+
+    - `accuracy`: of the trained student, in the script's own unit; 0 to 1 is shown as a percentage.
+    - `samples_per_s`: its training speed.
+    - `batch_size`: samples of a step, None if it does not say.
+    """
+
+    accuracy: float
+    samples_per_s: float
+    batch_size: int | None = None
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One way and what came of it: its runs, or why there are none.
+
+    - `teachers`, `student`: what they ran on, in words.
+    - `note`: what else belongs to the way, such as the time to write answers.
+    - `reason`, `last_lines`: why it failed, and the end of what the script said; empty when it didn't.
+    """
+
+    way: Way
+    teachers: str
+    student: str
+    runs: tuple[Measured, ...] = ()
+    note: str = ""
+    reason: str = ""
+    last_lines: tuple[str, ...] = ()
+
+
+class RunError(EdlError):
+    """Raised when a way can't be measured: a process failed, or left no figures. `last_lines` are its last."""
+
+    def __init__(self, reason: str, last_lines: Sequence[str] = ()) -> None:
+        super().__init__(reason, last_lines)
+        self.reason = reason
+        self.last_lines = tuple(last_lines)
+
+    def __str__(self) -> str:
+        return "\n".join([self.reason, *(f"  {line}" for line in self.last_lines)])
+
+
+class Spread(NamedTuple):
+    """The mean of some runs, and their standard deviation, None of one alone."""
+
+    mean: float
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def parse_ways(text: str) -> tuple[Way, ...]:
+    """Read "none,service". Raises SpecError for other words, and for a way named twice."""
+    given = tuple(word.strip() for word in text.split(",") if word.strip())
+    ways = tuple(way for word in given for way in WAYS if way == word)
+    if not ways or len(ways) < len(given) or len(set(ways)) < len(ways):
+        raise SpecError("ways", text, f"some of {','.join(WAYS)}, in any order")
+    return ways
+
+
+def measured_from(content: bytes | None) -> Measured:
+    """Read what a script left by `write_result`. Raises RunError that says what to write."""
+    wanted = 'edl_runtime.result.write_result(metrics={"accuracy": …, "samples_per_s": …, "batch_size": …})'
+    if not content:
+        raise RunError(f"the script left no result; at its end, call {wanted}")
+    metrics = msgspec.json.decode(content).get("metrics", {})
+    if missing := [name for name in PUBLISHED[:2] if name not in metrics]:
+        there = ", ".join(metrics) or "none"
+        raise RunError(f"the script's metrics have no {' and no '.join(missing)} (there are: {there}); call {wanted}")
+    try:
+        return msgspec.convert({name: metrics[name] for name in PUBLISHED if name in metrics}, Measured)
+    except msgspec.ValidationError as error:
+        raise RunError(f"the script's metrics can't be compared: {error}; they have to be numbers") from None
