@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from edl_runtime.errors import ProtocolError
 from edl_runtime.protocol.http import CONTENT_LENGTH, HEAD_LIMIT, JSON_SIZE, RequestHead
 from edl_runtime.protocol.region import REGISTER_PATH
-from edl_runtime.teacher.answering import Answer, refuse
+from edl_runtime.teacher.answering import Answer
 from edl_runtime.teacher.read_ahead import ReadAhead
-from edl_runtime.teacher.regions import REGISTRATION_LIMIT, Region
+from edl_runtime.teacher.regions import REGISTRATION_LIMIT, SharedBy
 from edl_runtime.teacher.routes import Reply, head_of, refusal, render
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Connection(asyncio.BufferedProtocol):
         self._phase = _Phase.HEAD
         self._ahead = ReadAhead()
         self._slot = -1
-        self._region: Region | None = None  # the memory that the client shares
+        self._shared = SharedBy(front.regions)
         self._registers = False
         self._body = memoryview(b"")
         self._heads = self._size = self._received = self._answer_size = 0
@@ -90,7 +90,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self.alive = False
         self._front.connections.pop(self, None)
-        self._share(None)
+        self._shared.close()
         if self._phase in (_Phase.BODY, _Phase.SENDING):
             self._return_slot()
         elif self._phase is _Phase.RUNNING:
@@ -190,23 +190,11 @@ class Connection(asyncio.BufferedProtocol):
     def _run(self) -> None:
         self._phase = _Phase.RUNNING
         if self._registers:
-            self._send(self._register())
+            self._send(self._shared.register(self._body, self._front.arena.answer(self._slot)))
             return
-        if self._region is not None:
-            self._front.arena.regions[self._slot] = self._region
+        if self._shared.region is not None:
+            self._front.arena.regions[self._slot] = self._shared.region
         self._front.runner.submit(self._slot, self._size, self._json_size, self._send)
-
-    def _register(self) -> Answer:
-        try:
-            self._share(self._front.regions.register(self._body))
-        except ProtocolError as error:
-            return refuse(self._front.arena.answer(self._slot), 400, str(error))
-        return Answer(200, None, 0)
-
-    def _share(self, region: Region | None) -> None:
-        if self._region is not None:
-            self._front.regions.close(self._region)
-        self._region = region
 
     def _send(self, answer: Answer) -> None:
         """Send the answer that lies in the slot, and keep the slot until it has left."""

@@ -20,6 +20,7 @@ import msgspec
 
 from edl_runtime.errors import ProtocolError
 from edl_runtime.protocol.region import MOST_BYTES, SEALS, START, Registration
+from edl_runtime.teacher.answering import Answer, refuse
 
 REGISTRATION_LIMIT = 4096
 """Most bytes of a registration."""
@@ -86,6 +87,29 @@ class Regions:
         """Let go of `region`, whose connection is gone or has another."""
         self._open.discard(region)
         region.close()
+
+
+class SharedBy:
+    """What one client shares: the `region` that it has registered last."""
+
+    def __init__(self, regions: Regions) -> None:
+        self.region: Region | None = None
+        self._regions = regions
+
+    def register(self, body: memoryview, into: memoryview) -> Answer:
+        """Take the region that a client asks for, in place of its last, and say so in the area `into`."""
+        try:
+            region = self._regions.register(body)
+        except ProtocolError as error:
+            return refuse(into, 400, str(error))
+        self.close()
+        self.region = region
+        return Answer(200, None, 0)
+
+    def close(self) -> None:
+        region, self.region = self.region, None
+        if region is not None:
+            self._regions.close(region)
 
 
 def _open_memory(wish: Registration) -> int:
