@@ -46,7 +46,8 @@ async def follow(
     path = f"/v1/pools/{pool}/students/{me.id}"
     try:
         async with asyncio.TaskGroup() as tasks, aclosing(_assignments(link, path, me)) as assignments:
-            tasks.create_task(_say(link, path, quarantined))
+            use(await anext(assignments))
+            tasks.create_task(_say(link, path, quarantined))  # which only who is connected may
             async for assignment in assignments:
                 use(assignment)
     except* RegistryError as group:

@@ -13,6 +13,7 @@ from edl_runtime.distill.discovery import follow_pool
 from edl_runtime.distill.teachers import Discovered
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
+from edl_runtime.registry.pools import view_pool
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 from edl_runtime.store.keys import Service
@@ -67,3 +68,13 @@ async def registered(settings: RuntimeSettings, *teachers: str, ttl_s: float = 3
 def behind(url: str, settings: RuntimeSettings) -> RuntimeSettings:
     """Return the settings of a student that knows that endpoint and no Redis."""
     return msgspec.structs.replace(settings, redis_url="", discovery_url=url)
+
+
+async def until_shown(settings: RuntimeSettings, wanted: str) -> None:
+    """Wait until a person sees that of the one teacher's quarantine."""
+    async with connect(settings.redis_url) as client, asyncio.timeout(PATIENCE_S):
+        while True:
+            [teacher] = (await view_pool(client, settings.namespace, POOL)).teachers
+            if str(teacher.quarantine) == wanted:
+                break
+            await asyncio.sleep(0.05)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from discovery_process import running_discovery
-from integration.following import POOL, behind, registered, student
+from integration.following import POOL, behind, registered, student, until_shown
 from integration.reading import Batches, reader_of, slow_teacher, wait_for_teachers
 from structlog.testing import capture_logs
 from teacher_process import running_teacher
+from tls_front import tls_front
 
+from edl_runtime.discovery.messages import SILENT_AFTER_S
 from edl_runtime.distill import Discovered
 from edl_runtime.errors import DiscoveryRefusedError, DiscoveryUnavailableError, SpecError
 from edl_runtime.settings import RuntimeSettings
@@ -86,6 +90,23 @@ async def test_the_right_token_opens(settings: RuntimeSettings) -> None:
             await one.until(lambda teachers: teachers == ("a:1",))
 
 
+async def test_https_is_spoken_with_whom_one_trusts(
+    settings: RuntimeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a TLS front a student follows as ever; with a certificate that it does not know it tells nothing."""
+    certificate = tmp_path / "front.pem"
+    with running_discovery(settings) as endpoint:
+        async with registered(settings, "a:1"), tls_front(endpoint.port, certificate) as url:
+            error = await failure_of(behind(url, settings))
+            assert isinstance(error, DiscoveryUnavailableError)
+            assert "certificate" in str(error)
+            monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+            async with student(behind(url, settings)) as one:
+                await one.until(lambda teachers: teachers == ("a:1",))
+                one.quarantined["a:1"] = "garbage"
+                await until_shown(settings, "garbage (by 1 student)")
+
+
 async def test_something_else_that_speaks_http_is_no_endpoint() -> None:
     """The student learns that the URL is wrong."""
     with running_teacher("served_models:arithmetic") as teacher:
@@ -141,6 +162,29 @@ def test_a_killed_endpoint_stops_no_reader(settings: RuntimeSettings) -> None:
 
 
 @pytest.mark.slow
+async def test_an_endpoint_that_is_silent_is_left_and_found_again(settings: RuntimeSettings) -> None:
+    """A stopped process keeps its connections and says nothing: the student says so and keeps its teachers."""
+    with running_discovery(settings) as endpoint, capture_logs() as logs:
+        async with registered(settings, "a:1"), student(behind(endpoint.url, settings)) as one:
+            await one.until(lambda teachers: teachers == ("a:1",))
+            endpoint.process.send_signal(signal.SIGSTOP)
+            stopped_at = time.monotonic()
+            await until_logged(logs, "discovery.away")
+            assert time.monotonic() - stopped_at < SILENT_AFTER_S + SLACK_S
+            endpoint.process.send_signal(signal.SIGCONT)
+            await until_logged(logs, "discovery.back")
+            async with registered(settings, "b:1"):
+                await one.until(lambda teachers: teachers == ("a:1", "b:1"))
+    assert [teachers for _, teachers in one.told if not teachers] == []
+
+
+async def until_logged(logs: Sequence[Mapping[str, Any]], event: str) -> None:
+    async with asyncio.timeout(20):
+        while not any(entry["event"] == event for entry in logs):  # noqa: ASYNC110 - a log tells nobody
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.slow
 async def test_redis_may_go_behind_it(redis: RedisServer) -> None:
     """The student keeps its teachers and its stream while Redis is away, and hears of new ones when it is back."""
     settings = RuntimeSettings(redis_url=redis.url, namespace="n", lease_ttl_s=1.0)
@@ -169,9 +213,7 @@ async def test_both_may_go_at_once(redis: RedisServer) -> None:
             first_told = len(one.told)
             await asyncio.to_thread(redis.start)
             with running_discovery(settings, "--port", str(endpoint.port)):
-                async with asyncio.timeout(10):
-                    while not any(entry["event"] == "discovery.back" for entry in logs):  # noqa: ASYNC110 - a log
-                        await asyncio.sleep(0.01)
+                await until_logged(logs, "discovery.back")
                 async with registered(settings, "a:1", "b:1"):
                     await one.until(lambda teachers: teachers == ("a:1", "b:1"))
                 assert () not in [teachers for _, teachers in one.told[first_told:]]

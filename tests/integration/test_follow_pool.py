@@ -9,11 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 from discovery_process import running_discovery
-from integration.following import POOL, behind, registered, student
+from integration.following import POOL, behind, registered, student, until_shown
 from teacher_process import running_teacher
 
 from edl_runtime.registry.directory import Directory
-from edl_runtime.registry.pools import view_pool
 from edl_runtime.registry.shares import shares
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
@@ -33,16 +32,6 @@ def endpoint_url(settings: RuntimeSettings) -> Iterator[str]:
 def student_settings(request: pytest.FixtureRequest, settings: RuntimeSettings) -> RuntimeSettings:
     """The settings of a student, by each way to find teachers."""
     return settings if request.param == "on redis" else behind(request.getfixturevalue("endpoint_url"), settings)
-
-
-async def until_shown(settings: RuntimeSettings, wanted: str) -> None:
-    """Wait until a person sees that of the one teacher's quarantine."""
-    async with connect(settings.redis_url) as client, asyncio.timeout(10):
-        while True:
-            [teacher] = (await view_pool(client, settings.namespace, POOL)).teachers
-            if str(teacher.quarantine) == wanted:
-                break
-            await asyncio.sleep(0.05)
 
 
 async def test_quarantines_are_told_as_long_as_they_last(
