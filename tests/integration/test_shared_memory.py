@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,20 @@ def test_answers_are_the_same_as_through_the_socket(arithmetic: Teacher) -> None
         assert (shares(shared), shares(plain)) == (True, False)
         assert mapped(arithmetic) == ["r--s"]  # of two regions, for one request was larger than the first
     wait_until(lambda: not mapped(arithmetic) and not held_open(arithmetic))
+
+
+def test_students_that_share_at_once_get_their_own_answers(arithmetic: Teacher) -> None:
+    """Requests that run as one, each from another memory, are not mixed up."""
+
+    def ask(number: int) -> bool:
+        x = ROWS + number
+        with TeacherConnection(arithmetic.address) as connection:
+            connection.signature()
+            answers = [connection.infer({"x": x}, ["double"])["double"] for _ in range(10)]
+            return shares(connection) and all(np.array_equal(answer, 2 * x) for answer in answers)
+
+    with ThreadPoolExecutor(4) as students:
+        assert list(students.map(ask, range(4))) == [True] * 4
 
 
 def test_integers_arrive_as_they_are() -> None:
