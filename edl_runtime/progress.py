@@ -15,14 +15,28 @@ if TYPE_CHECKING:
 KEPT_S = 3600
 """How long a report outlives its writer."""
 
+MOST_SHARES = 4
+"""So many teachers' shares stand in a line."""
+
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's last report. Rates are a second; `time_left_s` and `loss` are None while unknown.
+    """A job's last report. Rates and shares are those of the last ten seconds; shares go from 0 to 1.
 
     - `step`: batches trained; `total_steps`: of how many, None while unknown.
-    - `teachers`: teachers in use; `answered`: requests answered by each teacher so far, address → count.
+    - `samples_per_s`, `time_left_s`, `loss`: a second; seconds or None; what the script says or None.
+    - `teachers`: teachers in use, without those in quarantine.
+    - `answered`: requests answered by each teacher so far, address → count; `shares`: each one's part of them lately.
+    - `waiting`: share of its time that the student waited for its next batch.
+    - `busy`: share of their time that the student's connections to teachers were in use.
+    - `queued`: requests that wait for a teacher now.
+    - `retries`, `hedges`: requests that another teacher was asked, too, so far; see `ReaderStats`.
+    - `quarantined`: teachers that are asked nothing for a while, address → why.
+    - `limit`: who could change the speed: "teachers", "source", "student" or "balanced", "no_answer" when no teacher
+      answers, and "" while that is not known; see `verdict`.
     - `note`: what is being done, in the script's own words ("seed 2 of 3, distilled").
     - `updated_at`: Unix seconds of the student's clock.
+
+    Reports of other versions can be read: what they don't have is at its default here.
     """
 
     step: int
@@ -33,20 +47,70 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float = 0.0
     teachers: int = 0
     answered: dict[str, int] = {}
+    shares: dict[str, float] = {}
+    waiting: float = 0.0
+    busy: float = 0.0
+    queued: int = 0
+    retries: int = 0
+    hedges: int = 0
+    quarantined: dict[str, str] = {}
+    limit: str = ""
     time_left_s: float | None = None
     note: str = ""
 
     def line(self) -> str:
-        """Return this report as one line for a log."""
-        of_total = f"/{self.total_steps}" if self.total_steps else ""
-        words = [f"step {self.step}{of_total}"]
-        if self.loss is not None:
-            words.append(f"loss {self.loss:.4f}")
-        words += [f"{self.samples_per_s:,.0f} samples/s", f"{self.teachers} teacher{'' if self.teachers == 1 else 's'}"]
-        if self.time_left_s is not None:
-            minutes, seconds = divmod(round(self.time_left_s), 60)
-            words.append(f"{minutes}:{seconds:02d} left")
-        return " · ".join([*words, self.note] if self.note else words)
+        """Return this report as one line for a log, without what is zero."""
+        words = [
+            f"step {self.step}/{self.total_steps}" if self.total_steps else f"step {self.step}",
+            "" if self.loss is None else f"loss {self.loss:.4f}",
+            f"{self.samples_per_s:,.0f} samples/s",
+            self._teachers(),
+            f"waits {_percent(self.waiting)}" if round(100 * self.waiting) else "",
+            f"{self.queued:,} queued" if self.queued else "",
+            _count(self.retries, "retry", "retries"),
+            _count(self.hedges, "hedge", "hedges"),
+            f"{len(self.quarantined)} in quarantine" if self.quarantined else "",
+            "" if self.time_left_s is None else f"{_clock(self.time_left_s)} left",
+            self.note,
+        ]
+        return " · ".join(word for word in words if word)
+
+    def verdict(self) -> str:
+        """Say in a sentence who is the limit, and what that means; empty while it is not known."""
+        waits = f"the student waits {_percent(self.waiting)} of the time"
+        connected = _count(self.teachers, "is", "are") or "none is"
+        resting = _count(len(self.quarantined), "is", "are")
+        too = f", and {resting} in quarantine" if resting else ""
+        return {
+            "teachers": f"the teachers are the limit: {waits}; more teachers would help{too}",
+            "source": f"the source is the limit: {waits}, mostly for its own data; more teachers would not help",
+            "student": f"the student is the limit: teachers are idle {_percent(1 - self.busy)} of the time",
+            "balanced": f"balanced: {waits}, and teachers are busy",
+            "no_answer": f"no teacher answers: {connected} connected{too}; the student waits",
+        }.get(self.limit, "")
+
+    def _teachers(self) -> str:
+        count = _count(self.teachers, "teacher", "teachers") or "0 teachers"
+        shares = sorted(self.shares.values(), reverse=True)
+        shares += [0.0] * (self.teachers - len(shares))
+        if len(shares) < 2 or not self.shares:
+            return count
+        shown = "/".join(f"{100 * share:.0f}" for share in shares[:MOST_SHARES])
+        return f"{count} ({shown}{'/…' if len(shares) > MOST_SHARES else ''} %)"
+
+
+def _count(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}" if count else ""
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 async def publish(client: Redis, namespace: str, job: str, progress: Progress) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Self
 import structlog
 
 from edl_runtime.distill.loop import LoopThread
-from edl_runtime.distill.stats import Meter, ReaderStats
+from edl_runtime.distill.pace import Pace
+from edl_runtime.distill.stats import ReaderStats, together
 from edl_runtime.errors import RegistryUnavailableError, SpecError
 from edl_runtime.progress import Progress, publish
 from edl_runtime.settings import RuntimeSettings
@@ -27,6 +28,8 @@ LOG_EVERY_S = 5.0
 LAST_LIMIT_S = 1.0
 """For the last report, when nobody may be there to take it."""
 JOIN_LIMIT_S = 2.0
+LONGEST_REASON = 200
+"""Characters of why a teacher is in quarantine; what a teacher says may be of any length."""
 
 log = structlog.get_logger(__name__)
 
@@ -54,9 +57,7 @@ class JobReporter:
         self._loss: float | None = None
         self._note = ""
         self._readers: list[Callable[[], ReaderStats]] = []
-        now = time.monotonic()
-        self._step_meter = Meter(now)
-        self._sample_meter = Meter(now)
+        self._pace = Pace(time.monotonic())
         self._thread: LoopThread | None = None
         self._closed = False
         self._dropping = False
@@ -91,26 +92,28 @@ class JobReporter:
     def progress(self) -> Progress:
         """Return what is told at the moment."""
         with self._lock:
-            readers = [stats() for stats in self._readers]
-            steps = self._steps + sum(reader.batches for reader in readers)
-            samples = self._samples + sum(reader.samples for reader in readers)
-            now = time.monotonic()
-            self._step_meter.mark(steps, now)
-            self._sample_meter.mark(samples, now)
-            answered: dict[str, int] = {}
-            for reader in readers:
-                for address, count in reader.answered.items():
-                    answered[address] = answered.get(address, 0) + count
+            reading = together([stats() for stats in self._readers])
+            steps = self._steps + reading.batches
+            samples = self._samples + reading.samples
+            rates = self._pace.look(steps=steps, samples=samples, reading=reading, now=time.monotonic())
             return Progress(
                 step=steps,
                 updated_at=time.time(),
                 total_steps=self._total_steps,
-                epoch=self._epoch if self._epoch is not None else readers[-1].epoch if readers else 0,
+                epoch=reading.epoch if self._epoch is None else self._epoch,
                 loss=self._loss,
-                samples_per_s=self._sample_meter.rate(samples, now),
-                teachers=sum(reader.teachers for reader in readers),
-                answered=answered,
-                time_left_s=self._time_left_s(steps, self._step_meter.rate(steps, now)),
+                samples_per_s=rates.samples_per_s,
+                teachers=reading.teachers,
+                answered=reading.answered,
+                shares=rates.shares,
+                waiting=rates.waiting,
+                busy=rates.busy,
+                queued=reading.queued,
+                retries=reading.retries,
+                hedges=reading.hedges,
+                quarantined={address: why[:LONGEST_REASON] for address, why in reading.quarantined.items()},
+                limit=rates.limit,
+                time_left_s=self._time_left_s(steps, rates.steps_per_s),
                 note=self._note,
             )
 
@@ -131,6 +134,7 @@ class JobReporter:
         with self._lock:
             if self._thread is not None or self._closed:
                 return
+            self._pace = Pace(time.monotonic())
             self._thread = LoopThread("edl reporter", self._tell)
         self._thread.start()
 
@@ -147,13 +151,16 @@ class JobReporter:
             await self._tell_until_stopped(client)
 
     async def _tell_until_stopped(self, client: Redis | None) -> None:
-        logged_at, logged_step = time.monotonic(), 0
+        logged_at, logged_step, logged_limit = time.monotonic(), 0, ""
         try:
             while True:
                 progress = await self._publish(client)
                 if progress.step > logged_step and time.monotonic() - logged_at >= LOG_EVERY_S:
                     log.info("job.progress", job=self._settings.job, progress=progress.line())
                     logged_at, logged_step = time.monotonic(), progress.step
+                if progress.limit not in ("", logged_limit):
+                    log.info("job.limit", job=self._settings.job, verdict=progress.verdict())
+                    logged_limit = progress.limit
                 await asyncio.sleep(PUBLISH_EVERY_S)
         finally:
             with contextlib.suppress(TimeoutError):
