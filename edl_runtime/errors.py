@@ -274,6 +274,20 @@ class SampleError(DistillError, ValueError):
         return f"{self.field!r} of {self.position}: got {self.given}, the teachers take {self.allowed}"
 
 
+class SampleIdError(SampleError):
+    """Raised when a sample has no id that its answers could be kept by, or comes with the id of another."""
+
+    def __init__(self, field: str, position: str, given: str) -> None:
+        super().__init__(field, position, given, "an integer, text or bytes for each sample, of its own")
+
+    def __str__(self) -> str:
+        return (
+            f"{self.field!r} of {self.position}: got {self.given}, a cache of answers needs {self.allowed}: the same "
+            "in every epoch for the same inputs, and another for others. Augmented data can't have one; and when the "
+            "data has changed, remove the cache's folder"
+        )
+
+
 class JobFailedError(EdlError):
     """Raised when a job or pool ended in failure. `last_lines` are the last lines of its log."""
 

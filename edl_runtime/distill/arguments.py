@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
+from edl_runtime.distill.cache import AnswerCache
 from edl_runtime.distill.engine import Question
 from edl_runtime.distill.formats import Format
 from edl_runtime.distill.teachers import Discovered, Fixed, teachers_from
@@ -74,6 +75,18 @@ def checked_normalise(normalise: object, inputs: Sequence[str | None]) -> dict[s
         if name not in inputs:
             raise SpecError("normalise", name, f"a name of `inputs`: {', '.join(name for name in inputs if name)}")
     return dict(normalise)
+
+
+def checked_cache(cache: object, inputs: Sequence[str | None]) -> AnswerCache | None:
+    """Return the cache, if one is wished for. Raises SpecError."""
+    if cache is None:
+        return None
+    if not isinstance(cache, AnswerCache):
+        raise SpecError("cache", cache, "AnswerCache(…), or None to ask about each sample in each epoch")
+    if cache.sample_id not in inputs:
+        allowed = f"a name of `inputs`: {', '.join(name for name in inputs if name)}"
+        raise SpecError("cache.sample_id", cache.sample_id, allowed)
+    return cache
 
 
 def checked_format(given: Format) -> Format:

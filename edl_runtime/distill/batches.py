@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from edl_runtime.distill.feeds import Answers, Plan
+import numpy as np
+
+from edl_runtime.distill.feeds import Answers, Feed, Plan
+from edl_runtime.distill.recall import Memo, Recalled
 from edl_runtime.protocol.tensors import Tensor
 
 MOST_FAILURES = 5
@@ -21,20 +24,41 @@ class Batch:
     a cycle, large arrays are freed at their last use and need no garbage collector.
 
     - `answers`: of each pool's requests, in order; None for those to come. `missing` counts these.
+    - `recalled`: what the cache has of each pool's answers; empty without a cache.
     - `awaited`: the training script waits for this batch.
     - `dropped`: its epoch is over; nobody wants it any more.
     - `failure`: what to raise in its place.
     """
 
-    __slots__ = ("answered_by", "answers", "awaited", "dropped", "failure", "missing", "payload", "plans", "samples")
+    __slots__ = (
+        "answered_by",
+        "answers",
+        "awaited",
+        "dropped",
+        "failure",
+        "missing",
+        "payload",
+        "plans",
+        "recalled",
+        "samples",
+    )
 
-    def __init__(self, payload: Any, plans: Sequence[Plan], *, samples: int, requests: int) -> None:
-        """Have `requests` requests to each pool."""
+    def __init__(
+        self,
+        payload: Any,
+        plans: Sequence[Plan],
+        *,
+        samples: int,
+        requests: Sequence[int],
+        recalled: Sequence[Recalled] = (),
+    ) -> None:
+        """Have so many `requests` to each pool."""
         self.payload = payload
         self.plans = plans
         self.samples = samples
-        self.missing = requests * len(plans)
-        self.answers: tuple[list[Answers | None], ...] = tuple([None] * requests for _ in plans)
+        self.missing = sum(requests)
+        self.answers: tuple[list[Answers | None], ...] = tuple([None] * count for count in requests)
+        self.recalled = recalled
         self.answered_by: list[str] = []  # an address for each answer, in no order
         self.awaited = False
         self.dropped = False
@@ -44,6 +68,11 @@ class Batch:
     def weight(self) -> int:
         """How much of the window it takes: the number of its requests, at least 1."""
         return sum(map(len, self.answers)) or 1
+
+    @property
+    def cached(self) -> int:
+        """About how many samples no teacher is asked."""
+        return self.samples - len(set().union(*(pool.missing for pool in self.recalled))) if self.recalled else 0
 
     def lacks(self, pool: int) -> bool:
         """Whether this pool has yet to answer a request."""
@@ -62,16 +91,20 @@ class Request:
 
     - `asked_of`: addresses of the teachers that were asked, in order.
     - `hedged`: a second teacher is asked since the first takes long; no third one is for that reason.
+    - `memo`: where its answers are to be kept, if anywhere.
     """
 
-    __slots__ = ("asked_of", "batch", "failures", "hedged", "index", "inputs", "pool", "rows")
+    __slots__ = ("asked_of", "batch", "failures", "hedged", "index", "inputs", "memo", "pool", "rows")
 
-    def __init__(self, batch: Batch, pool: int, index: int, inputs: Mapping[str, Tensor], rows: int) -> None:
+    def __init__(
+        self, batch: Batch, pool: int, index: int, inputs: Mapping[str, Tensor], rows: int, *, memo: Memo | None = None
+    ) -> None:
         self.batch = batch
         self.pool = pool
         self.index = index
         self.inputs = inputs
         self.rows = rows
+        self.memo = memo
         self.asked_of: tuple[str, ...] = ()
         self.hedged = False
         self.failures: Failures | None = None
@@ -100,3 +133,34 @@ class Request:
         if failures is None or failures.by.total() < MOST_FAILURES or now - failures.since < LEAST_FAILING_S:
             return False
         return len(failures.by) >= MOST_FAILURES or failures.by.keys() >= set(in_use)
+
+
+def requests_of(
+    payload: Any,
+    plans: Sequence[Plan],
+    rows: int,
+    inputs: Mapping[Feed, Tensor],
+    *,
+    size: int,
+    recalled: Sequence[Recalled] = (),
+) -> tuple[Batch, list[list[Request]]]:
+    """Return a batch and its requests of at most `size` rows, for each plan: about the rows that are not recalled."""
+    wanted: list[Sequence[int]] = [pool.missing for pool in recalled] or [range(rows)] * len(plans)
+    counts = [-(-len(asked) // size) for asked in wanted]
+    batch = Batch(payload, plans, samples=rows, requests=counts, recalled=recalled)
+    requests: list[list[Request]] = []
+    for pool, plan in enumerate(plans):
+        requests.append([])
+        for index in range(counts[pool]):
+            part = wanted[pool][index * size : (index + 1) * size]
+            tensors = {feed.name: _picked(inputs[feed], part) for feed in plan.feeds}
+            memo = recalled[pool].memo(part) if recalled else None
+            requests[pool].append(Request(batch, pool, index, tensors, len(part), memo=memo))
+    return batch, requests
+
+
+def _picked(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return these rows; they are not copied if they are neighbours."""
+    if isinstance(rows, range):
+        return tensor[rows.start : rows.stop]
+    return tensor[rows] if isinstance(tensor, np.ndarray) else [tensor[row] for row in rows]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from edl_runtime.distill.cache import AnswerCache
 from edl_runtime.distill.discovery import follow_pool
 from edl_runtime.distill.epoch import Epoch
 from edl_runtime.distill.feeds import Plan
@@ -21,6 +22,7 @@ from edl_runtime.distill.loop import LoopThread
 from edl_runtime.distill.patience import TELL_EVERY_S, Patience
 from edl_runtime.distill.pipeline import Pipeline
 from edl_runtime.distill.pool import TeacherPool
+from edl_runtime.distill.recall import Recall
 from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.distill.teachers import Discovered, Fixed
 from edl_runtime.errors import DistillError
@@ -59,6 +61,7 @@ class Engine:
         format: Format,  # noqa: A002 -- as the reader has it
         teacher_batch_size: int,
         epochs: int | None,
+        cache: AnswerCache | None,
         settings: RuntimeSettings,
         connect: Connect,
     ) -> None:
@@ -68,6 +71,8 @@ class Engine:
         self._settings = settings
         self._questions = questions
         self._plans_of = [partial(Plan.of, inputs, question.outputs, normalise) for question in questions]
+        self._cache = cache
+        self._recall: Recall | None = None
         self._pid = os.getpid()
         patiences = [
             Patience(
@@ -145,6 +150,8 @@ class Engine:
             self._feeder.join(max(0.0, until - time.monotonic()))
             if self._feeder.is_alive():
                 log.warning("source.still_busy", waited_s=CLOSE_LIMIT_S)
+        if self._recall is not None:
+            self._recall.close()
 
     async def _discover(self) -> None:
         try:
@@ -191,7 +198,7 @@ class Engine:
                     if signatures is None:
                         return
                     plans = self._agreed_plans(signatures)
-                batch, requests = cut(self._format, piece, plans, self._size, first)
+                batch, requests = cut(self._format, piece, plans, self._size, first, recall=self._recall)
                 first += batch.samples if self._format == "sample" else 1
                 if not self.pipeline.put(epoch, batch, requests):
                     return
@@ -200,4 +207,7 @@ class Engine:
                 items.close()  # here, in the thread that runs it, and not when somebody happens to forget it
 
     def _agreed_plans(self, signatures: Sequence[ModelSignature]) -> list[Plan]:
-        return [plan_of(signature) for plan_of, signature in zip(self._plans_of, signatures, strict=True)]
+        plans = [plan_of(signature) for plan_of, signature in zip(self._plans_of, signatures, strict=True)]
+        if self._cache is not None and self._recall is None:
+            self._recall = Recall(self._cache, signatures, plans)
+        return plans

@@ -14,6 +14,7 @@ from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK
 from edl_runtime.protocol.tensors import Array, Tensor, dtype_of
 
 Answers = Mapping[str, Array]
+Slots = tuple[Array, ...]
 
 SMALL_ROW = 16 * 1024
 """Bytes up to which copying rows into one array is cheaper than handing the system a pointer to each (measured)."""

@@ -15,14 +15,16 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from edl_runtime.distill.batches import Batch, Request
-from edl_runtime.distill.feeds import Answer, Answers, Feed, Plan, Where
+from edl_runtime.distill.batches import Batch, Request, requests_of
+from edl_runtime.distill.feeds import Answer, Answers, Feed, Plan, Slots, Where
+from edl_runtime.distill.recall import Recall
 from edl_runtime.errors import SampleError
 from edl_runtime.protocol.tensors import Array, Tensor
 
 Format = Literal["sample", "sample_list", "batch"]
 
-Slots = tuple[Array, ...]
+Cut = tuple[Sequence[Array | Slots], Mapping[Feed, Tensor], int]
+"""All slots of the samples in a piece, those that are sent as the teachers take them, and how many samples it has."""
 
 
 def pieces(kind: Format, source: Iterable[Any], size: int) -> Iterator[Any]:
@@ -45,18 +47,20 @@ def pieces(kind: Format, source: Iterable[Any], size: int) -> Iterator[Any]:
         yield samples
 
 
-def cut(kind: Format, piece: Any, plans: Sequence[Plan], size: int, first: int) -> tuple[Batch, list[list[Request]]]:
+def cut(
+    kind: Format, piece: Any, plans: Sequence[Plan], size: int, first: int, *, recall: Recall | None = None
+) -> tuple[Batch, list[list[Request]]]:
     """Return a piece and its requests of at most `size` rows, for each plan; its first item is the epoch's `first`-th.
 
-    Arrays are not copied. Raises SampleError for what the teachers don't take.
+    Rows whose answers are known to `recall` are not asked about. Arrays are not copied, except to leave such rows out.
+    Raises SampleError for what the teachers don't take.
     """
-    if kind == "batch":
-        return _cut_batch(piece, plans, size, lambda _: f"batch {first}")
-    if kind == "sample":
-        return _cut_samples(piece, plans, size, lambda number: f"sample {first + number}")
-    if not isinstance(piece, list | tuple):
+    where = _where(kind, first)
+    if kind == "sample_list" and not isinstance(piece, list | tuple):
         raise SampleError("item", f"batch {first}", type(piece).__name__, "a list of samples")
-    return _cut_samples(piece, plans, size, lambda number: f"sample {number} of batch {first}")
+    payload, inputs, rows = (_batch if kind == "batch" else _samples)(piece, plans, where)
+    recalled = () if recall is None else recall.of(payload, inputs, rows, where)
+    return requests_of(payload, plans, rows, inputs, size=size, recalled=recalled)
 
 
 def join(kind: Format, batch: Batch, names: Sequence[str] = ()) -> Iterable[Any]:
@@ -64,7 +68,9 @@ def join(kind: Format, batch: Batch, names: Sequence[str] = ()) -> Iterable[Any]
 
     With `names` of the pools, all answers to an item stand in one last slot, by the pool's and the output's name.
     """
-    parts = [cast("list[Answers]", answers) for answers in batch.answers]
+    parts: list[Sequence[Answers]] = [cast("list[Answers]", answers) for answers in batch.answers]
+    if batch.recalled:
+        parts = [recalled.completed(part) for recalled, part in zip(batch.recalled, parts, strict=True)]
     if kind == "batch":
         arrays = [
             {wanted.name: _joined([part[wanted.name] for part in answers], wanted) for wanted in plan.answers}
@@ -97,47 +103,37 @@ def _joined(parts: Sequence[Array], wanted: Answer) -> Array:
     return np.concatenate(parts) if parts else wanted.none()
 
 
-def _cut_batch(item: Any, plans: Sequence[Plan], size: int, where: Where) -> tuple[Batch, list[list[Request]]]:
+def _where(kind: Format, first: int) -> Where:
+    if kind == "batch":
+        return lambda _: f"batch {first}"
+    if kind == "sample":
+        return lambda number: f"sample {first + number}"
+    return lambda number: f"sample {number} of batch {first}"
+
+
+def _batch(item: Any, plans: Sequence[Plan], where: Where) -> Cut:
     slots = _slots(item, plans[0], where, 0)
     feeds = _feeds(plans)
     first = feeds[0]
     rows = len(slots[first.slot]) if slots[first.slot].ndim else 0
-    fitting: dict[Feed, Tensor] = {}
+    inputs: dict[Feed, Tensor] = {}
     for feed in feeds:
         array = slots[feed.slot]
         if not array.ndim or len(array) != rows:
             given = f"{len(array)} rows" if array.ndim else "a single value"
             raise SampleError(feed.name, where(0), given, f"an array of rows, as many as {first.name!r} has")
-        fitting[feed] = np.ascontiguousarray(feed.array(array, where(0)))
-    return _requests(slots, plans, rows, fitting, size)
+        inputs[feed] = np.ascontiguousarray(feed.array(array, where(0)))
+    return slots, inputs, rows
 
 
-def _cut_samples(
-    items: Sequence[Any], plans: Sequence[Plan], size: int, where: Where
-) -> tuple[Batch, list[list[Request]]]:
+def _samples(items: Sequence[Any], plans: Sequence[Plan], where: Where) -> Cut:
     columns = _columns(items, plans[0], where)
-    inputs = {feed: feed.rows(columns[feed.slot], where) for feed in _feeds(plans)}
-    return _requests(columns, plans, len(items), inputs, size)
+    return columns, {feed: feed.rows(columns[feed.slot], where) for feed in _feeds(plans)}, len(items)
 
 
 def _feeds(plans: Sequence[Plan]) -> list[Feed]:
     """Return what is sent, once if several pools take the same."""
     return list(dict.fromkeys(feed for plan in plans for feed in plan.feeds))
-
-
-def _requests(
-    payload: Any, plans: Sequence[Plan], rows: int, inputs: Mapping[Feed, Tensor], size: int
-) -> tuple[Batch, list[list[Request]]]:
-    starts = range(0, rows, size)
-    batch = Batch(payload, plans, samples=rows, requests=len(starts))
-    parts = [{feed: tensor[start : start + size] for feed, tensor in inputs.items()} for start in starts]
-    return batch, [
-        [
-            Request(batch, pool, index, {feed.name: parts[index][feed] for feed in plan.feeds}, min(size, rows - start))
-            for index, start in enumerate(starts)
-        ]
-        for pool, plan in enumerate(plans)
-    ]
 
 
 def _slots(item: Any, plan: Plan, where: Where, number: int) -> Slots:

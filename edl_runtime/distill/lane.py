@@ -163,6 +163,8 @@ class LaneThread(threading.Thread):
                 if not isinstance(error, TimeoutError) and not self.gone.is_set():
                     self.health.broke(self._in_words(error))
                 raise
+            if request.memo is not None:
+                request.memo.keep(answers)  # before the training script has them, which may write to them
             self._dispatcher.answer(self.lane, answers)
             self.health.answered()
             self._retry_s = FIRST_RETRY_S

@@ -85,7 +85,7 @@ class Pipeline:
                 return None
             batch = epoch.batches.popleft()
             self._unfinished -= batch.weight
-            self._tally.deliver(batch.samples, batch.answered_by, time.monotonic())
+            self._tally.deliver(batch.samples, batch.answered_by, time.monotonic(), cached=batch.cached)
             self._room.notify()
             return batch
 

@@ -13,6 +13,7 @@ from edl_runtime.distill.arguments import (
     Outputs,
     Source,
     Teachers,
+    checked_cache,
     checked_count,
     checked_format,
     checked_inputs,
@@ -20,6 +21,7 @@ from edl_runtime.distill.arguments import (
     checked_questions,
     checked_source,
 )
+from edl_runtime.distill.cache import AnswerCache
 from edl_runtime.distill.engine import Engine
 from edl_runtime.distill.formats import Format, join
 from edl_runtime.distill.lane import Connect, Connection
@@ -61,6 +63,7 @@ class DistillReader:
     - `epochs`: how many the script will read, if it is known. The first batches of the next epoch are then under way
       before one ends; without it the source is called for an epoch only when that begins.
     - `total_steps`: batches in all epochs together, if known, to tell the time left.
+    - `cache`: `AnswerCache(sample_id)` asks about each sample only once. For data without augmentation.
     - `settings`: by default from the environment.
     - `reporter`: what tells the job's progress, for readers and phases that are one job; by default one of its own.
     - `connect`: opens a connection to an address; by default one of the Open Inference Protocol.
@@ -84,6 +87,7 @@ class DistillReader:
         normalise: Mapping[str, Normalise] = MappingProxyType({}),
         epochs: int | None = None,
         total_steps: int | None = None,
+        cache: AnswerCache | None = None,
         settings: RuntimeSettings | None = None,
         reporter: JobReporter | None = None,
         connect: Connect | None = None,
@@ -103,6 +107,7 @@ class DistillReader:
             format=self._format,
             teacher_batch_size=checked_count("teacher_batch_size", teacher_batch_size),
             epochs=None if epochs is None else checked_count("epochs", epochs),
+            cache=checked_cache(cache, names),
             settings=settings,
             connect=connect or _connect_with(settings.teacher_token, settings.teacher_timeout_s),
         )

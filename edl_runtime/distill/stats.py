@@ -23,6 +23,7 @@ class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
     - `teachers`: teachers in use now, without those in quarantine.
     - `answered`: requests answered by each teacher, address → count. Only answers in delivered batches count; those
       that were fetched ahead in an epoch that was left early do not.
+    - `cached`: samples that were delivered and no teacher was asked about, for the cache had all answers.
     - `epoch`: the number of the current or last one, from 0.
     - `waiting`: share of the last ten seconds that the script waited for its next batch, 0 to 1.
     - `waited_s`: how long it waited in all, the wait that goes on included.
@@ -39,6 +40,7 @@ class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float = 0.0
     teachers: int = 0
     answered: dict[str, int] = {}
+    cached: int = 0
     epoch: int = 0
     waiting: float = 0.0
     waited_s: float = 0.0
@@ -63,6 +65,7 @@ def together(readers: Sequence[ReaderStats]) -> ReaderStats:
         samples_per_s=sum(reader.samples_per_s for reader in readers),
         teachers=sum(reader.teachers for reader in readers),
         answered=dict(answered),
+        cached=sum(reader.cached for reader in readers),
         epoch=readers[-1].epoch if readers else 0,
         waiting=min(1.0, sum(reader.waiting for reader in readers)),
         waited_s=sum(reader.waited_s for reader in readers),
@@ -121,6 +124,7 @@ class Tally:
         self._epochs = 0
         self._batches = 0
         self._samples = 0
+        self._cached = 0
         self._waited_s = {"source": 0.0, "teachers": 0.0}
         self._waits_for: Literal["source", "teachers"] | None = None
         self._waits_since = 0.0
@@ -151,10 +155,11 @@ class Tally:
             self._waited_s[self._waits_for] += now - self._waits_since
             self._waits_for = None
 
-    def deliver(self, samples: int, answered_by: Iterable[str], now: float) -> None:
-        """Count one batch, whose requests these addresses answered."""
+    def deliver(self, samples: int, answered_by: Iterable[str], now: float, *, cached: int = 0) -> None:
+        """Count one batch, whose requests these addresses answered; so many of its samples were `cached`."""
         self._batches += 1
         self._samples += samples
+        self._cached += cached
         for address in answered_by:
             self._answered[address] += 1
         self._meter.mark(self._samples, now)
@@ -173,6 +178,7 @@ class Tally:
             samples_per_s=self._meter.rate(self._samples, now),
             teachers=len(connected - quarantined.keys()),
             answered=dict(self._answered),
+            cached=self._cached,
             epoch=max(0, self._epochs - 1),
             waiting=min(1.0, self._wait_meter.rate(waited_in_all_s, now)),
             waited_s=waited_in_all_s,
