@@ -1,0 +1,32 @@
+"""A model without a server: for each number of seconds that it is told, it runs for so long and prints what it did.
+
+    python benchmarks/_bare_predictor.py FOLDER ROWS
+
+That is the number of runs, the seconds on the clock, and those of the processor.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+
+from edl_runtime.teacher.models import ModelOptions, load_model, zeros
+
+
+def main() -> None:
+    model = load_model(ModelOptions(model=sys.argv[1]))
+    inputs = {spec.name: np.repeat(zeros(spec), int(sys.argv[2]), axis=0) for spec in model.signature.inputs}
+    names = [spec.name for spec in model.signature.outputs]
+    print("ready", flush=True)
+    for line in sys.stdin:
+        runs, began_s, began_cpu_s = 0, time.perf_counter(), time.process_time()
+        while time.perf_counter() - began_s < float(line):
+            model.run(inputs, names)
+            runs += 1
+        print(runs, time.perf_counter() - began_s, time.process_time() - began_cpu_s, flush=True)
+
+
+if __name__ == "__main__":
+    main()
