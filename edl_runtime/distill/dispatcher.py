@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from edl_runtime.distill.batches import Batch, Request
@@ -51,7 +51,7 @@ class Dispatcher:
         self._todo: deque[Request] = deque()
         self._slow: list[Request] = []  # to be asked of a second teacher
         self._busy: dict[Lane, None] = {}  # those that are asked something, the longest first
-        self._lanes: Counter[str] = Counter()
+        self._lanes: set[Lane] = set()  # those that are connected and stay
         self._signature: ModelSignature | None = None
         self._hedging = Hedging(time.monotonic())
 
@@ -65,7 +65,7 @@ class Dispatcher:
     @property
     def window(self) -> int:
         """How many requests to have at hand."""
-        return REQUESTS_A_LANE * self._lanes.total() + 2
+        return REQUESTS_A_LANE * len(self._lanes) + 2
 
     @property
     def queued(self) -> int:
@@ -79,8 +79,8 @@ class Dispatcher:
 
     @property
     def connected(self) -> Collection[str]:
-        """The addresses of the teachers that are connected."""
-        return self._lanes.keys()
+        """The addresses of the teachers that are in use: connected, and not about to leave."""
+        return {lane.address for lane in self._lanes}
 
     def add(self, requests: Sequence[Request], now: float) -> None:
         """Have these asked, after those before."""
@@ -111,7 +111,7 @@ class Dispatcher:
 
         One is hedged as long as the script waits for it, or other teachers would have nothing to do.
         """
-        if len(self._lanes) < 2:
+        if len(self.connected) < 2:
             return None
         delay_s = self._hedging.delay_s
         pauses = []
@@ -143,14 +143,15 @@ class Dispatcher:
     def join(self, lane: Lane) -> None:
         """The lane is connected to a teacher that is ready."""
         with self._lock:
-            self._lanes[lane.address] += 1
+            if not lane.leaving:
+                self._lanes.add(lane)
             self._seams.room.notify_all()
+            self._seams.asked()  # if what others are asked takes long, there may be somebody new to ask
 
     def part(self, lane: Lane) -> None:
         """The lane is not connected any more; what it was asked is asked of another."""
         with self._lock:
-            self._lanes[lane.address] -= 1
-            self._lanes = +self._lanes  # without those at zero
+            self._lanes.discard(lane)
             self._ask_again(lane)
             self._release(lane)
             self._seams.done.notify_all()
@@ -175,13 +176,12 @@ class Dispatcher:
             return None
 
     def _next_for(self, lane: Lane) -> Request | None:
+        self._slow = [request for request in self._slow if not request.settled]
         for request in self._slow:
             if lane.address not in request.asked_of:
                 self._slow.remove(request)
-                if not request.settled:
-                    self.hedges += 1
-                    return request
-                break
+                self.hedges += 1
+                return request
         while self._todo:
             request = self._todo.popleft()
             if not request.settled:
@@ -208,7 +208,7 @@ class Dispatcher:
                 return
             now = time.monotonic()
             request.fail(lane.address, now)
-            if request.is_hopeless(self._lanes, now):
+            if request.is_hopeless(self.connected, now):
                 self.refuse(lane, failure)
 
     def refuse(self, lane: Lane, failure: BaseException) -> None:
@@ -224,6 +224,7 @@ class Dispatcher:
         with self._lock:
             for lane in lanes:
                 lane.leaving = True
+                self._lanes.discard(lane)
                 self._ask_again(lane)
             self._work.notify_all()
 

@@ -1,0 +1,46 @@
+"""What takes too long is asked of a second teacher: when there is one, of whom, and of nobody else."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from fake_teachers import FakeTeachers, arithmetic
+from teacher_process import wait_until
+from unit.distill.reading import batches, numbers, reader_of
+
+from edl_runtime.distill import hedging
+from edl_runtime.distill.pool import LANES_A_TEACHER
+from edl_runtime.protocol.tensors import Array
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """What silent teachers wait for; a request is slow after a tenth of a second."""
+    monkeypatch.setattr(hedging, "UNKNOWN_DELAY_S", 0.1)
+    return threading.Event()
+
+
+def test_who_comes_later_is_asked_what_others_do_not_answer(held: threading.Event) -> None:
+    """With nothing else left to ask, a teacher that joins is given what a silent one has had for long."""
+
+    def silent(x: Array) -> dict[str, Array]:
+        held.wait()
+        return arithmetic(x)
+
+    teachers = FakeTeachers({"a:1": silent, "b:2": arithmetic})
+    x, labels = next(batches())
+    source = [(x[:4], labels[:4])] * LANES_A_TEACHER
+    with reader_of(teachers, source, addresses=("a:1",)) as reader:
+        seen: list[Any] = []
+        student = threading.Thread(target=lambda: seen.extend(reader))
+        student.start()
+        wait_until(lambda: teachers.asked["a:1"] == LANES_A_TEACHER)
+        wait_until(lambda: not reader._own_engine.pipeline._watching)
+        reader._own_engine._pools[0].use(["a:1", "b:2"])
+        student.join(10)
+        held.set()
+        assert numbers(seen) == [0, 0]
+        assert reader.stats().hedges == LANES_A_TEACHER
+        assert reader.stats().answered == {"b:2": LANES_A_TEACHER}
