@@ -28,7 +28,6 @@ from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 ROWS = 16
 LOGITS = 1000
 SHAPES = {"9.6 MB": (3, 224, 224), "200 KB": (1, 56, 56)}
-ROUNDS = 15
 ROUND_BYTES = 200_000_000
 """What each way moves in a round."""
 
@@ -38,7 +37,7 @@ Row = npt.NDArray[np.float32]
 Ask = Callable[[], None]
 
 
-def benchmark(shape: tuple[int, ...]) -> dict[str, float]:
+def benchmark(shape: tuple[int, ...], rounds: int) -> dict[str, float]:
     """Return what was measured for rows of this shape, with the unit in each name."""
     rows = [np.ones(shape, np.float32) for _ in range(ROWS)]
     size = sum(row.nbytes for row in rows)
@@ -62,7 +61,7 @@ def benchmark(shape: tuple[int, ...]) -> dict[str, float]:
             "socket": (lambda: by_teacher(through_socket, rows), teacher),
             "shared_memory": (lambda: by_teacher(sharing, rows), teacher),
         }
-        return in_turns(ways, max(1, min(MOST_EXCHANGES, math.ceil(ROUND_BYTES / size))))
+        return in_turns(ways, max(1, min(MOST_EXCHANGES, math.ceil(ROUND_BYTES / size))), rounds)
 
 
 def by_socket(connected: socket.socket, rows: list[Row], answer_bytes: int) -> None:
@@ -82,9 +81,9 @@ def repeat(ask: Ask, times: int) -> None:
         ask()
 
 
-def in_turns(ways: dict[str, tuple[Ask, Peer]], exchanges: int) -> dict[str, float]:
+def in_turns(ways: dict[str, tuple[Ask, Peer]], exchanges: int, rounds: int) -> dict[str, float]:
     runs: dict[str, list[Run]] = {name: [] for name in ways}
-    for number in range(ROUNDS + 1):
+    for number in range(rounds + 1):
         for name, (ask, peer) in ways.items():
             run = measured(functools.partial(repeat, ask, exchanges), [peer])
             if number:  # the first warms up
@@ -108,9 +107,10 @@ def in_turns(ways: dict[str, tuple[Ask, Peer]], exchanges: int) -> dict[str, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true", help="end with one JSON object on a line of its own")
     options = parser.parse_args()
-    results = {name: benchmark(shape) for name, shape in SHAPES.items()}
+    results = {name: benchmark(shape, options.rounds) for name, shape in SHAPES.items()}
     if options.json:
         print(json.dumps(results))
         return
