@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from edl_airflow.decisions import View, lack
@@ -13,6 +13,9 @@ from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.progress import Progress
 
 Say = Callable[[str], None]
+
+MOST_NAMED = 3
+"""So many teachers are named in one line; how many more there are is said."""
 
 
 class Reports(Protocol):
@@ -24,12 +27,18 @@ class Reports(Protocol):
 
 
 class Teller:
-    """Says how far the work is: on each matter only what is new, and progress at most every `progress_every_s`."""
+    """Says how far the work is: on each matter only what is new, and progress at most every `progress_every_s`.
+
+    Who limits the speed is said when that changes, and each teacher is named once as one in quarantine: how many are
+    there stands in the lines of progress.
+    """
 
     def __init__(self, work: Work, say: Say) -> None:
         self._work = work
         self._say = say
         self._said: dict[str, str] = {}
+        self._limit = ""
+        self._quarantined: set[str] = set()
         self._next_at = 0.0
 
     async def tell(self, view: View, reports: Reports) -> None:
@@ -50,11 +59,29 @@ class Teller:
             return
         if progress:
             self._news("progress", progress.line())
+            self._tell_troubles(progress)
+
+    def _tell_troubles(self, progress: Progress) -> None:
+        verdict = progress.verdict()
+        if verdict and progress.limit != self._limit:
+            self._limit = progress.limit
+            self._say(f"step {progress.step} · {verdict}")
+        unnamed = {who: why for who, why in progress.quarantined.items() if who not in self._quarantined}
+        if unnamed:
+            self._quarantined |= unnamed.keys()
+            self._say(f"step {progress.step} · in quarantine: {_named(unnamed)}")
 
     def _news(self, matter: str, line: str) -> None:
         if self._said.get(matter) != line:
             self._said[matter] = line
             self._say(line)
+
+
+def _named(quarantined: Mapping[str, str]) -> str:
+    """Name teachers with the reasons, each of which may begin with the teacher's name, and be long."""
+    said = [f"{who} ({why.removeprefix(f'{who}: ')})" for who, why in sorted(quarantined.items())[:MOST_NAMED]]
+    more = len(quarantined) - len(said)
+    return "; ".join([*said, f"and {more} more"] if more else said)
 
 
 async def latest(student: JobStatus, reports: Reports) -> Progress | None:

@@ -28,7 +28,7 @@ pre { background: #f3f4f6; padding: 1rem; overflow-x: auto; white-space: pre-wra
 _LOG = """{% extends "layout" %}{% block body %}
 <p>{% if status %}<b class="{{ status.phase }}">{{ status.phase }}</b>{{ " · " ~ status.reason if status.reason }}
 {% else %}<span class="quiet">ended and removed; its log is kept</span>{% endif %}</p>
-{% if progress %}<p>{{ progress.line() }}</p>{% endif %}
+{% if progress %}<p>{{ progress.line() }}<br>{{ progress.verdict() }}</p>{% endif %}
 <pre>{% for line in lines %}{{ line.instance ~ " | " if many }}{{ line.text }}
 {% else %}no output yet{% endfor %}</pre>{% endblock %}"""
 

@@ -70,8 +70,12 @@ def _print_table(statuses: Sequence[JobStatus], reports: dict[str, Progress]) ->
 
 def _row(status: JobStatus, report: Progress | None) -> list[str]:
     age = _duration(time.time() - status.created_at)
-    said = status.reason or (report.line() if report else "")
-    return [status.name, status.kind, status.phase, _instances(status), age, said]
+    return [status.name, status.kind, status.phase, _instances(status), age, status.reason or _said(report)]
+
+
+def _said(report: Progress | None) -> str:
+    """Return how far a job is and who is the limit, as far as that is known."""
+    return " · ".join(filter(None, [report.line(), report.verdict()])) if report else ""
 
 
 def _instances(status: JobStatus) -> str:

@@ -111,7 +111,7 @@ class JobReporter:
                 queued=reading.queued,
                 retries=reading.retries,
                 hedges=reading.hedges,
-                quarantined={address: why[:LONGEST_REASON] for address, why in reading.quarantined.items()},
+                quarantined={who: " ".join(why.split())[:LONGEST_REASON] for who, why in reading.quarantined.items()},
                 limit=rates.limit,
                 time_left_s=self._time_left_s(steps, rates.steps_per_s),
                 note=self._note,

@@ -65,7 +65,10 @@ async def main():
     settings = RuntimeSettings.from_env(os.environ)
     async with connect(settings.redis_url) as client:
         for step in range(1, 4):
-            progress = Progress(step=step, total_steps=3, updated_at=time.time(), loss=0.25, answered={"a:1": step})
+            progress = Progress(
+                step=step, total_steps=3, updated_at=time.time(), loss=0.25, answered={"a:1": step},
+                teachers=1, waiting=0.38, limit="teachers", quarantined={"b:1": "b:1: timed out"},
+            )
             await publish(client, settings.namespace, settings.job, progress)
             await asyncio.sleep(0.7)
 

@@ -12,7 +12,9 @@ import pytest
 from integration.airflow_world import World, registered, until
 
 from edl_airflow.plugin import EdlPlugin
+from edl_runtime.progress import Progress, publish
 from edl_runtime.specs import Bounds, JobSpec
+from edl_runtime.store.client import connect
 
 with warnings.catch_warnings():  # of a test client that Airflow's own imports drag in
     warnings.simplefilter("ignore")
@@ -74,6 +76,20 @@ def test_the_log_page_shows_the_log_and_runs_nothing(world: World, token: str) -
     assert "default-src 'none'" in page.headers["content-security-policy"]
     asyncio.run(world.backend.delete("student"))
     assert "alert(1)" in _get("/jobs/edl_default/student/log", token).text, "logs outlive their job"
+
+
+def test_the_log_page_shows_how_far_the_job_is_and_who_is_the_limit(world: World, token: str) -> None:
+    """As the student reported last."""
+
+    async def report() -> None:
+        report = Progress(step=7, updated_at=1.0, limit="student", busy=0.2)
+        async with connect(world.redis_url) as client:
+            await publish(client, world.namespace, "student", report)
+
+    asyncio.run(report())
+    page = html.unescape(_get("/jobs/edl_default/student/log", token).text)
+    assert "step 7 · 0 samples/s" in page
+    assert "the student is the limit: teachers are idle 80 % of the time" in page
 
 
 def test_the_pool_page_shows_who_is_registered(world: World, token: str) -> None:

@@ -134,19 +134,26 @@ def test_a_student_that_fails_says_why_in_the_tasks_error(world: World, deferrab
     assert world.jobs() == {}
 
 
+@pytest.mark.parametrize("deferrable", [False, True])
 def test_progress_is_in_the_log_and_answers_in_the_result(
-    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    world: World,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    deferrable: bool,  # noqa: FBT001
 ) -> None:
-    """As the student reports it, while it runs."""
+    """As the student reports it, while it runs, in the worker and in the triggerer; who is the limit is said once."""
     monkeypatch.setattr("edl_airflow.conductor.LOOK_EVERY_S", 0.05)  # so that no report is missed on a busy machine
     script = TrainerSpec(command=("python", str(world.folder / "reports.py")))
-    operator = distill(world, student=script, progress_every_s=0.05)
+    operator = distill(world, student=script, progress_every_s=0.05, deferrable=deferrable)
     with registered(world, "digits", "a:1"):
-        result = operator.execute(world.context())
+        result = run_task(operator, world.context())
     assert result["answered"] == {"a:1": 3}
     logged = capsys.readouterr().out
     assert "step 1/3 · loss 0.2500" in logged
     assert "step 2/3 · loss 0.2500" in logged
+    assert "1 in quarantine" in logged
+    assert logged.count("the teachers are the limit: the student waits 38 % of the time") == 1
+    assert logged.count("in quarantine: b:1 (timed out)") == 1
 
 
 @pytest.mark.usefixtures("sigterm")

@@ -153,17 +153,21 @@ def test_jobs_are_listed(edl: Edl) -> None:
 
 @pytest.mark.usefixtures("pool")
 def test_progress_comes_from_redis(edl: Edl, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a Redis configured, jobs say how far they are."""
+    """With a Redis configured, jobs say how far they are, and who is the limit."""
 
     async def report() -> None:
         async with connect(redis_url) as client:
-            await publish(client, namespace, "pool", Progress(step=7, total_steps=9, updated_at=1.0))
+            report = Progress(step=7, total_steps=9, updated_at=1.0, limit="balanced", waiting=0.05, retries=2)
+            await publish(client, namespace, "pool", report)
 
     asyncio.run(report())
     monkeypatch.setenv("EDL_REDIS_URL", redis_url)
     monkeypatch.setenv("EDL_NAMESPACE", namespace)
-    assert "step 7/9" in edl("jobs")[1]
-    assert msgspec.json.decode(edl("jobs", "pool", "--json")[1])["progress"]["step"] == 7
+    table = edl("jobs")[1]
+    assert "step 7/9" in table
+    assert "2 retries · balanced: the student waits 5 %" in table
+    told = msgspec.json.decode(edl("jobs", "pool", "--json")[1])["progress"]
+    assert (told["step"], told["limit"], told["waiting"], told["retries"]) == (7, "balanced", 0.05, 2)
 
 
 @pytest.mark.usefixtures("pool")

@@ -1,0 +1,46 @@
+"""What a task's log says of a student's progress."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unit.airflow.made_up import MadeUpSite, job_status, work_of
+
+from edl_airflow.decisions import View
+from edl_airflow.telling import Teller
+from edl_runtime.progress import Progress
+
+VIEW = View(student=job_status("student"), started=True)
+
+
+async def _told(site: MadeUpSite, reports: list[dict[str, Any]]) -> list[str]:
+    said: list[str] = []
+    teller = Teller(work_of(), said.append)
+    for step, given in enumerate(reports, start=1):
+        site.reports["student"] = Progress(step=step, updated_at=100.0 + step, **given)
+        await teller.tell(VIEW, site)
+    return said
+
+
+async def test_who_is_the_limit_is_said_when_that_changes(site: MadeUpSite) -> None:
+    """Not with each percent, and not again because it was unclear for a while."""
+    waits: list[dict[str, Any]] = [{"limit": "teachers", "waiting": share} for share in (0.38, 0.41)]
+    reports: list[dict[str, Any]] = [{}, *waits, {}, waits[0], {"limit": "student", "busy": 0.1}, waits[1]]
+    said = await _told(site, reports)
+    assert len([line for line in said if "samples/s" in line]) == len(reports)
+    assert [line for line in said if "samples/s" not in line] == [
+        "step 2 · the teachers are the limit: the student waits 38 % of the time; more teachers would help",
+        "step 6 · the student is the limit: teachers are idle 90 % of the time",
+        "step 7 · the teachers are the limit: the student waits 41 % of the time; more teachers would help",
+    ]
+
+
+async def test_a_teacher_in_quarantine_is_named_once(site: MadeUpSite) -> None:
+    """However often it comes back; and of many, a few are."""
+    flaps = {"quarantined": {"a:1": "a:1: its answer has a wrong shape"}}
+    many = {"quarantined": {f"b:{port}": "timed out" for port in range(1, 6)}}
+    said = await _told(site, [flaps, {}, flaps, many])
+    assert [line for line in said if "samples/s" not in line] == [
+        "step 1 · in quarantine: a:1 (its answer has a wrong shape)",
+        "step 4 · in quarantine: b:1 (timed out); b:2 (timed out); b:3 (timed out); and 2 more",
+    ]
