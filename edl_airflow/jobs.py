@@ -35,6 +35,7 @@ def pool_job(pool: str, teacher: TeacherSpec, bounds: Bounds, *, namespace: str,
         words += ["--gpu_ids", ",".join(map(str, teacher.gpu_ids))]
     if teacher.mem_optim:
         words.append("--mem_optim")
+    words += ["--max_batch", str(teacher.max_batch)]
     words += ["--hung_after", f"{teacher.hung_after_s:g}"]
     settings = RuntimeSettings(namespace=namespace, job=pool)
     return JobSpec(

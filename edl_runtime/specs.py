@@ -20,7 +20,10 @@ NAME_LIMIT = 52
 """Longest name of a job or pool, so that an instance's name is still a DNS label (63) on every backend."""
 
 HUNG_AFTER_S = 20.0
-"""A teacher that takes longer over one request counts as hung, unless told otherwise."""
+"""A teacher that takes longer over one run of its model counts as hung, unless told otherwise."""
+
+MAX_BATCH = 64
+"""Most rows of a run of a teacher's model that answers several requests, unless told otherwise."""
 
 SECRET_VARIABLES = frozenset({"EDL_DISCOVERY_TOKEN", "EDL_REDIS_URL", "EDL_TEACHER_TOKEN"})
 """Variables that may hold a password or token: they never stand in a spec, a log, an argument or a file."""
@@ -81,7 +84,9 @@ class TeacherSpec(msgspec.Struct, frozen=True, kw_only=True):
       model's output `fetch_name_0` the name `logits`.
     - `gpu_ids`: GPUs of one teacher; empty for CPU.
     - `mem_optim`: let Paddle reuse memory between layers.
-    - `hung_after_s`: a teacher that takes longer over one request counts as hung and is started anew. For slower
+    - `max_batch`: most rows that requests are joined to which came while the model was busy. 1 joins none: for a model
+      of which a row's answer depends on the others in its batch.
+    - `hung_after_s`: a teacher that takes longer over one run counts as hung and is started anew. For slower
       models raise the students' EDL_TEACHER_TIMEOUT_S, too (30 s by default).
     - `env`: further environment variables, by name. No secrets: specs are kept and shown.
     """
@@ -90,6 +95,7 @@ class TeacherSpec(msgspec.Struct, frozen=True, kw_only=True):
     outputs: Sequence[str] = ()
     gpu_ids: Sequence[int] = ()
     mem_optim: bool = False
+    max_batch: int = MAX_BATCH
     hung_after_s: float = HUNG_AFTER_S
     env: dict[str, str] = {}
 
@@ -98,6 +104,8 @@ class TeacherSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise SpecError("teacher.model", self.model, "a model folder, an .onnx file or 'module:function'")
         _keep_as_tuple(self, "outputs", "teacher.outputs", str, "a list of output names, as in ['logits']")
         _keep_as_tuple(self, "gpu_ids", "teacher.gpu_ids", int, "a list of GPU numbers, as in [0, 1]")
+        if not isinstance(self.max_batch, int) or self.max_batch < 1:
+            raise SpecError("teacher.max_batch", self.max_batch, "1 or more rows")
         if not isinstance(self.hung_after_s, int | float) or not 0 < self.hung_after_s < math.inf:
             raise SpecError("teacher.hung_after_s", self.hung_after_s, "seconds above 0")
         _check_env("teacher.env", self.env)

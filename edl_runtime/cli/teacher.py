@@ -13,7 +13,7 @@ import structlog
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.specs import HUNG_AFTER_S, check_name
+from edl_runtime.specs import HUNG_AFTER_S, MAX_BATCH, check_name
 
 
 @click.command()
@@ -31,7 +31,7 @@ from edl_runtime.specs import HUNG_AFTER_S, check_name
 @click.option(
     "--max_batch",
     type=click.IntRange(min=1),
-    default=64,
+    default=MAX_BATCH,
     show_default=True,
     help="Most rows that requests which came while the model was busy are joined to; 1: none are.",
 )

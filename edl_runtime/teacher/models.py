@@ -14,6 +14,7 @@ import structlog
 from edl_runtime.errors import ModelError
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.protocol.tensors import Array, dtype_of
+from edl_runtime.specs import MAX_BATCH
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +48,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...] = ()
     gpu_id: int | None = None
     mem_optim: bool = False
-    max_batch: int = 64
+    max_batch: int = MAX_BATCH
 
 
 def load_model(options: ModelOptions) -> Model:

@@ -82,6 +82,8 @@ def test_a_command_is_a_list_of_words(command: object) -> None:
         ({"model": ""}, "model"),
         ({"outputs": "logits"}, "outputs"),
         ({"gpu_ids": ["0"]}, "gpu_ids"),
+        ({"max_batch": 0}, "max_batch"),
+        ({"max_batch": "64"}, "max_batch"),
         ({"hung_after_s": 0}, "hung_after_s"),
         ({"hung_after_s": float("nan")}, "hung_after_s"),
         ({"hung_after_s": "20"}, "hung_after_s"),

@@ -43,11 +43,11 @@ def test_relative_models_start_from_the_folder_of_the_dag(model: str, given: str
 
 def test_the_pools_command_says_what_the_spec_says() -> None:
     """Each field of the spec reaches the teacher's command line."""
-    job = _pool(model="/m", outputs=("a", "b=c"), gpu_ids=(0, 1), mem_optim=True, hung_after_s=60)
+    job = _pool(model="/m", outputs=("a", "b=c"), gpu_ids=(0, 1), mem_optim=True, max_batch=8, hung_after_s=60)
     assert job.command[:5] == ("python", "-P", "-m", "edl_runtime.cli", "teacher")
     assert job.command[5:] == (
         *("--model", "/m", "--pool", "digits", "--outputs", "a,b=c", "--gpu_ids", "0,1", "--mem_optim"),
-        *("--hung_after", "60"),
+        *("--max_batch", "8", "--hung_after", "60"),
     )
     assert (job.kind, job.instances, job.bounds) == ("pool", 1, Bounds(1, 3))
 
