@@ -21,7 +21,7 @@ from edl_runtime.protocol.tensors import Array
 Target = Literal["request", "answer", "head", "teacher", "student"]
 """What reads it: the parser of requests, of answers, of heads; a teacher's end of a connection, a student's."""
 
-_TURNS: tuple[Target, ...] = (*("request", "answer", "head") * 4, "teacher", "student")
+_TURNS: tuple[Target, ...] = (*("request", "answer", "head") * 6, "teacher", "student")
 """Whole ends cost ten times as much, and have less that they read by themselves."""
 
 _INTACT = 0.1
@@ -33,6 +33,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     - `parts`: the bytes; of several for a student, each is what its teacher sends after one request.
     - `size`: what the head tells about them: for a request the length of its JSON, for an answer of what follows it.
+    - `shared`: whether the client of a request shares memory.
     - `pieces`: how many the network cuts them into, at most.
     - `slow`: whether the network takes answers, and the model makes them, only after the next piece has come.
     - `expected`: the tensors in each part, for messages that nothing was done to.
@@ -41,6 +42,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     target: Target
     parts: list[bytes]
     size: int | None = None
+    shared: bool = False
     pieces: int = 1
     slow: bool = False
     expected: list[dict[str, bytes]] | None = None
@@ -57,6 +59,9 @@ def _request(chance: random.Random) -> Case:
         header, buffers, _ = encode_request(given, list(given))
         body = header + b"".join(array.tobytes() for array in buffers)
         return Case(target="request", parts=[body], size=len(header), expected=[_bytes_of(given)])
+    if chance.random() < 0.2:
+        header, _ = _json(chance, messages.shared_tree(chance, given), b"")
+        return Case(target="request", parts=[_damaged(chance, header)], shared=chance.random() < 0.9)
     tree, payload = messages.request_tree(chance, given)
     if chance.random() < 0.1:
         payload = bytes(min(max(0, lie(chance, tree["inputs"])), 1000))
@@ -90,12 +95,16 @@ def _teacher(chance: random.Random) -> Case:
     intact = chance.random() < _INTACT
     for _ in range(chance.randint(1, 3)):
         given = messages.arrays(chance)
-        tree, payload = messages.request_tree(chance, given)
         if intact:
-            tree.pop("outputs", None)
+            inputs, payload = messages.tensor_trees(chance, given)
+            header = messages.json_of({"inputs": inputs, "parameters": {"binary_data_output": chance.random() < 0.5}})
             expected.append(_bytes_of(given))
-        header, payload = (messages.json_of(tree), payload) if intact else _json(chance, tree, payload)
+        else:
+            header, payload = _json(chance, *messages.request_tree(chance, given))
         whole = messages.http_request(header, payload)
+        if not intact and chance.random() < 0.2:
+            requests.append(messages.http_registration())
+            whole = messages.http_request(*_json(chance, messages.shared_tree(chance, given), b"", 0.3))
         if not intact and chance.random() < 0.3:
             question = render_request(chance.choice(("GET", "POST")), chance.choice(messages.QUESTIONS), {"Host": "a"})
             requests.append(damaged_head(chance, question) if chance.random() < 0.3 else question)

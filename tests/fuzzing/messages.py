@@ -10,6 +10,7 @@ import numpy as np
 
 from edl_runtime.protocol.http import render_request, render_response
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.protocol.region import REGION, REGISTER_PATH, START
 from edl_runtime.protocol.tensors import Array, datatype_of
 
 TENSORS = (
@@ -22,6 +23,12 @@ SIGNATURE = ModelSignature(name="teacher", versions=("1",), platform="fuzz", inp
 
 INFER = "/v2/models/teacher/infer"
 QUESTIONS = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/teacher", "/v2/models/teacher/ready", "/none")
+
+SHARED = 4096
+"""Bytes of shared memory that a request may lie in here."""
+
+REGISTRATION = b"?" * 256
+"""Stands for a registration that is good in the process that plays a case: it holds that one's id."""
 
 Tree = dict[str, Any]
 
@@ -54,16 +61,41 @@ def tensor_trees(chance: random.Random, given: dict[str, Array]) -> tuple[list[T
 
 def request_tree(chance: random.Random, given: dict[str, Array]) -> tuple[Tree, bytes]:
     """Return a request's JSON, and the bytes that follow it."""
+    how = None
+    if chance.random() < 0.2:
+        given = {**given, "image": given["image"].astype(np.int8).view(np.uint8)}
+        channels = chance.choice((1, 2))
+        how = {"mean": [0.5] * channels, "std": [2] * chance.choice((1, channels)), "axis": chance.choice((1, 2))}
     inputs, payload = tensor_trees(chance, given)
+    if how is not None:
+        inputs[0].setdefault("parameters", {})["normalise"] = how
     tree: Tree = {"inputs": inputs}
     if chance.random() < 0.7:
         wanted = chance.sample(sorted(given), chance.randint(1, 3))
         tree["outputs"] = [{"name": name, "parameters": {"binary_data": chance.random() < 0.8}} for name in wanted]
+        if chance.random() < 0.3:
+            chance.choice(tree["outputs"])["parameters"]["top_k"] = chance.choice((1, 1, 2, 3))
     if chance.random() < 0.3:
         tree["parameters"] = {"binary_data_output": chance.random() < 0.8}
     if chance.random() < 0.3:
         tree["id"] = "é" * chance.randint(0, 3)
     return tree, payload
+
+
+def shared_tree(chance: random.Random, given: dict[str, Array]) -> Tree:
+    """Return a request's JSON whose tensors lie in shared memory."""
+    tree, _ = request_tree(chance, given)
+    for tensor in tree["inputs"]:
+        if size := tensor.get("parameters", {}).pop("binary_data_size", 0):
+            offset = chance.choice((START, START, START + 1, SHARED - size))
+            tensor["parameters"] |= {
+                "shared_memory_region": REGION,
+                "shared_memory_offset": offset,
+                "shared_memory_byte_size": size,
+            }
+        elif "data" not in tensor:
+            tensor["data"] = []
+    return tree
 
 
 def answer_tree(chance: random.Random, given: dict[str, Array]) -> tuple[Tree, bytes]:
@@ -81,6 +113,11 @@ def http_request(header: bytes, payload: bytes) -> bytes:
     """Return a request to infer, head and all."""
     sizes = {"Content-Length": len(header) + len(payload), "Inference-Header-Content-Length": len(header)}
     return render_request("POST", INFER, {"Host": "a", **sizes}) + header + payload
+
+
+def http_registration() -> bytes:
+    """Return a request to register shared memory."""
+    return render_request("POST", REGISTER_PATH, {"Host": "a", "Content-Length": len(REGISTRATION)}) + REGISTRATION
 
 
 def http_answer(header: bytes, payload: bytes, status: int = 200, told: int | None = None) -> bytes:

@@ -167,7 +167,7 @@ def _anything(chance: random.Random, depth: int) -> Any:
 
 def lie(chance: random.Random, tensors: list[dict[str, Any]]) -> int:
     """Change shapes of binary tensors and what is told of their sizes alike; return the sum of what is told."""
-    told = [tensor for tensor in tensors if tensor.get("shape") and "parameters" in tensor]
+    told = [tensor for tensor in tensors if tensor["shape"] and "binary_data_size" in tensor.get("parameters", {})]
     for tensor in told:
         times = chance.choice((-1, -1, 0, 1, 1, 2, 2**20, 2**40, 2**61))
         tensor["shape"][chance.randrange(len(tensor["shape"]))] *= times

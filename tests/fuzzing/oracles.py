@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 from fuzzing.cases import Case
-from fuzzing.messages import SIGNATURE
+from fuzzing.messages import SHARED, SIGNATURE
 from fuzzing.peers import AREA, BreachError, MemorySocket, MemoryTeacher
 
 from edl_runtime.errors import InferenceError, ProtocolError
@@ -40,6 +40,7 @@ class Oracle:
 
     def __init__(self) -> None:
         self._teacher = MemoryTeacher()
+        self._shared = memoryview(bytes(SHARED))
         self._checks = {
             "request": self._request,
             "answer": self._answer,
@@ -74,7 +75,7 @@ class Oracle:
     def _request(self, case: Case) -> None:
         body = memoryview(case.parts[0])
         try:
-            request = decode_request(body, case.size, SIGNATURE)
+            request = decode_request(body, case.size, SIGNATURE, self._shared if case.shared else None)
         except ProtocolError:
             _hold(case.expected is None, "a good request was refused")
             return

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 
 import numpy as np
-from fuzzing.messages import SIGNATURE
+from fuzzing.messages import REGISTRATION, SHARED, SIGNATURE
 
 from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.protocol.region import Region
 from edl_runtime.protocol.tensors import Array
+from edl_runtime.teacher.answering import answer
 from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.connection import Connection
-from edl_runtime.teacher.runner import Done, InlineRunner
+from edl_runtime.teacher.runner import Done
 from edl_runtime.teacher.server import Front
 
 AREA = 1 << 16
@@ -32,24 +35,31 @@ class Echo:
         return {name: inputs[name] for name in outputs}
 
 
-class SlowRunner(InlineRunner):
+class SlowRunner:
     """Answers at once, or, when `slow`, once `go` is called."""
 
     def __init__(self, arena: Arena) -> None:
-        super().__init__(Echo(), arena)
         self.slow = False
+        self._arena = arena
+        self._model = Echo()
         self._waiting: list[Callable[[], None]] = []
 
     def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
-        self._waiting.append(lambda: InlineRunner.submit(self, slot, size, json_size, done))
+        request, into = self._arena.request(slot)[:size], self._arena.answer(slot)
+        region = self._arena.regions.get(slot)
+        shared = None if region is None else region.view  # as a predictor has it from now on
+        self._waiting.append(lambda: done(answer(self._model, request, json_size, into, shared)))
         if not self.slow:
             self.go()
+
+    def drop(self, slot: int) -> None:
+        """Answer it all the same."""
 
     def go(self) -> bool:
         """Answer what waits; return whether anything did."""
         waiting, self._waiting = self._waiting, []
-        for answer in waiting:
-            answer()
+        for run in waiting:
+            run()
         return bool(waiting)
 
 
@@ -117,8 +127,11 @@ class MemoryTeacher:
         self._arena = Arena.create(AREA, slots=2)
         self._runner = SlowRunner(self._arena)
         self._front = Front(SIGNATURE, self._runner, self._arena)
+        self._shared = ExitStack()
+        self._registration = self._shared.enter_context(Region(SHARED).offered()).ljust(len(REGISTRATION))
 
     def close(self) -> None:
+        self._shared.close()
         self._loop.close()
         self._arena.close()
 
@@ -127,6 +140,7 @@ class MemoryTeacher:
 
         A client that `leaves` does so before it has taken all answers.
         """
+        sent = sent.replace(REGISTRATION, self._registration)
         return self._loop.run_until_complete(self._exchange(sent, pieces, slow=slow, leaves=leaves))
 
     async def _exchange(self, sent: bytes, pieces: int, *, slow: bool, leaves: bool) -> bytes:
@@ -143,6 +157,8 @@ class MemoryTeacher:
             connection.eof_received()
             connection.connection_lost(None)
             self._runner.go()
+        if self._front.regions._open:
+            raise BreachError("a client that is gone keeps shared memory")
         if self._front.slots.in_flight or len(self._front.slots._free) != 2 or self._front.connections:
             raise BreachError(f"a client that is gone keeps a slot: {self._front.slots.in_flight} in flight")
         return bytes(wire.sent)
