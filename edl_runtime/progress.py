@@ -26,6 +26,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     - `samples_per_s`, `time_left_s`, `loss`: a second; seconds or None; what the script says or None.
     - `teachers`: teachers in use, without those in quarantine.
     - `answered`: requests answered by each teacher so far, address → count; `shares`: each one's part of them lately.
+    - `cached`: samples so far that no teacher was asked about, for the cache had the answers.
     - `waiting`: share of its time that the student waited for its next batch.
     - `busy`: share of their time that the student's connections to teachers were in use.
     - `queued`: requests that wait for a teacher now.
@@ -48,6 +49,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     teachers: int = 0
     answered: dict[str, int] = {}
     shares: dict[str, float] = {}
+    cached: int = 0
     waiting: float = 0.0
     busy: float = 0.0
     queued: int = 0
@@ -65,6 +67,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
             "" if self.loss is None else f"loss {self.loss:.4f}",
             f"{self.samples_per_s:,.0f} samples/s",
             self._teachers(),
+            f"{self.cached:,} from the cache" if self.cached else "",
             f"waits {_percent(self.waiting)}" if round(100 * self.waiting) else "",
             f"{self.queued:,} queued" if self.queued else "",
             _count(self.retries, "retry", "retries"),

@@ -106,6 +106,7 @@ class JobReporter:
                 teachers=reading.teachers,
                 answered=reading.answered,
                 shares=rates.shares,
+                cached=reading.cached,
                 waiting=rates.waiting,
                 busy=rates.busy,
                 queued=reading.queued,

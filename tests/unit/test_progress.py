@@ -24,6 +24,7 @@ LINES: list[tuple[dict[str, Any], str]] = [
             "teachers": 3,
             "answered": {"a:1": 900, "b:1": 10, "c:1": 90},
             "shares": {"a:1": 0.25, "b:1": 0.4, "c:1": 0.35},
+            "cached": 9600,
             "waiting": 0.02,
             "queued": 4,
             "retries": 1,
@@ -33,8 +34,8 @@ LINES: list[tuple[dict[str, Any], str]] = [
             "note": "seed 2",
         },
         (
-            "step 120/480 · loss 0.3121 · 5,210 samples/s · 3 teachers (40/35/25 %) · waits 2 % · 4 queued · 1 retry"
-            " · 2 hedges · 1 in quarantine · 1:10 left · seed 2"
+            "step 120/480 · loss 0.3121 · 5,210 samples/s · 3 teachers (40/35/25 %) · 9,600 from the cache · waits 2 %"
+            " · 4 queued · 1 retry · 2 hedges · 1 in quarantine · 1:10 left · seed 2"
         ),
     ),
     ({"teachers": 1, "shares": {"a:1": 1.0}}, "step 120 · 0 samples/s · 1 teacher"),

@@ -51,7 +51,7 @@ def test_a_wait_that_goes_on_counts() -> None:
     during = tally.stats([], {}, 120.0)
     assert (during.waited_s, during.waited_for_source_s, during.waiting) == (20, 2, 1)
     tally.end_wait(120.0)
-    tally.deliver(8, ["a:1"], 120.0)
+    tally.deliver(samples=8, cached=0, answered_by=["a:1"], now=120.0)
     after = tally.stats([], {}, 125.0)
     assert (after.waited_s, after.waited_for_source_s) == (20, 2)
     assert after.waiting == pytest.approx(0.5)
@@ -59,10 +59,13 @@ def test_a_wait_that_goes_on_counts() -> None:
 
 def test_readers_of_one_script_add_up() -> None:
     """Counts are sums, and who answered both has its answers together."""
-    first = ReaderStats(batches=2, samples=20, teachers=1, answered={"a:1": 2}, waiting=0.7, waited_s=3, epoch=4)
+    first = ReaderStats(
+        batches=2, samples=20, teachers=1, answered={"a:1": 2}, waiting=0.7, waited_s=3, epoch=4, cached=8
+    )
     second = ReaderStats(batches=1, samples=5, teachers=2, answered={"a:1": 1, "b:2": 1}, waiting=0.6, retries=2)
     both = together([first, second])
     assert (both.batches, both.samples, both.teachers, both.retries, both.epoch) == (3, 25, 3, 2, 0)
+    assert both.cached == 8
     assert both.answered == {"a:1": 3, "b:2": 1}
     assert (both.waiting, both.waited_s) == (1, 3)
     assert together([]) == ReaderStats()
