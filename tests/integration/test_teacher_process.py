@@ -169,7 +169,7 @@ async def test_a_teacher_whose_predictor_hangs_leaves(redis_url: str, namespace:
 def test_a_teacher_that_has_much_to_do_does_not_hang() -> None:
     """Requests that wait longer than the limit for their turn are answered: what counts is the time for one."""
     with (
-        running_teacher("served_models:slow", "--hung_after", "2") as teacher,
+        running_teacher("served_models:slow", "--hung_after", "2", "--max_batch", "1") as teacher,
         ThreadPoolExecutor(5) as threads,
         ExitStack() as stack,
     ):
