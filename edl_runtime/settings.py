@@ -27,7 +27,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `job` (EDL_JOB): the job's name; empty when started by hand.
     - `instance` (EDL_INSTANCE): this instance's number in its job, from 0.
     - `pool` (EDL_POOL): the pool that a teacher joins or a student asks.
-    - `teachers` (EDL_TEACHERS): fixed teachers, "host:port,host:port"; wins over `pool`.
+    - `teachers` (EDL_TEACHERS): fixed teachers, "host:port,host:port", or stand-ins as in `distill.standins`; wins over
+      `pool`.
     - `teacher_wait_s` (EDL_TEACHER_WAIT_S): how long a student waits while no healthy teacher is there.
     - `teacher_timeout_s` (EDL_TEACHER_TIMEOUT_S): how long a teacher may take for one request; then another is asked.
     - `teacher_token` (EDL_TEACHER_TOKEN): the bearer token that teachers ask for; required off loopback.

@@ -24,11 +24,11 @@ from edl_runtime.distill.arguments import (
 from edl_runtime.distill.cache import AnswerCache
 from edl_runtime.distill.engine import Engine
 from edl_runtime.distill.formats import Format, join
-from edl_runtime.distill.lane import Connect, Connection
+from edl_runtime.distill.lane import Connect
 from edl_runtime.distill.reporter import JobReporter
+from edl_runtime.distill.standins import connect_with
 from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.errors import SpecError
-from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.oip import Normalise
 from edl_runtime.settings import RuntimeSettings
 
@@ -109,7 +109,7 @@ class DistillReader:
             epochs=None if epochs is None else checked_count("epochs", epochs),
             cache=checked_cache(cache, names),
             settings=settings,
-            connect=connect or _connect_with(settings.teacher_token, settings.teacher_timeout_s),
+            connect=connect or connect_with(settings.teacher_token, settings.teacher_timeout_s),
         )
         self._own_engine = self._make_engine()
         self._reporter = reporter or JobReporter(total_steps=total_steps, settings=settings)
@@ -169,10 +169,3 @@ def _stop(engine: Engine, reporter: JobReporter | None) -> None:
         engine.stop()
         if reporter is not None:
             reporter.stop()
-
-
-def _connect_with(token: str, timeout_s: float) -> Connect:
-    def connect(address: str) -> Connection:
-        return TeacherConnection(address, token=token, timeout_s=timeout_s)
-
-    return connect

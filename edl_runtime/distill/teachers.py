@@ -6,14 +6,17 @@ from typing import Self
 
 import msgspec
 
+from edl_runtime.distill.standins import check_address
 from edl_runtime.errors import SpecError
-from edl_runtime.protocol.address import endpoint_of
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import check_name
 
 
 class Fixed(msgspec.Struct, frozen=True):
-    """Teachers at known addresses, "host:port" each; no Redis needed. Raises SpecError."""
+    """Teachers at known addresses, "host:port" each, or what `standins` has in place of one; no Redis needed.
+
+    Raises SpecError.
+    """
 
     addresses: tuple[str, ...]
 
@@ -22,7 +25,7 @@ class Fixed(msgspec.Struct, frozen=True):
         if not isinstance(given, list | tuple) or not given:
             raise SpecError("teachers.addresses", given, "one or more of 'host:port'")
         for address in given:
-            endpoint_of(address, "teachers.addresses")
+            check_address(address, "teachers.addresses")
         msgspec.structs.force_setattr(self, "addresses", tuple(dict.fromkeys(given)))
 
     @classmethod

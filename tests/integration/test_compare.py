@@ -1,0 +1,123 @@
+"""`edl compare` with real teachers and a student's script."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from teacher_process import PATIENCE_S, TESTS, wait_until
+
+pytestmark = pytest.mark.slow
+
+Compare = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def mark() -> str:
+    """What is in the environment of every process that a test starts, directly or not."""
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def compare(mark: str) -> Iterator[Compare]:
+    """Starts `edl compare` with two teachers; what is given follows."""
+    started = []
+
+    def start(*words: str, model: str = "served_models:arithmetic") -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "edl_runtime.cli", "compare", "--model", model, "--teachers", "2", *words]
+        env = {**os.environ, "EDL_TEST_MARK": mark, "EDL_TEACHERS": "127.0.0.1:9"}
+        process = subprocess.Popen(
+            command, cwd=TESTS, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+    for left in marked(mark):
+        left.kill()
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Return all processes that a test has started and that still run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("EDL_TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def measured(process: subprocess.Popen[str], status: int) -> dict[str, Any]:
+    """Wait for a comparison to end with `status`; return what it printed as JSON, by way."""
+    printed, said = process.communicate(timeout=4 * PATIENCE_S)
+    assert process.returncode == status, said
+    return {row["way"]: row for row in msgspec.json.decode(printed)}
+
+
+def test_one_command_measures_every_way(compare: Compare, mark: str) -> None:
+    """The same script, unchanged but for a flag in the first; it checks each answer itself. Nothing is left running."""
+    rows = measured(compare("--json", "--pure", "--alone", "--", "python", "tiny_student.py"), 0)
+    assert list(rows) == ["none", "inprocess", "offline", "service"]
+    assert all([run["batch_size"] for run in row["runs"]] == [16] for row in rows.values())
+    assert rows["none"]["accuracy"]["mean"] == pytest.approx(0.9)
+    for way in ("inprocess", "offline", "service"):
+        assert rows[way]["accuracy"]["mean"] == pytest.approx(1, abs=1e-3)
+        assert rows[way]["relative"] > 0
+    assert rows["offline"]["note"].startswith("64 answers, ")
+    assert marked(mark) == []
+
+
+def test_a_way_that_fails_leaves_the_others_alone(compare: Compare, mark: str) -> None:
+    """Answers on disk are no use to a source that augments: the table says so, and the exit status."""
+    process = compare("--ways", "offline,service", "--", "python", "tiny_student.py", "--augment")
+    table, said = process.communicate(timeout=4 * PATIENCE_S)
+    assert process.returncode == 1, said
+    assert "offline: answers from disk failed: the script ended with exit status 1" in table
+    assert "NotRecordedError" in table
+    assert "100.0%" in table
+    assert marked(mark) == []
+
+
+def test_a_script_that_leaves_no_speed_is_told_what_to_leave(compare: Compare) -> None:
+    """The reason says what it did leave."""
+    process = compare("--json", "--ways", "none", "--pure", "--alone", "--", "python", "tiny_student.py", "--silent")
+    reason = measured(process, 1)["none"]["reason"]
+    assert "no samples_per_s (there are: accuracy, batch_size); call edl_runtime.result.write_result" in reason
+
+
+def test_a_model_that_cant_be_served_fails_the_ways_that_need_it(compare: Compare) -> None:
+    """With what its teacher said of it; the way without teachers is measured."""
+    words = ("--json", "--ways", "service,none", "--pure", "--alone", "--", "python", "tiny_student.py")
+    rows = measured(compare(*words, model="served_models:nothing"), 1)
+    assert rows["none"]["runs"]
+    assert rows["service"]["reason"] == "a teacher ended before it was ready"
+    assert any("served_models:nothing" in line for line in rows["service"]["last_lines"])
+
+
+@pytest.mark.parametrize(
+    ("number", "way", "processes"), [(signal.SIGINT, "service", 4), (signal.SIGTERM, "inprocess", 2)]
+)
+def test_ctrl_c_leaves_no_process(
+    compare: Compare, mark: str, number: signal.Signals, way: str, processes: int
+) -> None:
+    """In the middle of a way: teachers and script are gone when the command is."""
+    process = compare("--ways", way, "--", "python", "tiny_student.py", "--hangs")
+    wait_until(lambda: any("--hangs" in one.cmdline() and one.ppid() == process.pid for one in marked(mark)))
+    assert len(marked(mark)) >= processes  # the command, the script, and teachers
+    process.send_signal(number)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert marked(mark) == []
