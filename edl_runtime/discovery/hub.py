@@ -94,10 +94,10 @@ class Hub:
 
 
 class Connected:
-    """A student that is connected. `told` is whether its last word was of teachers in quarantine."""
+    """A student that is connected. `told` is whether it may have told others of teachers in quarantine."""
 
     def __init__(self, student: Member, feed: Feed, lease: Lease, closing: asyncio.Event) -> None:
-        self.told = False
+        self.told = True  # in an earlier stream
         self._student = student
         self._feed = feed
         self._lease = lease

@@ -35,7 +35,8 @@ class Link:
         self.url = _checked(url)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         # Not httpx.AsyncClient, which writes a line into the user's log for each request, and there is one a second.
-        self._transport = httpx.AsyncHTTPTransport()
+        # Certificates to trust take a while to load, and http has none.
+        self._transport = httpx.AsyncHTTPTransport(verify=self.url.startswith("https:"))
         times = httpx.Timeout(SILENT_AFTER_S, connect=CONNECT_WITHIN_S)
         self._extensions = {"timeout": times.as_dict()}
 

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 
+import httpx  # noqa: F401 - it takes a while, in which no loop should wait for a student that is the first to need it
 import msgspec
 
 from edl_runtime.distill.discovery import follow_pool

@@ -95,7 +95,7 @@ async def test_a_teacher_is_assigned_within_a_second_and_a_killed_one_is_out_wit
             gone_s = await one.until(lambda teachers: not teachers) - killed_at
     print(f"assigned after {joined_s:.3f} s, killed one out after {gone_s:.2f} s")  # noqa: T201 - what was measured
     assert joined_s < 1 + SLACK_S
-    assert gone_s < settings.lease_ttl_s + SLACK_S
+    assert gone_s < settings.lease_ttl_s + 2 * SLACK_S
 
 
 async def test_a_teacher_that_leaves_is_out_at_once(
