@@ -16,7 +16,9 @@ def top_k(array: Array, k: int) -> tuple[Array, Array]:
     size = array.shape[-1] if array.ndim > 1 else 0
     if k > size:
         raise ProtocolError(f"top_k is {k}, allowed is at most {size}, the last axis of {list(array.shape)}")
-    indices = np.argpartition(array, size - k, axis=-1)[..., size - k :]
-    order = np.argsort(np.take_along_axis(array, indices, axis=-1), axis=-1)[..., ::-1]
-    indices = np.take_along_axis(indices, order, axis=-1)
-    return np.take_along_axis(array, indices, axis=-1), indices.astype(np.int32)
+    flat = array.reshape(-1, size)
+    row = np.arange(len(flat))[:, None]
+    indices = np.argpartition(flat, size - k, axis=1)[:, size - k :]
+    indices = indices[row, np.argsort(flat[row, indices], axis=1)[:, ::-1]]
+    shape = (*array.shape[:-1], k)
+    return flat[row, indices].reshape(shape), indices.astype(np.int32).reshape(shape)
