@@ -92,7 +92,7 @@ class _Runs:
             began = time.monotonic()
             self._run({"EDL_TEACHERS": ",".join(recording(answers, one) for one in addresses)}, self._what.command, 0)
         count, size = _kept(answers)
-        self.note = f"{count:,} answers, {size / 1e6:,.1f} MB, written before in {time.monotonic() - began:.0f} s"
+        self.note = f"{count:,} answers, {-(-size // 1000):,} kB, written before in {time.monotonic() - began:.0f} s"
         yield from self._measured({"EDL_TEACHERS": recorded(answers)}, self._what.command)
 
     @contextmanager

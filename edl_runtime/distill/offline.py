@@ -111,8 +111,8 @@ class Recorder:
         if len(known) == len(set(asked)):
             return _joined([known[one] for one in asked])
         answers = self._teacher.infer(inputs, outputs, normalise)
-        rows = _rows(answers, len(asked))
-        self._answers.keep(dict(zip(asked, rows, strict=True)))
+        if all(array.shape[:1] == (len(asked),) for array in answers.values()):  # others are refused by who asked
+            self._answers.keep(dict(zip(asked, _rows(answers, len(asked)), strict=True)))
         return answers
 
 

@@ -98,6 +98,16 @@ def test_a_teacher_is_asked_once_about_a_row(recorder: Recorder, teachers: FakeT
     assert teachers.asked["a"] == 1
 
 
+def test_an_answer_of_too_few_rows_is_not_kept(recorder: Recorder, teachers: FakeTeachers, tmp_path: Path) -> None:
+    """Who asked refuses it, and asks again."""
+    teachers.behaviours["a"] = lambda x: arithmetic(x[1:])
+    assert len(recorder.infer({"x": X}, ["double"], {})["double"]) == 4
+    assert len(AnswerFolder(tmp_path / "answers")) == 0
+    teachers.behaviours["a"] = arithmetic
+    assert np.array_equal(recorder.infer({"x": X}, ["double"], {})["double"], 2 * X)
+    assert len(AnswerFolder(tmp_path / "answers")) == 5
+
+
 def test_a_folder_without_answers_is_noticed_at_once(tmp_path: Path) -> None:
     """Before training begins, and no folder is made."""
     folder = tmp_path / "nothing"
