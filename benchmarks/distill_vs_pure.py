@@ -3,7 +3,7 @@
     python benchmarks/distill_vs_pure.py --case asleep --json
     python benchmarks/distill_vs_pure.py --case busy --epochs 1 --steps 96
 
-The shape is that of EDL's published table: batches of 32 images of 3×224×224 float32, teachers asked for 16 at a time.
+The shape is that of EDL's published table: batches of 32 images of 3x224x224 float32, teachers asked for 16 at a time.
 
 | case | a student's step | teachers |
 | --- | --- | --- |
