@@ -116,7 +116,7 @@ def _checked_outputs(field: str, outputs: object) -> tuple[str | TopK, ...]:
 def _checked_teachers(field: str, given: object, settings: RuntimeSettings) -> Teachers:
     if not isinstance(given, Fixed | Discovered):
         raise SpecError(field, given, "Fixed(…), Discovered(…) or None for what the environment says")
-    if isinstance(given, Discovered) and not settings.redis_url and not getattr(settings, "discovery_url", ""):
-        allowed = "the URL of the Redis that knows the pool's teachers, or of `edl discovery` in EDL_DISCOVERY_URL"
+    if isinstance(given, Discovered) and not settings.redis_url and not settings.discovery_url:
+        allowed = "the URL of the Redis that knows the pool's teachers, or of an `edl discovery` in EDL_DISCOVERY_URL"
         raise SpecError("settings.redis_url (EDL_REDIS_URL)", "", allowed)
     return given

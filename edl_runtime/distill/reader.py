@@ -72,7 +72,7 @@ class DistillReader:
     names that the teachers' model does not have and for what they can't do, SampleError for an item that it does not
     take, InferenceError for what it refuses or fails again and again, NoTeacherError after EDL_TEACHER_WAIT_S without a
     teacher (with teachers that answer nothing, after EDL_TEACHER_TIMEOUT_S if that is longer),
-    RegistryUnavailableError when Redis is away at the start, and what the source raises.
+    RegistryError when Redis or the discovery endpoint is away at the start or refuses, and what the source raises.
     """
 
     def __init__(
