@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
-from fuzzing.cases import Case, make
+from fuzzing.cases import Case, is_worth_tracing, make
 from fuzzing.oracles import Oracle
 from fuzzing.peers import BreachError
 
@@ -38,7 +38,7 @@ def main() -> None:
         for number in range(options.inputs):
             case = make(options.seed, number)
             try:
-                _check(oracle, case)
+                _check(oracle, case, traces_memory=is_worth_tracing(case, number))
             except BreachError as breach:
                 _keep(case, breach, options.seed, number, options.keep)
             if (now := time.monotonic()) - told_at > 1 or number + 1 == options.inputs:
@@ -50,10 +50,10 @@ def main() -> None:
     print(f"\nseed {options.seed}: no harm done", flush=True)
 
 
-def _check(oracle: Oracle, case: Case) -> None:
+def _check(oracle: Oracle, case: Case, *, traces_memory: bool = True) -> None:
     signal.setitimer(signal.ITIMER_REAL, HANGS_AFTER_S)
     try:
-        oracle.check(case)
+        oracle.check(case, traces_memory=traces_memory)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 

@@ -52,10 +52,11 @@ class Oracle:
     def close(self) -> None:
         self._teacher.close()
 
-    def check(self, case: Case) -> None:
-        """Raise BreachError unless all holds that has to."""
+    def check(self, case: Case, *, traces_memory: bool = True) -> None:
+        """Raise BreachError unless all holds that has to. Without tracing memory, it takes a third as long."""
         began = time.thread_time()
-        tracemalloc.start()
+        if traces_memory:
+            tracemalloc.start()
         try:
             self._checks[case.target](case)
         except BreachError:
