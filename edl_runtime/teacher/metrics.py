@@ -6,6 +6,10 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import accumulate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -41,27 +45,28 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return all of it in Prometheus's text format."""
-        return "".join(f"{line}\n" for line in self._lines()).encode()
+        from prometheus_client import CollectorRegistry, generate_latest
 
-    def _lines(self) -> Iterator[str]:
-        name = "edl_teacher_requests_total"
-        yield from _about(name, "counter", f"Requests by HTTP status of the answer; {DROPPED}: their client had gone.")
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the counts of now, as registries ask for them."""
+        from prometheus_client import metrics_core as core
+
+        meaning = f"Requests by HTTP status of the answer; {DROPPED}: their client had gone."
+        requests = core.CounterMetricFamily("edl_teacher_requests", meaning, labels=["status"])
         for status, count in sorted(self._answers.items()):
-            yield f'{name}{{status="{status}"}} {count}'
-        name = "edl_teacher_run_rows"
-        yield from _about(name, "histogram", "Rows of the model's runs, each of which may answer several requests.")
-        for bound, count in zip((*BOUNDS, "+Inf"), accumulate(self._runs), strict=True):
-            yield f'{name}_bucket{{le="{bound}"}} {count}'
-        yield f"{name}_sum {self._rows}"
-        yield f"{name}_count {sum(self._runs)}"
-        name = "edl_teacher_busy_seconds_total"
-        yield from _about(name, "counter", "Seconds that the model ran, on all devices together.")
-        yield f"{name} {self._busy_s:.6f}"
+            requests.add_metric([str(status)], count)
+        yield requests
+        yield core.HistogramMetricFamily(
+            "edl_teacher_run_rows",
+            "Rows of the model's runs, each of which may answer several requests.",
+            buckets=list(zip((*map(str, BOUNDS), "+Inf"), accumulate(self._runs), strict=True)),
+            sum_value=self._rows,
+        )
+        meaning = "Seconds that the model ran, on all devices together."
+        yield core.CounterMetricFamily("edl_teacher_busy_seconds", meaning, self._busy_s)
         for name, (meaning, value) in self.gauges.items():
-            yield from _about(name, "gauge", meaning)
-            yield f"{name} {value()}"
-
-
-def _about(name: str, kind: str, meaning: str) -> Iterator[str]:
-    yield f"# HELP {name} {meaning}"
-    yield f"# TYPE {name} {kind}"
+            yield core.GaugeMetricFamily(name, meaning, value())

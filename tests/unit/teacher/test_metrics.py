@@ -19,18 +19,18 @@ def test_metrics_are_in_prometheus_text_format() -> None:
     assert [line for line in lines if "requests_total" in line] == [
         "# HELP edl_teacher_requests_total Requests by HTTP status of the answer; 499: their client had gone.",
         "# TYPE edl_teacher_requests_total counter",
-        'edl_teacher_requests_total{status="200"} 2',
-        'edl_teacher_requests_total{status="500"} 1',
+        'edl_teacher_requests_total{status="200"} 2.0',
+        'edl_teacher_requests_total{status="500"} 1.0',
     ]
-    buckets = [int(line.rsplit(" ", 1)[1]) for line in lines if "_bucket" in line]
+    buckets = [float(line.rsplit(" ", 1)[1]) for line in lines if "_bucket" in line]
     assert buckets == [1, 1, 2, 3, 3, 3, 3, 3, 3, 4]
     assert lines[-8:] == [
-        "edl_teacher_run_rows_sum 1009",
-        "edl_teacher_run_rows_count 4",
+        "edl_teacher_run_rows_count 4.0",
+        "edl_teacher_run_rows_sum 1009.0",
         "# HELP edl_teacher_busy_seconds_total Seconds that the model ran, on all devices together.",
         "# TYPE edl_teacher_busy_seconds_total counter",
-        "edl_teacher_busy_seconds_total 1.000000",
+        "edl_teacher_busy_seconds_total 1.0",
         "# HELP edl_teacher_connections Clients that are connected.",
         "# TYPE edl_teacher_connections gauge",
-        "edl_teacher_connections 3",
+        "edl_teacher_connections 3.0",
     ]
