@@ -51,9 +51,11 @@ class Recall:
         for shelf in self._shelves:
             digests = shelf.digests(inputs, checked, rows)
             known, entries = shelf.find(ids)
-            for row, digest in zip(known, entries["digest"], strict=True):
-                if digest and digests[row] and digest != digests[row]:
-                    raise SampleIdError(self._name, where(row), f"{ids[row][1:]!r} with other inputs than before")
+            then, now = entries["digest"], digests[known]
+            for number in np.flatnonzero((then != now) & (then != 0) & (now != 0)):
+                row = known[number]
+                given = f"{ids[row][1:].decode(errors='replace')!r} with other inputs than before"
+                raise SampleIdError(self._name, where(row), given)
             recalled.append(Recalled(shelf, ids, digests, known, shelf.answers(entries)))
         return recalled
 
