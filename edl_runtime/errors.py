@@ -238,7 +238,7 @@ class NoTeacherError(DistillError):
     def __str__(self) -> str:
         because = f" ({self.reason})" if self.reason else ""
         waited = f"no healthy teacher of {self.pool!r} after {self.waited_s:.0f} s{because}"
-        return f"{waited}; check that teachers run: `edl pools`, with EDL_REDIS_URL or EDL_DISCOVERY_URL, shows who is in a pool"
+        return f"{waited}; check that teachers run: `edl pools` shows who is in a pool, with EDL_REDIS_URL as here"
 
 
 class NotRecordedError(DistillError, LookupError):
