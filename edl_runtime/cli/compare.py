@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,6 +19,8 @@ from edl_runtime.compare.comparison import compare as measure
 from edl_runtime.compare.table import HEADINGS, cells, plain
 from edl_runtime.compare.ways import TITLES, WAYS, Row, parse_ways
 from edl_runtime.errors import SpecError
+
+TELL_EVERY_S = 5.0
 
 
 @click.command
@@ -47,7 +50,7 @@ def compare(
     as_json: bool,
     command: tuple[str, ...],
 ) -> None:
-    r"""Run COMMAND, a student's script, in several ways, and print how good and how fast each is.
+    """Run COMMAND, a student's script, in several ways, and print how good and how fast each is.
 
     \b
     none       without distillation: no EDL_TEACHERS, and what --pure adds
@@ -58,8 +61,8 @@ def compare(
     The script's DistillReader must take its teachers from the environment; nothing else changes between the last three.
     It has to call write_result(metrics={"accuracy": …, "samples_per_s": …, "batch_size": …}) at its end.
 
-    Exits with 1 when a way failed; the others are measured all the same.
-    """
+    Put -- before COMMAND. Exits with 1 when a way failed; the others are measured all the same.
+    """  # noqa: D301 - a backspace is what keeps click from joining the lines
     what = Comparison(
         model=model,
         command=command,
@@ -95,7 +98,7 @@ def _show(rows: list[Row], *, as_json: bool) -> None:
 
 
 class _Progress:
-    """What is going on, on standard error: in one line that changes on a terminal, else a line for each way."""
+    """What is going on, on standard error: in one line that changes on a terminal, else a line every few seconds."""
 
     def __enter__(self) -> Self:
         from rich.console import Console
@@ -103,6 +106,7 @@ class _Progress:
         self._console = Console(stderr=True)
         self._status = self._console.status("")
         self._status.start()
+        self._told_at = time.monotonic()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -112,10 +116,16 @@ class _Progress:
         from rich.text import Text
 
         self._status.update(Text(line, overflow="ellipsis", no_wrap=True))
+        if not self._console.is_terminal and time.monotonic() - self._told_at >= TELL_EVERY_S:
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        self._told_at = time.monotonic()
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def done(self, row: Row) -> None:
         outcome = f"failed: {row.reason}" if row.reason else "measured"
-        self._console.print(f"{TITLES[row.way]}: {outcome}", markup=False, highlight=False)
+        self._say(f"{TITLES[row.way]}: {outcome}")
 
 
 @contextmanager
