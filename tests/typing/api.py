@@ -11,7 +11,7 @@ from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
-from edl_runtime.distill import Discovered, DistillReader, Fixed, JobReporter
+from edl_runtime.distill import AnswerCache, Discovered, DistillReader, Fixed, JobReporter
 from edl_runtime.result import write_result
 from edl_runtime.specs import Bounds, TeacherSpec, TrainerSpec
 
@@ -38,4 +38,8 @@ with JobReporter(total_steps=10) as reporter:
         ) as reader:
             for batch in reader:
                 reporter.report(loss=float(batch[-1].sum()), note="first")
+
+for cache in (None, AnswerCache("id"), AnswerCache(sample_id="id", folder="answers", limit_mb=1000)):
+    with DistillReader(batches, inputs=["image", "id"], outputs=["logits"], cache=cache) as reader:
+        asked_nobody: int = reader.stats().cached
 write_result(checkpoint="/runs/1/student.safetensors", metrics={"accuracy": 0.9})
