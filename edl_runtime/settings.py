@@ -34,9 +34,11 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `teacher_token` (EDL_TEACHER_TOKEN): the bearer token that teachers ask for; required off loopback.
     - `lease_ttl_s` (EDL_LEASE_TTL_S): a registration not renewed for so long is gone.
     - `result_file` (EDL_RESULT_FILE): where a student leaves its result; see `edl_runtime.result`.
+    - `metrics_port` (EDL_METRICS_PORT): where a student's process shows Prometheus its metrics, at 127.0.0.1 only; 0
+      for nowhere. A process that finds the port taken says so and goes on without.
     - `work_dir` (EDL_WORK_DIR): the local backend's folder, for the `edl` command.
 
-    Raises SpecError for times that can't be waited for and tokens that can't be sent.
+    Raises SpecError for times that can't be waited for, tokens that can't be sent and ports that don't exist.
     """
 
     redis_url: str = ""
@@ -52,6 +54,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     teacher_token: str = ""
     lease_ttl_s: float = 3.0
     result_file: str = ""
+    metrics_port: int = 0
     work_dir: str = "~/.edl"
 
     def __post_init__(self) -> None:
@@ -63,6 +66,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise SpecError(_named(field), seconds, "a number of seconds above 0")
         if self.instance < 0:
             raise SpecError(_named("instance"), self.instance, "0 or more")
+        if not 0 <= self.metrics_port < 2**16:
+            raise SpecError(_named("metrics_port"), self.metrics_port, "a port, 1 to 65535, or 0 for none")
         check_token(_named("teacher_token"), self.teacher_token)
         check_token(_named("discovery_token"), self.discovery_token)
 

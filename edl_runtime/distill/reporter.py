@@ -89,10 +89,15 @@ class JobReporter:
             self._readers.append(stats)
         self._start()
 
+    def stats(self) -> ReaderStats:
+        """Return what its readers have done, together."""
+        with self._lock:
+            return together([stats() for stats in self._readers])
+
     def progress(self) -> Progress:
         """Return what is told at the moment."""
         with self._lock:
-            reading = together([stats() for stats in self._readers])
+            reading = self.stats()
             steps = self._steps + reading.batches
             samples = self._samples + reading.samples
             rates = self._pace.look(steps=steps, samples=samples, reading=reading, now=time.monotonic())
@@ -145,11 +150,29 @@ class JobReporter:
         return max(0, self._total_steps - steps) / steps_per_s
 
     async def _tell(self) -> None:
-        if not (self._settings.job and self._settings.redis_url):
-            await self._tell_until_stopped(None)
-            return
-        async with connect(self._settings.redis_url) as client:
-            await self._tell_until_stopped(client)
+        with self._shown():
+            if not (self._settings.job and self._settings.redis_url):
+                await self._tell_until_stopped(None)
+                return
+            async with connect(self._settings.redis_url) as client:
+                await self._tell_until_stopped(client)
+
+    def _shown(self) -> contextlib.AbstractContextManager[None]:
+        """Show metrics to Prometheus if that is wanted and there is room."""
+        port = self._settings.metrics_port
+        if not port:
+            return contextlib.nullcontext()
+        from edl_runtime.distill.metrics import HOST, endpoint_at
+
+        try:
+            endpoint = endpoint_at(port)
+        except OSError as error:
+            log.warning(
+                "metrics.not_shown", address=f"{HOST}:{port}", cause=error.strerror, variable="EDL_METRICS_PORT"
+            )
+            return contextlib.nullcontext()
+        log.info("metrics.shown", url=f"http://{HOST}:{port}/metrics")
+        return endpoint.shows(self.stats)
 
     async def _tell_until_stopped(self, client: Redis | None) -> None:
         logged_at, logged_step, logged_limit = time.monotonic(), 0, ""

@@ -23,6 +23,7 @@ def test_what_is_set_is_read_back() -> None:
         teacher_token="t~!",
         discovery_url="https://h:2",
         discovery_token="d~!",
+        metrics_port=9400,
     )
     environ = settings.to_env()
     assert environ["EDL_TEACHER_TIMEOUT_S"] == "1.5"
@@ -44,6 +45,14 @@ def test_a_limit_of_nothing_is_refused(variable: str) -> None:
     """Only the wait for teachers may be 0: then there is none."""
     with pytest.raises(SpecError, match=variable):
         RuntimeSettings.from_env({variable: "0"})
+
+
+@pytest.mark.parametrize("text", ["-1", "65536", "9400.5", "metrics"])
+def test_a_port_that_does_not_exist_is_refused(text: str) -> None:
+    """An empty one is none."""
+    with pytest.raises(SpecError, match="EDL_METRICS_PORT"):
+        RuntimeSettings.from_env({"EDL_METRICS_PORT": text})
+    assert RuntimeSettings.from_env({"EDL_METRICS_PORT": ""}).metrics_port == 0
 
 
 @pytest.mark.parametrize("token", BAD_TOKENS)
