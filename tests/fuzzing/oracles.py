@@ -8,6 +8,7 @@ import tracemalloc
 from contextlib import suppress
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 from fuzzing.cases import Case
 from fuzzing.messages import SHARED, SIGNATURE
@@ -16,6 +17,7 @@ from fuzzing.peers import AREA, BreachError, MemorySocket, MemoryTeacher
 from edl_runtime.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.client import ANSWER_LIMIT, TeacherConnection
 from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, RequestHead, ResponseHead
+from edl_runtime.protocol.region import REGION
 from edl_runtime.protocol.requests import decode_request
 from edl_runtime.protocol.responses import encode_response, open_response
 from edl_runtime.protocol.stream import Stream
@@ -83,6 +85,8 @@ class Oracle:
         for spec in SIGNATURE.inputs:
             array = request.inputs[spec.name]
             _hold(array.ndim == len(spec.shape) and array.flags.aligned, f"input {spec.name!r} has another shape")
+        for tensor in msgspec.json.decode(body[: case.size])["inputs"]:
+            _hold_within(tensor)
         _expect(case, 0, request.inputs)
         with suppress(ProtocolError):  # an answer may be larger than there is room
             arrays = {name: request.inputs.get(name, np.zeros((2, 3))) for name in request.outputs}
@@ -144,6 +148,17 @@ class Oracle:
         with suppress(*_FAILURES):
             connection.ready()
         connection.close()
+
+
+def _hold_within(tensor: dict[str, Any]) -> None:
+    """Raise BreachError unless what was taken for good lies where it may, by a reading of one's own."""
+    given = tensor.get("parameters", {})
+    if given.get("shared_memory_region") is not None:
+        offset, size = given.get("shared_memory_offset", 0), given["shared_memory_byte_size"]
+        _hold(0 <= offset <= offset + size <= SHARED, "an input lies outside of what is shared")
+        _hold(given["shared_memory_region"] == REGION, "an input lies in what nobody shares")
+    if given.get("normalise") is not None:
+        _hold(1 <= given["normalise"].get("axis", 1) < len(tensor["shape"]), "there is no such axis to normalise")
 
 
 def _announced(case: Case) -> int:
