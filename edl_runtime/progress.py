@@ -28,7 +28,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     - `answered`: requests answered by each teacher so far, address → count; `shares`: each one's part of them lately.
     - `cached`: samples so far that no teacher was asked about, for the cache had the answers.
     - `waiting`: share of its time that the student waited for its next batch.
-    - `busy`: share of their time that the student's connections to teachers were in use.
+    - `busy`: share of their time that the student asked its teachers something.
     - `queued`: requests that wait for a teacher now.
     - `retries`, `hedges`: requests that another teacher was asked, too, so far; see `ReaderStats`.
     - `quarantined`: teachers that are asked nothing for a while, address → why.

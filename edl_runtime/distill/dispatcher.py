@@ -73,9 +73,9 @@ class Dispatcher:
         return len(self._todo)
 
     @property
-    def in_flight(self) -> int:
-        """How many lanes are asked something."""
-        return len(self._busy)
+    def in_flight(self) -> Sequence[str]:
+        """The addresses of the lanes that are asked something."""
+        return [lane.address for lane in self._busy]
 
     @property
     def connected(self) -> Collection[str]:

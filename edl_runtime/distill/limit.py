@@ -17,7 +17,7 @@ MUCH = 0.1
 LITTLE = 0.02
 """Share of its time up to which a student does not notice that it waits."""
 ALL = 0.95
-IDLE = 0.5
+IDLE = 0.25
 """Share of their time from which on teachers count as idle."""
 
 SETTLED_S = 2 * WINDOW_S
@@ -33,7 +33,7 @@ def limit_now(*, trains: bool, waiting: float, waiting_for_source: float, busy: 
 
     - `trains`: batches were taken.
     - `waiting`: how long the student waited for its next batch; `waiting_for_source`: the part that the source took.
-    - `busy`: how long connections to teachers were in use.
+    - `busy`: how long a teacher was asked something.
     """
     if waiting >= MUCH and waiting_for_source > waiting / 2:
         return "source"

@@ -83,7 +83,7 @@ class Endpoint:
         try:
             yield
         finally:
-            last = msgspec.structs.replace(stats(), teachers=0, queued=0, in_flight=0, quarantined={})
+            last = msgspec.structs.replace(stats(), teachers=0, queued=0, in_flight=0, busy=0, quarantined={})
             with self._lock:
                 self._shown.remove(stats)
                 self._before = together([self._before, last])

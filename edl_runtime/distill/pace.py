@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import NamedTuple
 
 from edl_runtime.distill.limit import Limit, Settling, limit_now
-from edl_runtime.distill.pool import LANES_A_TEACHER
 from edl_runtime.distill.stats import WINDOW_S, Meter, ReaderStats
 
 
@@ -36,7 +35,7 @@ class Pace:
     def look(self, *, steps: int, samples: int, reading: ReaderStats, now: float) -> Rates:
         """Return the rates up to now. `steps` and `samples` are the job's, those of its readers among them."""
         if reading.teachers:
-            self._busy.append(min(1.0, reading.in_flight / (LANES_A_TEACHER * reading.teachers)))
+            self._busy.append(reading.busy / reading.teachers)
         answers = {who: self._rate(("answered", who), count, now) for who, count in reading.answered.items()}
         all_answers = sum(answers.values())
         waiting = min(1.0, self._rate("waited_s", reading.waited_s, now))

@@ -29,7 +29,7 @@ class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
     - `waited_s`: how long it waited in all, the wait that goes on included.
     - `waited_for_source_s`: the part in which the source had not yielded the batch yet; the rest was for teachers.
     - `queued`: requests that wait for a teacher now.
-    - `in_flight`: connections to teachers on which something is asked now.
+    - `in_flight`: requests that teachers are asked now; `busy`: teachers in use that are asked something.
     - `retries`: requests that were asked again because a teacher failed or left.
     - `hedges`: requests that a second teacher was asked because the first took long.
     - `quarantined`: teachers that are in quarantine now, address → why.
@@ -47,6 +47,7 @@ class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
     waited_for_source_s: float = 0.0
     queued: int = 0
     in_flight: int = 0
+    busy: int = 0
     retries: int = 0
     hedges: int = 0
     quarantined: dict[str, str] = {}
@@ -72,6 +73,7 @@ def together(readers: Sequence[ReaderStats]) -> ReaderStats:
         waited_for_source_s=sum(reader.waited_for_source_s for reader in readers),
         queued=sum(reader.queued for reader in readers),
         in_flight=sum(reader.in_flight for reader in readers),
+        busy=sum(reader.busy for reader in readers),
         retries=sum(reader.retries for reader in readers),
         hedges=sum(reader.hedges for reader in readers),
         quarantined=quarantined,
@@ -89,7 +91,7 @@ class Counts(Protocol):
     @property
     def queued(self) -> int: ...
     @property
-    def in_flight(self) -> int: ...
+    def in_flight(self) -> Sequence[str]: ...
 
 
 class Meter:
@@ -167,7 +169,8 @@ class Tally:
 
     def stats(self, dispatchers: Sequence[Counts], quarantined: Mapping[str, str], now: float) -> ReaderStats:
         """Return the counts, those of the dispatchers among them."""
-        connected = {address for pool in dispatchers for address in pool.connected}
+        in_use = {address for pool in dispatchers for address in pool.connected} - quarantined.keys()
+        asked = [address for pool in dispatchers for address in pool.in_flight]
         waited_s = dict(self._waited_s)
         if self._waits_for is not None:
             waited_s[self._waits_for] += now - self._waits_since
@@ -176,7 +179,7 @@ class Tally:
             batches=self._batches,
             samples=self._samples,
             samples_per_s=self._meter.rate(self._samples, now),
-            teachers=len(connected - quarantined.keys()),
+            teachers=len(in_use),
             answered=dict(self._answered),
             cached=self._cached,
             epoch=max(0, self._epochs - 1),
@@ -184,7 +187,8 @@ class Tally:
             waited_s=waited_in_all_s,
             waited_for_source_s=waited_s["source"],
             queued=sum(pool.queued for pool in dispatchers),
-            in_flight=sum(pool.in_flight for pool in dispatchers),
+            in_flight=len(asked),
+            busy=len(in_use.intersection(asked)),
             retries=sum(pool.retries for pool in dispatchers),
             hedges=sum(pool.hedges for pool in dispatchers),
             quarantined=dict(quarantined),

@@ -19,7 +19,8 @@ NUMBERS: list[tuple[Limit, dict[str, Any]]] = [
     ("source", {"waiting": 1.0, "waiting_for_source": 1.0, "trains": False}),
     ("student", {"waiting": 0.0, "busy": 0.2}),
     ("student", {"waiting": 0.01, "waiting_for_source": 0.01, "busy": 0.2}),
-    ("balanced", {"waiting": 0.0, "busy": 0.9}),
+    ("student", {"waiting": 0.02, "busy": 0.75}),
+    ("balanced", {"waiting": 0.0, "busy": 0.8}),
     ("balanced", {"waiting": 0.05, "busy": 0.2}),
     ("balanced", {"waiting": 0.05, "waiting_for_source": 0.05, "busy": 0.2}),
     ("no_answer", {"waiting": 1.0, "trains": False}),
@@ -77,14 +78,14 @@ def test_shares_and_rates_are_those_of_the_last_seconds() -> None:
         else:
             answered["late"] = answered.get("late", 0) + 3
         reading = ReaderStats(
-            batches=second, teachers=2, in_flight=3, answered=dict(answered), waited_s=second / 2, waited_for_source_s=0
+            batches=second, teachers=2, busy=1, answered=dict(answered), waited_s=second / 2, waited_for_source_s=0
         )
         rates = pace.look(steps=2 * second, samples=32 * second, reading=reading, now=100.0 + second)
         if second == 15:
             assert rates.shares == pytest.approx({"early": 0.9, "both": 0.1})
     assert rates.shares == pytest.approx({"late": 0.75, "both": 0.25})
     assert (rates.steps_per_s, rates.samples_per_s) == pytest.approx((2, 32))
-    assert (rates.waiting, rates.busy) == pytest.approx((0.5, 0.75))
+    assert (rates.waiting, rates.busy) == pytest.approx((0.5, 0.5))
     assert rates.limit == "teachers"
 
 
