@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from edl_runtime.distill.cache_file import FileStore
 from edl_runtime.distill.cache_store import MemoryStore, Store, Subject
 from edl_runtime.errors import SpecError
 
@@ -54,6 +53,8 @@ class AnswerCache(msgspec.Struct, frozen=True):
         limit_bytes = int(self.limit_mb * 1_000_000)
         if self.folder is None:
             return MemoryStore(limit_bytes)
+        from edl_runtime.distill.cache_file import FileStore  # not every Python has SQLite
+
         try:
             return FileStore(Path(self.folder), limit_bytes, subjects)
         except OSError as error:

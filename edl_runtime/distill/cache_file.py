@@ -17,7 +17,7 @@ import structlog
 
 from edl_runtime.distill.cache_store import Subject, tell_full
 
-BUSY_LIMIT_S = 1.0
+BUSY_LIMIT_S = 0.5
 """How long to wait for another process that writes. What can't be kept by then is not kept."""
 OPEN_LIMIT_S = 5.0
 """How long to wait for another process that opens the file."""
@@ -107,7 +107,10 @@ class FileStore:
             except sqlite3.DatabaseError as error:
                 self._connection.close()
                 self._connection = None
-                self._open(damaged_by=error)
+                try:
+                    self._open(damaged_by=error)
+                except OSError as trouble:
+                    self._tell(trouble)
             else:
                 self._troubled = False
 
@@ -116,13 +119,15 @@ class FileStore:
         with _alone(self._path.with_suffix(".lock")):
             if damaged_by is not None and self._path.exists() and self._path.stat().st_ino == self._inode:
                 self._set_aside(damaged_by)
-            try:
-                self._connection = self._connected()
-            except sqlite3.OperationalError as error:
-                self._tell(error)
-            except sqlite3.DatabaseError as error:
-                self._set_aside(error)
-                self._connection = self._connected()
+            for _ in range(2):  # the second time with a new file
+                try:
+                    self._connection = self._connected()
+                except sqlite3.OperationalError as error:
+                    self._tell(error)
+                except sqlite3.DatabaseError as error:
+                    self._set_aside(error)
+                    continue
+                return
 
     def _connected(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=BUSY_LIMIT_S, isolation_level=None, check_same_thread=False)
@@ -151,7 +156,12 @@ class FileStore:
             "INSERT OR IGNORE INTO subjects VALUES (?, ?, ?)",
             [(subject.digest, subject.model, subject.version) for subject in self._subjects],
         )
-        connection.execute("DELETE FROM entries WHERE subject NOT IN (SELECT digest FROM subjects)")
+        subjects = {digest for (digest,) in connection.execute("SELECT digest FROM subjects")}
+        used = set(_subjects_of_entries(connection))
+        if not used & subjects:
+            connection.execute("DELETE FROM entries")  # which takes no time at all
+        else:
+            connection.executemany("DELETE FROM entries WHERE subject = ?", [(digest,) for digest in used - subjects])
 
     def _drop_oldest(self, connection: sqlite3.Connection, at_once: int) -> None:
         """Make the file's contents fit the limit; what is dropped leaves free pages, which are used again."""
@@ -170,7 +180,7 @@ class FileStore:
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
         self._path.replace(aside)
 
-    def _tell(self, error: sqlite3.Error) -> None:
+    def _tell(self, error: Exception) -> None:
         if not self._troubled:
             log.warning("cache.unusable", path=str(self._path), cause=str(error))
         self._troubled = True
@@ -189,6 +199,13 @@ def _alone(path: Path) -> Iterator[None]:
             else:
                 break
         yield
+
+
+def _subjects_of_entries(connection: sqlite3.Connection) -> Iterator[bytes]:
+    """Yield each subject that there are entries of; by steps in the index, for there may be millions of entries."""
+    last = b""
+    while last := connection.execute("SELECT min(subject) FROM entries WHERE subject > ?", [last]).fetchone()[0]:
+        yield last
 
 
 def _used_bytes(connection: sqlite3.Connection) -> int:

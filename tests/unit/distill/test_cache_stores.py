@@ -166,6 +166,23 @@ def test_a_damaged_file_is_set_aside(file: Path, damage: Callable[[Path], None],
     again.close()
 
 
+def test_a_damaged_file_is_set_aside_once(file: Path) -> None:
+    """A second process that meets the damage goes on with the file that the first has begun."""
+    first, second = reopened(file), reopened(file)
+    damage_pages(file)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            first.keep(SUBJECT, {b"a": b"1"})
+        for _ in range(2):
+            second.keep(SUBJECT, {b"b": b"2"})
+            found = second.find(SUBJECT, [b"a", b"b"])
+    assert found == [b"1", b"2"]
+    assert first.find(SUBJECT, [b"a", b"b"]) == [b"1", b"2"]
+    assert [entry["event"] for entry in logs] == ["cache.damaged"]
+    first.close()
+    second.close()
+
+
 def test_damage_inside_of_an_entry_is_noticed(file: Path) -> None:
     """SQLite takes any bytes for a value, so each has a checksum."""
     content = file.read_bytes()
