@@ -238,6 +238,7 @@ class Dispatcher:
             return
         if request in self._slow:
             self._slow.remove(request)
+            request.hedged = False  # for it was not, and the next teacher may be slow, too
         self.retries += 1
         self._todo.appendleft(request)
         self._work.notify()

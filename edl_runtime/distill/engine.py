@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from edl_runtime.distill.batches import Batch
 from edl_runtime.distill.cache import AnswerCache
 from edl_runtime.distill.discovery import follow_pool
 from edl_runtime.distill.epoch import Epoch
@@ -29,8 +30,9 @@ from edl_runtime.errors import DistillError
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.settings import RuntimeSettings
 
-CLOSE_LIMIT_S = 5.0
-"""How long closing waits for threads. Only a source that does not return, or a silent network, keeps one longer."""
+CLOSE_LIMIT_S = 1.0
+"""How long closing waits for threads, be it because of Ctrl-C. Only a source that does not return, or a silent network,
+keeps one longer, and none keeps the process."""
 
 LOOK_EVERY_S = 0.2
 """How often a new epoch, while it waits for the source, looks whether it is still wanted."""
@@ -86,6 +88,7 @@ class Engine:
             for dispatcher, plan_of in zip(self.pipeline.dispatchers, self._plans_of, strict=True)
         ]
         self._discovery: LoopThread | None = None
+        self._watcher: threading.Thread | None = None
         self._feeder: threading.Thread | None = None
         self._source_free = threading.Lock()
         self._lock = threading.RLock()  # reentrant: the garbage collector may stop it from inside
@@ -111,7 +114,8 @@ class Engine:
             if any(isinstance(question.teachers, Discovered) for question in self._questions):
                 self._discovery = LoopThread("edl discovery", self._discover)
                 self._discovery.start()
-            threading.Thread(target=self.pipeline.watch, name="edl hedges", daemon=True).start()
+            self._watcher = threading.Thread(target=self.pipeline.watch, name="edl hedges", daemon=True)
+            self._watcher.start()
             return True
 
     def begin(self) -> Epoch:
@@ -121,6 +125,17 @@ class Engine:
             self._feeder = threading.Thread(target=self._feed, args=(epoch,), name="edl feeder", daemon=True)
             self._feeder.start()
         return epoch
+
+    def take(self, epoch: Epoch) -> Batch | None:
+        """Return the next batch as the pipeline does. In a forked child nobody feeds it: raises DistillError there."""
+        if not self.is_mine:
+            raise DistillError("this epoch was begun in another process; iterate the reader anew in this one")
+        return self.pipeline.take_batch(epoch)
+
+    def end(self, epoch: Epoch) -> None:
+        """Be done with the epoch. In a forked child it is another's, whose lock may have been held for ever."""
+        if self.is_mine:
+            self.pipeline.end(epoch)
 
     def stats(self) -> ReaderStats:
         """Return what was delivered so far, and how teachers fare."""
@@ -146,6 +161,8 @@ class Engine:
             pool.join(until)
         if self._discovery is not None:
             self._discovery.join(until - time.monotonic())
+        if self._watcher is not None:
+            self._watcher.join(max(0.0, until - time.monotonic()))
         if self._feeder is not None and self._feeder is not threading.current_thread():
             self._feeder.join(max(0.0, until - time.monotonic()))
             if self._feeder.is_alive():

@@ -186,4 +186,5 @@ class LaneThread(threading.Thread):
         self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
 
     def _in_words(self, error: Exception) -> str:
-        return f"{self._address}: {error or type(error).__name__}"
+        words = str(error) or type(error).__name__
+        return words if self._address in words else f"{self._address}: {words}"

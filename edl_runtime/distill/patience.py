@@ -55,3 +55,19 @@ class Patience:
                 cause=self.trouble,
             )
         return min(limit_s - waited_s, max(silent_s - waited_s, self._told_at + TELL_EVERY_S - now))
+
+
+class SourceWait:
+    """Logs now and then that the script waits for its own source, which takes as long as it takes."""
+
+    def __init__(self) -> None:
+        self._told_at = -math.inf
+
+    def pause_s(self, now: float, waiting_since: float) -> float:
+        """Return after how many seconds to look again. Times are monotonic seconds."""
+        silent_s = now - max(self._told_at, waiting_since)
+        if silent_s < TELL_EVERY_S:
+            return TELL_EVERY_S - silent_s
+        self._told_at = now
+        log.warning("source.awaited", waited_s=round(now - waiting_since, 1))
+        return TELL_EVERY_S

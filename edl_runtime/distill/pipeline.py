@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from edl_runtime.distill.batches import Batch, Request
 from edl_runtime.distill.dispatcher import Dispatcher, Seams
 from edl_runtime.distill.epoch import Epoch
-from edl_runtime.distill.patience import TELL_EVERY_S, Patience
+from edl_runtime.distill.patience import Patience, SourceWait
 from edl_runtime.distill.stats import ReaderStats, Tally
 from edl_runtime.errors import DistillError
 from edl_runtime.protocol.oip import ModelSignature
@@ -44,6 +44,7 @@ class Pipeline:
         self._unfinished = 0  # weight of the batches between put and take_batch
         self._reading: Epoch | None = None
         self._ahead: deque[Epoch] = deque()  # epochs that come after it and are fed already
+        self._source_wait = SourceWait()
         self._failure: BaseException | None = None
         self._closed = False
         self._tally = Tally(time.monotonic())
@@ -121,7 +122,7 @@ class Pipeline:
             late = [pool for pool in self.dispatchers if epoch.waits_for_signature and pool.signature is None]
         pauses = [pool.pause_s(now, waiting_since) for pool in late]
         epoch.awaited = True
-        self._done.wait(min(pauses, default=TELL_EVERY_S))
+        self._done.wait(min(pauses) if pauses else self._source_wait.pause_s(now, waiting_since))
         epoch.awaited = False
 
     # The feeder

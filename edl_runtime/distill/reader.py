@@ -131,10 +131,10 @@ class DistillReader:
             self._reporter.follow(engine.stats)
         epoch = engine.begin()
         try:
-            while (batch := engine.pipeline.take_batch(epoch)) is not None:
+            while (batch := engine.take(epoch)) is not None:
                 yield from join(self._format, batch, self._pools)
         finally:
-            engine.pipeline.end(epoch)
+            engine.end(epoch)
 
     def report(self, *, loss: float | None = None, note: str | None = None) -> None:
         """Tell the job's progress what only the script knows; None leaves it as it was."""

@@ -142,6 +142,6 @@ def test_a_predictor_that_hangs_costs_little(settings: RuntimeSettings) -> None:
             begin = time.monotonic()
             batches.check(list(reader))
             assert time.monotonic() - begin < 10
-            assert reader.stats().teachers == 1
+            wait_until(lambda: reader.stats().teachers == 1)
         finally:
             predictor.resume()  # so that it notices that its front is gone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,10 @@ from teacher_process import wait_until
 from unit.distill.reading import batches, numbers, reader_of
 
 from edl_runtime.distill import hedging
+from edl_runtime.distill.batches import Batch, Request
+from edl_runtime.distill.dispatcher import Dispatcher, Seams
+from edl_runtime.distill.epoch import Lane
+from edl_runtime.distill.patience import Patience
 from edl_runtime.distill.pool import LANES_A_TEACHER
 from edl_runtime.protocol.tensors import Array
 
@@ -44,3 +49,26 @@ def test_who_comes_later_is_asked_what_others_do_not_answer(held: threading.Even
         assert numbers(seen) == [0, 0]
         assert reader.stats().hedges == LANES_A_TEACHER
         assert reader.stats().answered == {"b:2": LANES_A_TEACHER}
+
+
+def test_what_nobody_took_in_time_may_be_hedged_again() -> None:
+    """A request whose teacher is lost before a second one was free is the next one's alone, until that is slow, too."""
+    lock = threading.RLock()
+    dispatcher = Dispatcher(Seams(lock, lambda: None), Patience("all", wait_limit_s=9, request_limit_s=9))
+    first, second, third = lanes = Lane("a:1"), Lane("b:2"), Lane("c:3")
+    for lane in lanes:
+        dispatcher.join(lane)
+    batch = Batch((), [], samples=4, requests=[1])
+    request = Request(batch, 0, 0, {}, 4)
+    with lock:  # as the pipeline does
+        dispatcher.add([request], time.monotonic())
+        assert dispatcher.take(first) is request
+        dispatcher.hedge(time.monotonic() + 10)
+        dispatcher.part(first)
+        assert dispatcher.take(second) is request
+        assert (dispatcher.retries, dispatcher.hedges) == (1, 0)
+        dispatcher.hedge(time.monotonic() + 20)
+        assert dispatcher.take(third) is request
+        assert (dispatcher.retries, dispatcher.hedges) == (1, 1)
+        dispatcher.hedge(time.monotonic() + 30)
+        assert dispatcher._slow == []
