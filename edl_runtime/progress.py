@@ -95,9 +95,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     def _teachers(self) -> str:
         count = _count(self.teachers, "teacher", "teachers") or "0 teachers"
         shares = sorted(self.shares.values(), reverse=True)
-        shares += [0.0] * (self.teachers - len(shares))
-        if len(shares) < 2 or not self.shares:
+        if self.teachers < 2 or not 0 < len(shares) <= self.teachers:  # some of those are no more
             return count
+        shares += [0.0] * (self.teachers - len(shares))
         shown = "/".join(f"{100 * share:.0f}" for share in shares[:MOST_SHARES])
         return f"{count} ({shown}{'/…' if len(shares) > MOST_SHARES else ''} %)"
 

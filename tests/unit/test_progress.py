@@ -40,6 +40,7 @@ LINES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"teachers": 1, "shares": {"a:1": 1.0}}, "step 120 · 0 samples/s · 1 teacher"),
     ({"teachers": 2, "shares": {"a:1": 1.0}}, "step 120 · 0 samples/s · 2 teachers (100/0 %)"),
+    ({"teachers": 0, "shares": {"a:1": 0.5, "b:1": 0.5}}, "step 120 · 0 samples/s · 0 teachers"),
     ({"teachers": 2, "answered": {"a:1": 9}}, "step 120 · 0 samples/s · 2 teachers"),
     (
         {"teachers": 1200, "shares": {f"a:{port}": 0.1 for port in range(10)}},
