@@ -65,7 +65,7 @@ def request_tree(chance: random.Random, given: dict[str, Array]) -> tuple[Tree, 
     if chance.random() < 0.2:
         given = {**given, "image": given["image"].astype(np.int8).view(np.uint8)}
         channels = chance.choice((1, 2))
-        how = {"mean": [0.5] * channels, "std": [2] * chance.choice((1, channels)), "axis": chance.choice((1, 2))}
+        how = {"mean": [0.5] * channels, "std": [2] * chance.choice((1, channels)), "axis": chance.choice((1, 1, 2, 3))}
     inputs, payload = tensor_trees(chance, given)
     if how is not None:
         inputs[0].setdefault("parameters", {})["normalise"] = how
@@ -87,9 +87,9 @@ def shared_tree(chance: random.Random, given: dict[str, Array]) -> Tree:
     tree, _ = request_tree(chance, given)
     for tensor in tree["inputs"]:
         if size := tensor.get("parameters", {}).pop("binary_data_size", 0):
-            offset = chance.choice((START, START, START + 1, SHARED - size))
+            offset = chance.choice((START, START, START + 1, SHARED - size, -START, SHARED))
             tensor["parameters"] |= {
-                "shared_memory_region": REGION,
+                "shared_memory_region": chance.choice((REGION, REGION, REGION, "other")),
                 "shared_memory_offset": offset,
                 "shared_memory_byte_size": size,
             }
