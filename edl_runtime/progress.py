@@ -93,7 +93,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         }.get(self.limit, "")
 
     def _teachers(self) -> str:
-        count = _count(self.teachers, "teacher", "teachers") or "0 teachers"
+        count = _count(self.teachers, "teacher", "teachers")
+        if not count and (self.waiting or self.queued):  # else they are not missed
+            return "no teacher"
         shares = sorted(self.shares.values(), reverse=True)
         if self.teachers < 2 or not 0 < len(shares) <= self.teachers:  # some of those are no more
             return count

@@ -15,7 +15,7 @@ def _report(**given: Any) -> Progress:
 
 
 LINES: list[tuple[dict[str, Any], str]] = [
-    ({}, "step 120 · 0 samples/s · 0 teachers"),
+    ({}, "step 120 · 0 samples/s"),
     (
         {
             "total_steps": 480,
@@ -40,16 +40,20 @@ LINES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"teachers": 1, "shares": {"a:1": 1.0}}, "step 120 · 0 samples/s · 1 teacher"),
     ({"teachers": 2, "shares": {"a:1": 1.0}}, "step 120 · 0 samples/s · 2 teachers (100/0 %)"),
-    ({"teachers": 0, "shares": {"a:1": 0.5, "b:1": 0.5}}, "step 120 · 0 samples/s · 0 teachers"),
+    ({"teachers": 0, "shares": {"a:1": 0.5, "b:1": 0.5}}, "step 120 · 0 samples/s"),
+    (
+        {"waiting": 1.0, "queued": 2, "shares": {"a:1": 1.0}},
+        "step 120 · 0 samples/s · no teacher · waits 100 % · 2 queued",
+    ),
     ({"teachers": 2, "answered": {"a:1": 9}}, "step 120 · 0 samples/s · 2 teachers"),
     (
         {"teachers": 1200, "shares": {f"a:{port}": 0.1 for port in range(10)}},
         "step 120 · 0 samples/s · 1,200 teachers (10/10/10/10/… %)",
     ),
-    ({"retries": 1000, "hedges": 1}, "step 120 · 0 samples/s · 0 teachers · 1,000 retries · 1 hedge"),
-    ({"waiting": 0.004}, "step 120 · 0 samples/s · 0 teachers"),
-    ({"time_left_s": 0.2}, "step 120 · 0 samples/s · 0 teachers · 0:00 left"),
-    ({"time_left_s": 5 * 3600 + 61}, "step 120 · 0 samples/s · 0 teachers · 5:01:01 left"),
+    ({"retries": 1000, "hedges": 1}, "step 120 · 0 samples/s · 1,000 retries · 1 hedge"),
+    ({"teachers": 1, "waiting": 0.004}, "step 120 · 0 samples/s · 1 teacher"),
+    ({"time_left_s": 0.2}, "step 120 · 0 samples/s · 0:00 left"),
+    ({"time_left_s": 5 * 3600 + 61}, "step 120 · 0 samples/s · 5:01:01 left"),
 ]
 
 
