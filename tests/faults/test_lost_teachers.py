@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import msgspec
 import psutil
 import pytest
-from faults.watching import SLACK_S, all_answered, read_epoch, read_until, tell
+from faults.watching import SLACK_S, all_answered, read_epoch, read_until, tell, together
 from integration.reading import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
 from teacher_process import Teacher, running_teacher, wait_until
 
@@ -29,12 +29,12 @@ def aside() -> Iterator[ThreadPoolExecutor]:
         yield aside
 
 
+@pytest.mark.slow
 def test_a_killed_teacher_is_out_of_use_at_once(settings: RuntimeSettings, aside: ThreadPoolExecutor) -> None:
     """SIGKILL with requests in flight: its connections tell, long before its lease runs out."""
     gone: list[Future[float]] = []
     with (
-        slow_teacher(settings) as first,
-        slow_teacher(settings) as second,
+        together(slow_teacher(settings), slow_teacher(settings)) as (first, second),
         reader_of(BATCHES, Discovered(POOL), settings) as reader,
     ):
         wait_for_teachers(settings, 2)
@@ -73,8 +73,7 @@ def test_a_stopped_teacher_is_not_waited_for(what: str, settings: RuntimeSetting
     settings = msgspec.structs.replace(settings, teacher_timeout_s=2.0)
     gone: list[Future[float]] = []
     with (
-        slow_teacher(settings) as first,
-        slow_teacher(settings),
+        together(slow_teacher(settings), slow_teacher(settings)) as (first, _),
         reader_of(BATCHES, Discovered(POOL), settings) as reader,
         contextlib.ExitStack() as stop,
     ):
@@ -104,7 +103,7 @@ def test_a_stopped_teacher_is_not_waited_for(what: str, settings: RuntimeSetting
 def test_all_teachers_dead_is_a_pause_until_one_registers(settings: RuntimeSettings, aside: ThreadPoolExecutor) -> None:
     """Nothing is lost, and whoever comes is asked within a second of its registering."""
     with contextlib.ExitStack() as stack:
-        teachers = [stack.enter_context(slow_teacher(settings)) for _ in range(2)]
+        teachers = stack.enter_context(together(slow_teacher(settings), slow_teacher(settings)))
         reader = stack.enter_context(reader_of(BATCHES, Discovered(POOL), settings))
         wait_for_teachers(settings, 2)
         coming: list[Future[tuple[Teacher, float]]] = []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from faults.watching import SLACK_S, all_answered, read_epoch, read_until, tell
+from faults.watching import SLACK_S, all_answered, read_epoch, read_until, tell, together
 from integration.reading import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
 
 from edl_runtime.distill import Discovered
@@ -57,8 +57,7 @@ def test_reading_goes_on_and_new_teachers_are_used_when_redis_is_back(
 ) -> None:
     """Nothing stalls, the teachers in use stay in use, and then the student hears of others as ever."""
     with contextlib.ExitStack() as stack:
-        for _ in range(2):
-            stack.enter_context(slow_teacher(settings))
+        stack.enter_context(together(slow_teacher(settings), slow_teacher(settings)))
         reader = stack.enter_context(reader_of(BATCHES, Discovered(POOL), settings))
         wait_for_teachers(settings, 2)
         seen, longest_gap_s = read_epoch(reader, lambda: fault(server), when=all_answered(reader, 2))

@@ -6,9 +6,10 @@ import contextlib
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
-from faults.watching import SLACK_S, tell
+from faults.watching import SLACK_S, tell, together
 from integration.reading import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
 
 from edl_runtime.distill import Discovered, DistillReader
@@ -18,8 +19,8 @@ from edl_runtime.settings import RuntimeSettings
 @pytest.fixture
 def teachers(settings: RuntimeSettings) -> Iterator[list[str]]:
     """Three teachers' addresses."""
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(slow_teacher(settings)).address for _ in range(3)]
+    with together(*(slow_teacher(settings) for _ in range(3))) as teachers:
+        yield [teacher.address for teacher in teachers]
 
 
 @pytest.mark.slow
@@ -36,12 +37,16 @@ def test_every_teacher_is_in_use(settings: RuntimeSettings, teachers: list[str])
             assert time.monotonic() - begin < 10
             time.sleep(0.01)
         before = [reader.stats().answered for reader in readers]
-        for epoch in students.map(list, readers):
+        for epoch in students.map(whole, readers):
             batches.check(epoch)
         answered = [newly(reader, was) for reader, was in zip(readers, before, strict=True)]
     tell(f"answered: {answered}")
     assert answered[0].keys() | answered[1].keys() == set(teachers)
     assert not answered[0].keys() & answered[1].keys()
+
+
+def whole(reader: DistillReader) -> list[Any]:
+    return list(reader)
 
 
 def newly(reader: DistillReader, before: dict[str, int]) -> dict[str, int]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from faults.watching import Asked, OddTeacher, metadata_of, read_epoch, running_odd_teacher, tell
+from faults.watching import Asked, OddTeacher, metadata_of, read_epoch, running_odd_teacher, tell, together
 from integration.reading import Batches, reader_of
 from teacher_process import Teacher
 
@@ -20,8 +19,8 @@ from edl_runtime.settings import RuntimeSettings
 def three(good: Teacher, odd: OddTeacher) -> Iterator[list[OddTeacher]]:
     """Teachers of which each knows what it was asked."""
     metadata = metadata_of(good.address)
-    with contextlib.ExitStack() as stack:
-        yield [odd, *(stack.enter_context(running_odd_teacher(metadata)) for _ in range(2))]
+    with together(running_odd_teacher(metadata), running_odd_teacher(metadata)) as others:
+        yield [odd, *others]
 
 
 @pytest.mark.slow

@@ -72,3 +72,14 @@ def test_what_nobody_took_in_time_may_be_hedged_again() -> None:
         assert (dispatcher.retries, dispatcher.hedges) == (1, 1)
         dispatcher.hedge(time.monotonic() + 30)
         assert dispatcher._slow == []
+
+
+def test_a_budget_bounds_how_many_are_hedged() -> None:
+    """A few at first; then one for ten answers and one a second, and never many at once."""
+    budget = hedging.Hedging(now=0.0)
+    assert [budget.spend(0.0) for _ in range(5)] == [True] * 4 + [False]
+    for _ in range(11):
+        budget.note(0.01)
+    assert [budget.spend(0.0) for _ in range(2)] == [True, False]
+    assert [budget.spend(1.0) for _ in range(2)] == [True, False]
+    assert sum(budget.spend(1000.0) for _ in range(100)) == hedging.MOST_SAVED
