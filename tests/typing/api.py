@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from prometheus_client import REGISTRY
 
 from edl_airflow.hooks.edl import EdlHook
 from edl_airflow.operators.distill import EdlDistillOperator
@@ -12,6 +13,7 @@ from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
 from edl_runtime.distill import AnswerCache, Discovered, DistillReader, Fixed, JobReporter
+from edl_runtime.distill.metrics import ReaderCollector
 from edl_runtime.result import write_result
 from edl_runtime.specs import Bounds, TeacherSpec, TrainerSpec
 
@@ -38,6 +40,7 @@ with JobReporter(total_steps=10) as reporter:
         ) as reader:
             for batch in reader:
                 reporter.report(loss=float(batch[-1].sum()), note="first")
+    REGISTRY.register(ReaderCollector(reporter.stats))
 
 for cache in (None, AnswerCache("id"), AnswerCache(sample_id="id", folder="answers", limit_mb=1000)):
     with DistillReader(batches, inputs=["image", "id"], outputs=["logits"], cache=cache) as reader:
