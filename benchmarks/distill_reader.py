@@ -23,6 +23,7 @@ from collections.abc import Iterable
 
 import msgspec
 from _data import DATA
+from _flags import at_least_1
 from _measuring import Run
 from _reading import Case, reading
 
@@ -77,11 +78,13 @@ def main() -> None:
     parser.add_argument("--data", choices=DATA, default="img224")
     parser.add_argument("--format", choices=["sample", "sample_list", "batch"], default="batch")
     parser.add_argument("--dtype", choices=["float32", "uint8"], default="", help="of images; by default float32")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--teacher-batch-size", type=int, default=16)
-    parser.add_argument("--teachers", type=int, default=2)
+    parser.add_argument("--batch-size", type=at_least_1, default=32)
+    parser.add_argument("--teacher-batch-size", type=at_least_1, default=16)
+    parser.add_argument("--teachers", type=at_least_1, default=2)
     parser.add_argument("--teacher-ms", type=float, default=0.0, help="how long a teacher sleeps over each answer")
-    parser.add_argument("--batches", type=int, default=0, help="in each pass over the data; by default some seconds'")
+    parser.add_argument(
+        "--batches", type=at_least_1, default=0, help="in each pass over the data; by default some seconds'"
+    )
     parser.add_argument("--against", metavar="OPTION=VALUE", help="measure this too, as in teachers=1 or dtype=float32")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on a line of its own")
     options = vars(parser.parse_args())

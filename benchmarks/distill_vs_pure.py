@@ -28,6 +28,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a busy student has one cor
 
 import numpy as np
 from _data import DATA
+from _flags import at_least_1
 from _measuring import instant_teachers, measured
 
 from edl_runtime.distill import DistillReader, Fixed
@@ -122,12 +123,10 @@ def benchmark(case: Case, epochs: int, steps: int) -> dict[str, int | float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, default="asleep")
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=8, help="in an epoch")
+    parser.add_argument("--epochs", type=at_least_1, default=12)
+    parser.add_argument("--steps", type=at_least_1, default=8, help="in an epoch")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on a line of its own")
     options = parser.parse_args()
-    if min(options.epochs, options.steps) < 1:
-        parser.error("epochs and steps must be 1 or more")
     found = {"case": options.case, **benchmark(CASES[options.case], options.epochs, options.steps)}
     if options.json:
         print(json.dumps(found))
