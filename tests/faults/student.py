@@ -1,4 +1,7 @@
-"""Students in processes of their own: `python -m faults.student STORY ADDRESS`, in the tests' folder."""
+"""Students in processes of their own: `python -m faults.student STORY TEACHER`, in the tests' folder.
+
+The teacher is an address, or `POOL` for those of the pool that the environment knows.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from integration.reading import Batches, reader_of
+from integration.reading import POOL, Batches, reader_of
 
-from edl_runtime.distill import DistillReader, Fixed
+from edl_runtime.distill import Discovered, DistillReader, Fixed
 from edl_runtime.errors import DistillError
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
@@ -31,7 +34,8 @@ class Marked(Batches):
 
 
 def reader_from(address: str, source: Callable[[], Iterator[tuple[Array]]]) -> DistillReader:
-    return reader_of(source, Fixed((address,)), RuntimeSettings(teacher_wait_s=10.0))
+    teachers = Discovered(POOL) if address == POOL else Fixed((address,))
+    return reader_of(source, teachers, RuntimeSettings.from_env(os.environ))
 
 
 def read(address: str, seconds: float = 0.005) -> None:

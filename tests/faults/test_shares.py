@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from faults.watching import SLACK_S, tell, together
+from faults.student_process import student, until_it_says
+from faults.watching import SLACK_S, read_until, tell, together
 from integration.reading import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
 
 from edl_runtime.distill import Discovered, DistillReader
@@ -76,3 +77,20 @@ def test_a_joining_teacher_has_its_first_batch_within_a_second(settings: Runtime
         took_s = time.monotonic() - joining.result()
     tell(f"first batch {took_s:.3f} s after a teacher was ready")
     assert took_s < 1.0 + SLACK_S
+
+
+@pytest.mark.slow
+def test_a_killed_student_s_teachers_are_the_others_within_its_lease(settings: RuntimeSettings) -> None:
+    """Nobody has to tell that it is gone."""
+    batches = Batches(60, seconds=0.005)
+    with (
+        together(slow_teacher(settings), slow_teacher(settings)),
+        student("read", POOL, env=settings.to_env()) as other,
+        reader_of(batches, Discovered(POOL), settings) as reader,
+    ):
+        until_it_says(other, "0")
+        read_until(reader, batches, lambda: reader.stats().teachers == 1)
+        other.kill()
+        took_s = read_until(reader, batches, lambda: reader.stats().teachers == 2)
+    tell(f"both teachers are in use {took_s:.2f} s after the other student was killed")
+    assert took_s < settings.lease_ttl_s + SLACK_S

@@ -4,51 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import psutil
 import pytest
 from faults.student import COUNT
-from faults.watching import SLACK_S, OddTeacher, tell
-from integration.reading import Batches, reader_of
-from teacher_process import TESTS, Teacher, running_teacher, wait_until
+from faults.student_process import student, until_it_says
+from faults.watching import SLACK_S, OddTeacher, tell, together
+from integration.reading import POOL, Batches, reader_of, slow_teacher
+from teacher_process import Teacher, running_teacher, wait_until
 
 from edl_runtime.distill import Fixed
 from edl_runtime.settings import RuntimeSettings
-
-
-@contextlib.contextmanager
-def student(story: str, address: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a story of `student.py`; it is killed at the end at the latest."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "faults.student", story, address],
-        cwd=TESTS,
-        env={name: value for name, value in os.environ.items() if not name.startswith("EDL_")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its children, too
-        process.communicate()
-
-
-def until_it_says(process: subprocess.Popen[str], word: str) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.strip() == word:
-            return
-    pytest.fail(process.communicate()[1])
 
 
 @pytest.mark.parametrize("story", ["fork", "spawn"])
@@ -62,6 +32,17 @@ def test_parent_and_child_read_at_the_same_time(story: str, odd: OddTeacher) -> 
     assert asked_by_parent
     assert asked_by_child
     assert not asked_by_parent & asked_by_child
+
+
+@pytest.mark.slow
+def test_a_forked_child_is_a_student_of_its_own(settings: RuntimeSettings) -> None:
+    """It registers by itself, with a connection to Redis of its own, and shares the pool with its parent."""
+    with (
+        together(slow_teacher(settings), slow_teacher(settings)),
+        student("fork", POOL, env=settings.to_env()) as process,
+    ):
+        said, errors = process.communicate(timeout=30)
+    assert (process.returncode, said.splitlines()[-1:]) == (0, ["right"]), errors
 
 
 def test_a_forgotten_reader_disconnects(good: Teacher) -> None:

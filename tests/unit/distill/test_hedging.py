@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -51,16 +52,33 @@ def test_who_comes_later_is_asked_what_others_do_not_answer(held: threading.Even
         assert reader.stats().answered == {"b:2": LANES_A_TEACHER}
 
 
-def test_what_nobody_took_in_time_may_be_hedged_again() -> None:
-    """A request whose teacher is lost before a second one was free is the next one's alone, until that is slow, too."""
-    lock = threading.RLock()
-    dispatcher = Dispatcher(Seams(lock, lambda: None), Patience("all", wait_limit_s=9, request_limit_s=9))
-    first, second, third = lanes = Lane("a:1"), Lane("b:2"), Lane("c:3")
+@pytest.fixture
+def lanes() -> tuple[Lane, ...]:
+    """One of each of three teachers."""
+    return Lane("a:1"), Lane("b:2"), Lane("c:3")
+
+
+@pytest.fixture
+def lock() -> threading.RLock:
+    return threading.RLock()
+
+
+@pytest.fixture
+def dispatcher(lanes: Sequence[Lane], lock: threading.RLock) -> Dispatcher:
+    """One with these lanes, and without a pipeline, whose lock it has."""
+    made = Dispatcher(Seams(lock, lambda: None), Patience("all", wait_limit_s=9, request_limit_s=9))
     for lane in lanes:
-        dispatcher.join(lane)
-    batch = Batch((), [], samples=4, requests=[1])
-    request = Request(batch, 0, 0, {}, 4)
-    with lock:  # as the pipeline does
+        made.join(lane)
+    return made
+
+
+def test_what_nobody_took_in_time_may_be_hedged_again(
+    dispatcher: Dispatcher, lanes: Sequence[Lane], lock: threading.RLock
+) -> None:
+    """A request whose teacher is lost before a second one was free is the next one's alone, until that is slow, too."""
+    first, second, third = lanes
+    request = Request(Batch((), [], samples=4, requests=[1]), 0, 0, {}, 4)
+    with lock:
         dispatcher.add([request], time.monotonic())
         assert dispatcher.take(first) is request
         dispatcher.hedge(time.monotonic() + 10)
@@ -72,6 +90,20 @@ def test_what_nobody_took_in_time_may_be_hedged_again() -> None:
         assert (dispatcher.retries, dispatcher.hedges) == (1, 1)
         dispatcher.hedge(time.monotonic() + 30)
         assert dispatcher._slow == []
+
+
+def test_a_second_teacher_is_another_one(dispatcher: Dispatcher, lanes: Sequence[Lane], lock: threading.RLock) -> None:
+    """A free connection to the slow teacher does not get what that is slow about, and no third teacher does."""
+    first, second, third = lanes
+    request = Request(Batch((), [], samples=4, requests=[1]), 0, 0, {}, 4)
+    with lock:
+        dispatcher.add([request], time.monotonic())
+        assert dispatcher.take(first) is request
+        dispatcher.hedge(time.monotonic() + 10)
+        assert dispatcher._next_for(Lane("a:1")) is None
+        assert dispatcher._next_for(second) is request
+        dispatcher.hedge(time.monotonic() + 20)
+        assert dispatcher._next_for(third) is None
 
 
 def test_a_budget_bounds_how_many_are_hedged() -> None:
