@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+from _flags import at_least_1
 from _measuring import Peer, Run, instant_teachers, measured, peers
 
 from edl_runtime.protocol.address import endpoint_of
@@ -107,7 +108,7 @@ def in_turns(ways: dict[str, tuple[Ask, Peer]], exchanges: int, rounds: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=at_least_1, default=15)
     parser.add_argument("--json", action="store_true", help="end with one JSON object on a line of its own")
     options = parser.parse_args()
     results = {name: benchmark(shape, options.rounds) for name, shape in SHAPES.items()}

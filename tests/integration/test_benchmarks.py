@@ -54,3 +54,11 @@ def test_a_wrong_comparison_is_refused() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "teachers" in done.stderr
+
+
+def test_a_student_is_measured_with_distillation_and_without() -> None:
+    """Both make the same steps, and what the student waited is told."""
+    found = result_of("distill_vs_pure.py", "--case", "quick", "--epochs", "2", "--steps", "3")
+    assert (found["epochs"], found["steps_an_epoch"], found["teachers"]) == (2, 3, 2)
+    assert found["ratio"] > 0
+    assert found["waited_ms_per_step"] >= 0
