@@ -91,7 +91,9 @@ class Connection(asyncio.BufferedProtocol):
         self.alive = False
         self._front.connections.pop(self, None)
         self._shared.close()
-        if self._phase in (_Phase.BODY, _Phase.SENDING):
+        if self._phase is _Phase.WAITING:
+            self._front.slots.leave(self)
+        elif self._phase in (_Phase.BODY, _Phase.SENDING):
             self._return_slot()
         elif self._phase is _Phase.RUNNING:
             self._front.runner.drop(self._slot)

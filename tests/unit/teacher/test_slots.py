@@ -15,7 +15,6 @@ class Client:
     """Notes its name when it is given a slot."""
 
     def __init__(self, name: str, given: list[str]) -> None:
-        self.alive = True
         self.slot = -1
         self._name = name
         self._given = given
@@ -40,12 +39,39 @@ def test_those_who_wait_are_served_in_the_order_in_which_they_came(slots: Slots)
     for client in clients.values():
         slots.take(client)
     assert given == ["a"]
-    clients["b"].alive = False
+    slots.leave(clients["b"])
+    assert slots.in_flight == 3
     slots.give_back(clients["a"].slot, 0, 0)
     assert given == ["a", "c"]
     assert slots.in_flight == 2
     slots.give_back(clients["c"].slot, 0, 0)
     assert given == ["a", "c", "d"]
+
+
+class Refused(Client):
+    """Gives its slot back at once, as one does whose predictor is gone."""
+
+    def __init__(self, name: str, given: list[str], slots: Slots) -> None:
+        super().__init__(name, given)
+        self._slots = slots
+
+    def begin_body(self, slot: int) -> None:
+        super().begin_body(slot)
+        self._slots.give_back(slot, 0, 0)
+
+
+def test_any_number_may_give_their_slots_back_at_once(slots: Slots) -> None:
+    """Those behind them get theirs, in order, however many they are."""
+    given: list[str] = []
+    first, last = Client("first", given), Client("last", given)
+    slots.take(first)
+    names = [str(number) for number in range(5000)]
+    for name in names:
+        slots.take(Refused(name, given, slots))
+    slots.take(last)
+    slots.give_back(first.slot, 0, 0)
+    assert given == ["first", *names, "last"]
+    assert slots.in_flight == 1
 
 
 async def test_all_is_answered_when_the_last_slot_is_back(slots: Slots) -> None:
