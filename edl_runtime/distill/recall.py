@@ -134,6 +134,7 @@ class Shelf:
         return {name: np.ascontiguousarray(entries["answers"][name]) for name in self._names}
 
     def keep(self, ids: Sequence[bytes], digests: Array, answers: Answers) -> None:
+        """Keep the answers to these samples, whose inputs have these digests."""
         entries = np.empty(len(ids), self._layout)
         entries["digest"] = digests
         for name in self._names:

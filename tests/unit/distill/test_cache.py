@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 from fake_teachers import SIGNATURE, FakeTeachers, arithmetic
+from teacher_process import wait_until
 from unit.distill.caching import SAMPLES, Source, X, reader_of, teachers_with
 from unit.distill.reading import failing
 
@@ -33,7 +35,8 @@ def test_a_second_epoch_asks_nobody(cache: AnswerCache, kind: str) -> None:
     with reader_of(teachers, source, cache) as reader:
         source.check(list(reader))
         assert (sum(teachers.rows), reader.stats().cached) == (SAMPLES, 0)
-        teachers.behaviours.clear()
+        reader._own_engine._pools[0].use([])
+        wait_until(lambda: not any(thread.name.startswith("edl teacher") for thread in threading.enumerate()))
         asked = teachers.asked.copy()
         for epoch in (1, 2):
             np.random.default_rng(epoch).shuffle(source.order)
@@ -197,6 +200,7 @@ import os, sys, warnings
 sys.path.insert(0, "")
 warnings.simplefilter("ignore", DeprecationWarning)
 from edl_runtime.distill import AnswerCache
+from teacher_process import wait_until
 from unit.distill.caching import Source, reader_of, teachers_with
 
 source, teachers = Source(), teachers_with()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -96,7 +96,7 @@ def test_answers_that_can_t_be_kept_are_said(signature: ModelSignature, outputs:
         ("cache.limit_mb", lambda: AnswerCache("id", limit_mb=0)),
         ("cache.folder", lambda: AnswerCache("id", folder="")),
         ("cache.sample_id", lambda: reader_of(teachers_with(), Source(), AnswerCache("name"))),
-        ("cache", lambda: reader_of(teachers_with(), Source(), "id")),
+        ("cache", lambda: reader_of(teachers_with(), Source(), cast("Any", "id"))),
     ],
 )
 def test_wrong_arguments_are_said(field: str, make: Callable[[], object]) -> None:
