@@ -99,7 +99,7 @@ def _answered(request: InferRequest, outputs: Mapping[str, Array]) -> dict[str, 
 
 
 def refuse(into: memoryview, status: int, reason: str) -> Answer:
-    """Write an error into the area `into`."""
-    body = msgspec.json.encode({"error": reason[:4000]})
+    """Write an error into the area `into`. What of `reason` is no text, as in some files' names, is replaced."""
+    body = msgspec.json.encode({"error": reason[:4000].encode("utf-8", "replace").decode()})
     into[: len(body)] = body
     return Answer(status, None, len(body))

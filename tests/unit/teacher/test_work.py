@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -122,6 +123,20 @@ def test_a_bad_request_fails_no_other(arena: Arena) -> None:
         assert got(arena, 0, answers[0])["sum"].tolist() == [4]
         assert refused(arena, 1, answers[1]) == "the model failed: ArithmeticError: below zero"
     assert model.runs == [2, 1, 1] * 2
+
+
+def test_an_error_that_is_no_text_is_told(arena: Arena) -> None:
+    """The name of a file may be any bytes; what can't be said of it is replaced, and the next request is served."""
+
+    class Lost(Doubler):
+        def run(self, *_: object) -> dict[str, Array]:
+            raise FileNotFoundError(os.fsdecode(b"/data/\xff.bin"))
+
+    work = Work(Lost(), arena, 64)
+    for slot in range(2):
+        work.add(*put(arena, slot, rows(slot)))
+    answers = ran(work)
+    assert refused(arena, 1, answers[1]) == "the model failed: FileNotFoundError: /data/?.bin"
 
 
 def test_a_model_that_can_not_take_several_gets_one_at_a_time(arena: Arena) -> None:
