@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,6 +57,29 @@ def fragile(inputs: Mapping[str, Array]) -> dict[str, Array]:
     if inputs["x"][0, 0] == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return {"double": inputs["x"] * 2}
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def lingering(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Wants to end its process for all but zeros, which a thread of its own does not let happen."""
+    if inputs["x"].any():
+        threading.Thread(target=time.sleep, args=(3600,)).start()
+        sys.exit(3)
+    return {"double": inputs["x"] * 2}
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def in_place(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Writes into what it is given."""
+    x = inputs["x"]
+    x *= 2
+    return {"double": x}
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4)), TensorSpec("codes", "FP32", (5, 2))])
+def codebook(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Has an output that has nothing to do with the batch."""
+    return {"double": inputs["x"] * 2, "codes": np.ones((5, 2), np.float32)}
 
 
 @served(inputs=[TensorSpec("x", "UINT8", (-1, -1))], outputs=[TensorSpec("x", "UINT8", (-1, -1))])

@@ -30,6 +30,9 @@ from edl_runtime.waits import first
 PING_LIMIT_S = 5.0
 """A predictor that has nothing to do and does not answer a ping for so long counts as hung."""
 
+END_WITHIN_S = 2.0
+"""How long a predictor that has let go of its channel may take to end before it is killed."""
+
 BEATS = 5
 """How often it is looked at within its limit."""
 
@@ -171,7 +174,16 @@ class _Predictor(asyncio.Protocol):
             self._transport.write(RECORD.pack(PING, 0, 0, 0))
 
     async def _exit_code(self) -> int:
-        return await self._process.wait() if self._process else 0
+        """Return it when the process has ended, which it does soon: a thread that a model left behind is no reason."""
+        if self._process is None:
+            return 0
+        try:
+            async with asyncio.timeout(END_WITHIN_S):
+                return await self._process.wait()
+        except TimeoutError:
+            log.warning("predictor.killed", cause="it has stopped to work and does not end", waited_s=END_WITHIN_S)
+            self._kill()
+            return await self._process.wait()
 
     async def stop(self) -> None:
         """End the process at once. It keeps nothing that has to be saved."""

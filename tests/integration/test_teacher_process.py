@@ -139,6 +139,20 @@ async def test_a_teacher_whose_predictor_died_leaves(redis_url: str, namespace: 
         assert await members(redis_url, namespace) == []
 
 
+def test_a_predictor_that_can_not_end_is_killed() -> None:
+    """One that works no more but does not end either, for a thread of the model, keeps no teacher waiting."""
+    with (
+        running_teacher("served_models:lingering") as teacher,
+        TeacherConnection(teacher.address) as connection,
+    ):
+        predictor = teacher.predictor
+        with pytest.raises(InferenceError, match="predictor has ended"):
+            connection.infer({"x": X}, [])
+        assert teacher.process.wait(PATIENCE_S) == 1
+        assert is_gone(predictor)
+        assert "predictor.killed" in teacher.process.communicate()[1]
+
+
 @pytest.mark.parametrize("busy", [False, True])
 async def test_a_teacher_whose_predictor_hangs_leaves(redis_url: str, namespace: str, *, busy: bool) -> None:
     """Idle or asked: within the limit it is off the list, its requests are another teacher's, and it exits 1."""
