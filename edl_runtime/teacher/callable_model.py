@@ -66,7 +66,8 @@ class CallableModel:
         found: Mapping[str, Array] = self._function(inputs)
         for name in outputs:
             said = self._outputs[name]
-            dtype, shape = dtype_of(said.datatype), (rows, *said.shape[1:])
+            dtype = dtype_of(said.datatype)
+            shape = (rows, *said.shape[1:]) if said.shape[:1] == (-1,) else said.shape
             array = found.get(name)
             if array is None or array.dtype != dtype or not fits(array.shape, shape):
                 given = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"

@@ -67,8 +67,14 @@ def needed_outputs(requests: Iterable[InferRequest]) -> list[str]:
 
 
 def joined_inputs(requests: Sequence[InferRequest], signature: ModelSignature) -> dict[str, Array]:
-    """Return what the model takes for all these requests, joined along the batch axis; of one alone without a copy."""
-    return {spec.name: _joined(requests, spec) for spec in signature.inputs}
+    """Return what the model takes for all these requests, joined along the batch axis; of one alone without a copy.
+
+    All of it is read-only.
+    """
+    inputs = {spec.name: _joined(requests, spec) for spec in signature.inputs}
+    for array in inputs.values():
+        array.flags.writeable = False
+    return inputs
 
 
 def _joined(requests: Sequence[InferRequest], spec: TensorSpec) -> Array:

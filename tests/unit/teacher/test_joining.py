@@ -88,6 +88,15 @@ def test_what_one_alone_sends_is_not_copied() -> None:
     assert joined_inputs([request(image)], SIGNATURE)["image"] is image
 
 
+@pytest.mark.parametrize("requests", [1, 2])
+def test_no_model_writes_into_what_it_is_given(requests: int) -> None:
+    """However inputs have come, so that a model which does is found out at once and not by who joins whom."""
+    pixels = [request(np.zeros((1, 2), np.uint8), image=Normalise((1.0,), (2.0,)))] * requests
+    numbers = [request(np.zeros((1, 2), np.float32))] * requests
+    given = [array for some in (pixels, numbers) for array in joined_inputs(some, SIGNATURE).values()]
+    assert not any(array.flags.writeable for array in given)
+
+
 def test_inputs_are_joined_in_order_and_normalised_on_the_way() -> None:
     """A request with pixels and one with numbers run as one."""
     pixels = request(np.full((1, 2), 5, np.uint8), np.array([1]), image=Normalise((1.0,), (2.0,)))

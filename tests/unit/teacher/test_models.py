@@ -47,6 +47,7 @@ def test_a_folder_without_one_model_is_refused(tmp_path: Path, files: list[str] 
         ("served_models:unmarked", "mark it with @served"),
         ("served_models:wrong", r"returned float64 \[1, 4\] for 'double', it said float32"),
         ("served_models:narrow", r"returned float32 \[1, 3\] for 'double', it said float32 \[1, 4\]"),
+        ("served_models:in_place", "read-only"),
         ("served_models:short", r"returned float32 \[0, 4\] for 'double', it said float32 \[1, 4\]"),
         (":f", "Empty module name"),
     ],
@@ -55,6 +56,12 @@ def test_a_function_that_can_not_be_served_is_refused(model: str, message: str) 
     """A missing module or function, one without signature, and one that breaks its word."""
     with pytest.raises(ModelError, match=message):
         load_model(ModelOptions(model=model))
+
+
+def test_an_output_may_have_nothing_to_do_with_the_batch() -> None:
+    """A function is held to the sizes that it said, and to the rows of its input where it said any."""
+    model = load_model(ModelOptions(model="served_models:codebook"))
+    assert model.run({"x": np.ones((3, 4), np.float32)}, ["double", "codes"])["codes"].shape == (5, 2)
 
 
 def test_outputs_are_chosen_and_renamed() -> None:
