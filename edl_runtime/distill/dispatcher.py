@@ -10,32 +10,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from edl_runtime.distill.batches import Batch, Request
 from edl_runtime.distill.epoch import Lane
 from edl_runtime.distill.feeds import Answers
 from edl_runtime.distill.hedging import Hedging
 from edl_runtime.distill.patience import Patience
+from edl_runtime.distill.seams import Seams
 from edl_runtime.protocol.oip import ModelSignature
 
 REQUESTS_A_LANE = 2
 """One that is being answered and one that waits, so that a lane never waits for the source."""
-
-
-class Seams:
-    """What a dispatcher and its pipeline share: one lock, and whom to wake.
-
-    - `room`: the feeder, when there is more room, or a model is known.
-    - `done`: the training script, when what it waits for has come or can't come.
-    - `asked`: called when a teacher is asked something, for whoever watches how long that takes.
-    """
-
-    def __init__(self, lock: threading.RLock, asked: Callable[[], None]) -> None:
-        self.lock = lock
-        self.room = threading.Condition(lock)
-        self.done = threading.Condition(lock)
-        self.asked = asked
 
 
 class Dispatcher:
@@ -193,6 +179,7 @@ class Dispatcher:
         with self._lock:
             now = time.monotonic()
             self._hedging.note(now - lane.asked_at)
+            self._patience.hear_of(lane.address, now)
             request = self._release(lane)
             if request is None:
                 return
@@ -208,7 +195,7 @@ class Dispatcher:
                 return
             now = time.monotonic()
             request.fail(lane.address, now)
-            if request.is_hopeless(self.connected, now):
+            if request.is_hopeless({*self.connected, *self._patience.heard_of(now)}, now):
                 self.refuse(lane, failure)
 
     def refuse(self, lane: Lane, failure: BaseException) -> None:

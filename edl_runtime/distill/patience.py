@@ -27,12 +27,21 @@ class Patience:
         self._whom = whom
         self._wait_limit_s = wait_limit_s
         self._connected_limit_s = max(wait_limit_s, request_limit_s)
+        self._heard_at: dict[str, float] = {}
         self._fresh_at = -math.inf
         self._told_at = -math.inf
 
     def restart(self, now: float) -> None:
         """A teacher answered, or is asked something after a time of being asked nothing."""
         self._fresh_at = now
+
+    def hear_of(self, teacher: str, now: float) -> None:
+        """The teacher answered."""
+        self._heard_at[teacher] = now
+
+    def heard_of(self, now: float) -> list[str]:
+        """Return the teachers that answered so lately that, if they are gone, they may be back in time."""
+        return [teacher for teacher, at in self._heard_at.items() if now - at < self._wait_limit_s]
 
     def pause_s(self, now: float, *, waiting_since: float, connected: bool) -> float:
         """Return after how many seconds to look again, and log now and then that there is a wait.

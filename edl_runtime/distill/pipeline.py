@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from edl_runtime.distill.batches import Batch, Request
-from edl_runtime.distill.dispatcher import Dispatcher, Seams
+from edl_runtime.distill.dispatcher import Dispatcher
 from edl_runtime.distill.epoch import Epoch
 from edl_runtime.distill.patience import Patience, SourceWait
+from edl_runtime.distill.seams import Seams
 from edl_runtime.distill.stats import ReaderStats, Tally
 from edl_runtime.errors import DistillError
 from edl_runtime.protocol.oip import ModelSignature

@@ -11,11 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import msgspec
 import psutil
 import pytest
-from faults.watching import SLACK_S, all_answered, read_epoch, read_until, tell, together
+from faults.watching import SLACK_S, OddTeacher, all_answered, read_epoch, read_until, tell, together
 from integration.reading import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
 from teacher_process import Teacher, running_teacher, wait_until
 
 from edl_runtime.distill import Discovered, Fixed
+from edl_runtime.distill.batches import MOST_FAILURES
 from edl_runtime.settings import RuntimeSettings
 
 STALL_S = 0.5
@@ -147,3 +148,27 @@ def test_a_teacher_that_is_restarted_at_its_address_goes_on() -> None:
         BATCHES.check(seen)
         tell(f"first batch {longest_gap_s:.3f} s after the restart")
         assert longest_gap_s < 1.0 + SLACK_S
+
+
+@pytest.mark.slow
+def test_a_liar_that_is_left_alone_ends_nothing(odd: OddTeacher, aside: ThreadPoolExecutor) -> None:
+    """While the good one is away for a time, what the liar fails waits for it: it may be back."""
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(running_teacher("served_models:slow"))
+        settings = RuntimeSettings(teacher_wait_s=30)
+        reader = stack.enter_context(reader_of(BATCHES, Fixed((first.address, odd.address)), settings))
+
+        def restart() -> None:
+            time.sleep(2.5)  # in which the liar is asked more often than a request may be failed
+            stack.enter_context(running_teacher("served_models:slow", "--port", first.address.rpartition(":")[2]))
+
+        def leave_it_alone() -> None:
+            odd.become("garbage")
+            first.process.kill()
+            first.process.wait()
+            aside.submit(restart)
+
+        seen, longest_gap_s = read_epoch(reader, leave_it_alone, when=all_answered(reader, 2))
+        BATCHES.check(seen)
+        assert longest_gap_s > 2.0
+        assert len(odd.asked()) >= MOST_FAILURES

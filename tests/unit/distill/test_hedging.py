@@ -14,10 +14,11 @@ from unit.distill.reading import batches, numbers, reader_of
 
 from edl_runtime.distill import hedging
 from edl_runtime.distill.batches import Batch, Request
-from edl_runtime.distill.dispatcher import Dispatcher, Seams
+from edl_runtime.distill.dispatcher import Dispatcher
 from edl_runtime.distill.epoch import Lane
 from edl_runtime.distill.patience import Patience
 from edl_runtime.distill.pool import LANES_A_TEACHER
+from edl_runtime.distill.seams import Seams
 from edl_runtime.protocol.tensors import Array
 
 
