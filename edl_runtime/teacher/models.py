@@ -103,7 +103,8 @@ class Selected:
 def _warm_up(model: Model, options: ModelOptions) -> None:
     """Run once on zeros, so that the first student does not wait for what a first run prepares.
 
-    They are read-only, as all inputs are. A model of which more than the batch is free may rightly refuse the smallest sizes; that is only logged.
+    The zeros are read-only, as all inputs are. A model of which more than the batch is free may rightly refuse the
+    smallest sizes; that is only logged.
     """
     inputs = {spec.name: zeros(spec) for spec in model.signature.inputs}
     for array in inputs.values():
