@@ -118,7 +118,7 @@ async def _words(request: Request) -> Words:
         return msgspec.json.decode(body, type=Words)
     except TimeoutError:
         raise HTTPException(408, f"the body did not come within {WORDS_WITHIN_S:.0f} s") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HTTPException(400, str(error)) from None
 
 

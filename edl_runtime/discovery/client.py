@@ -87,7 +87,7 @@ async def _stream(link: Link, path: str, me: Member) -> AsyncGenerator[Assignmen
         try:
             async for line in _lines(response.aiter_raw()):
                 yield _decoder.decode(line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DiscoveryRefusedError(link.url, response.status_code, f"no assignment: {error}") from None
 
 

@@ -83,7 +83,7 @@ class Link:
             content = await response.aread()
         try:
             return msgspec.json.decode(content, type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DiscoveryRefusedError(self.url, response.status_code, f"no pools: {error}") from None
 
     @contextmanager
@@ -113,7 +113,7 @@ async def _reason(response: httpx.Response) -> str:
             break
     try:
         return msgspec.json.decode(body, type=_Refusal).error
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return "it is no discovery endpoint of ours"
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import structlog
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from edl_runtime.discovery.app import build_app
 from edl_runtime.discovery.hub import Hub
@@ -25,7 +25,7 @@ CONNECTION_LIMIT = 2500
 REDIS_LIMIT = 500
 """Connections to Redis: two for each pool that is followed, and some to renew leases in turn."""
 REQUEST_WITHIN_S = 5.0
-"""Who connects and asks nothing is disconnected after so long."""
+"""How often clients are looked for to disconnect: those that have asked nothing since the last look."""
 DEAD_AFTER_S = 10.0
 """A connection whose other end does not take what it is sent is dropped after so long."""
 LEAVE_S = 3.0
@@ -84,18 +84,25 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """A connection that is one of a limited number, and that has to ask something soon."""
+    """A connection that is one of a limited number, and that has to ask something soon, and again when answered."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its parent's
         super().connection_made(transport)
         if len(self.connections) > CONNECTION_LIMIT:
             transport.abort()
-        self.loop.call_later(REQUEST_WITHIN_S, self._expect_request)
+        self._expect_request_soon((None, True))
 
-    def _expect_request(self) -> None:
-        asked: object = self.cycle
-        if asked is None:
+    def _expect_request_soon(self, seen: tuple[object, bool]) -> None:
+        self.loop.call_later(REQUEST_WITHIN_S, self._expect_request, seen)
+
+    def _expect_request(self, seen: tuple[object, bool]) -> None:
+        """Disconnect if the last request and whether it is answered are as `seen`, and it is the client's turn."""
+        asked: RequestResponseCycle | None = self.cycle
+        answered = asked is None or asked.response_complete
+        if answered and seen == (asked, True):
             self.transport.abort()
+        elif not self.transport.is_closing():
+            self._expect_request_soon((asked, answered))
 
 
 @contextmanager

@@ -74,15 +74,27 @@ async def test_words_that_can_not_be_heard_are_refused(http: httpx.AsyncClient) 
     path = "/v1/pools/words/students/s/words"
     assert (await http.put(path, content=b"{}")).status_code == 404
     assert (await http.put(path, content=b'{"quarantined": 1}')).status_code == 400
+    assert (await http.put(path, content=b'{"quarantined": {"t:1": "\xff"}}')).status_code == 400
     assert (await http.put(path, content=b" " * (WORDS_LIMIT + 1))).status_code == 413
 
 
-async def test_who_asks_nothing_is_disconnected(endpoint: Endpoint) -> None:
-    """A connection that is only held is one that others could need."""
+@pytest.mark.parametrize(
+    ("asked", "rest"),
+    [
+        (b"", b"GET /v1/pools HT"),
+        (b"GET /v1/health/live HTTP/1.1\r\nHost: e\r\n\r\n", b"GET /v1/pools HT"),
+        (b"GET /v1/health/live HTTP/1.1\r\nHost: e\r\nContent-Length: 9\r\n\r\n", b"x"),
+    ],
+)
+async def test_who_asks_nothing_is_disconnected(endpoint: Endpoint, asked: bytes, rest: bytes) -> None:
+    """A connection that is only held is one that others could need, whatever it has been answered before."""
     reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
-    writer.write(b"GET /v1/pools HT")
+    if asked:
+        writer.write(asked)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    writer.write(rest)
     with contextlib.suppress(ConnectionResetError):
-        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+        await asyncio.wait_for(reader.read(), PATIENCE_S)
     writer.close()
 
 

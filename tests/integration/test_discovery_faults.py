@@ -115,6 +115,22 @@ async def test_something_else_that_speaks_http_is_no_endpoint() -> None:
     assert error.status == 404
 
 
+@pytest.mark.parametrize("status", [b"200 OK", b"404 Not Found"])
+async def test_what_is_no_text_is_no_assignment_and_no_reason(status: bytes) -> None:
+    """Whatever bytes come, the student raises what it always raises."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 %b\r\nContent-Length: 14\r\n\r\n{"error":"\xff"}\n' % status)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        error = await failure_of(RuntimeSettings(discovery_url=f"http://127.0.0.1:{port}"))
+    assert isinstance(error, DiscoveryRefusedError)
+
+
 @pytest.mark.parametrize(
     "url", ["redis://h:1", "h:1", "http://", "http://user:t0ken@h:1", "http://h:port", "http://[h"]
 )
