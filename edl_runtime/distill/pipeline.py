@@ -128,10 +128,6 @@ class Pipeline:
 
     # The feeder
 
-    def goes_on(self, epoch: Epoch) -> bool:
-        """Whether the epoch is not over."""
-        return not epoch.over
-
     def put(self, epoch: Epoch, batch: Batch, requests: Sequence[Sequence[Request]]) -> bool:
         """Add a batch and its requests to each pool when there is room; False when the epoch is over."""
         with self._lock:
