@@ -42,7 +42,8 @@ class DistillReader:
 
     Each iteration is one epoch. The source runs ahead in a thread of its own, by a few requests for each teacher.
     Teachers may come, go and fail in the middle. Leaving an epoch early is fine; of several iterations only the
-    latest goes on. In a forked child the reader begins anew, with connections of its own.
+    latest goes on. In a forked child the reader begins anew, with connections of its own; an iteration from before the
+    fork is the parent's. Closing, also by Ctrl-C, waits a second for a source that hangs, and then leaves it behind.
 
     - `source`: a function that returns an iterable for one epoch, called once for each, or a list of items. Items
       are not copied, so it must not write to an array it has yielded.
