@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -14,7 +15,8 @@ from edl_runtime.registry.shares import shares
 from edl_runtime.store.keys import Role
 
 SETTLE_S = 0.05
-"""Changes that come within so short a time are computed together; the first of them is not kept waiting."""
+"""Changes that come within so short a time are computed together; the first of them is not kept waiting. Where the
+computation takes longer than that, it rests for as long again, for leases have to be renewed meanwhile."""
 
 
 class Feed:
@@ -101,7 +103,9 @@ class Feed:
             self._changed.clear()
             if self._teachers is None or self._students is None:
                 continue
-            self._shares = shares(self._teachers, [*self._students, *self._here.values()])
+            begun_s = time.monotonic()
+            students = [*self._students, *self._here.values()]
+            self._shares = await asyncio.to_thread(shares, self._teachers, students)
             computed, self._computed = self._computed, asyncio.Event()
             computed.set()
-            await asyncio.sleep(SETTLE_S)
+            await asyncio.sleep(max(SETTLE_S, time.monotonic() - begun_s))
