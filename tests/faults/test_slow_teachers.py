@@ -46,6 +46,7 @@ def test_what_a_slow_teacher_is_asked_another_is_asked_too(three: list[OddTeache
     assert took_s < waiting_s / 2
     assert longest_gap_s < 20 * answer_s
     assert after.retries == 0
+    assert sum(after.answered.values()) == 2 * 2 * batches.count  # two epochs of two requests a batch
     asked = Counter((request.batch, request.row) for odd in three for request in odd.asked())
     assert max(asked.values()) <= 2
     assert 0 < hedges == list(asked.values()).count(2)

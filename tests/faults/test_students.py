@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -19,6 +21,7 @@ from teacher_process import Teacher, running_teacher, wait_until
 
 from edl_runtime.distill import Fixed
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.server import RedisServer
 
 
 @pytest.mark.parametrize("story", ["fork", "spawn"])
@@ -81,6 +84,17 @@ def test_ctrl_c_ends_a_student_whose_source_hangs(good: Teacher) -> None:
     with student("read_a_hanging_source", good.address) as process:
         until_it_says(process, "2")
         interrupt(process)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_student_whose_redis_is_silent(tmp_path: Path) -> None:
+    """It leaves its pool if it can, and does not insist."""
+    with RedisServer(tmp_path / "redis") as server:
+        settings = RuntimeSettings(redis_url=server.url)
+        with slow_teacher(settings), student("read", POOL, env=settings.to_env()) as process:
+            until_it_says(process, "3")
+            os.kill(server.pid, signal.SIGSTOP)
+            interrupt(process)
 
 
 def interrupt(process: subprocess.Popen[str]) -> None:
