@@ -184,7 +184,7 @@ class Connection(asyncio.BufferedProtocol):
         elif size or answer.status == 411 or self._front.draining:
             self._close_with(answer)
         else:
-            self._transport.write(render(answer, keep_alive=self._keep_alive))
+            self._transport.write(render(answer, keep_alive=self._keep_alive, method=head.method))
             self._phase = _Phase.SENDING
             if not self._backed_up:
                 self._sent()

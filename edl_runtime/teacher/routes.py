@@ -34,9 +34,10 @@ def refusal(status: int, reason: str, **headers: str) -> Reply:
     return Reply(status, msgspec.json.encode({"error": reason}), headers)
 
 
-def render(answer: Reply, *, keep_alive: bool) -> bytes:
-    """Return all of `answer` as it is sent."""
-    return _head(answer.status, len(answer.body), answer.headers, keep_alive=keep_alive) + answer.body
+def render(answer: Reply, *, keep_alive: bool, method: str = "") -> bytes:
+    """Return all of `answer` as it is sent to who asked by `method`: nobody reads a body behind the answer to HEAD."""
+    head = _head(answer.status, len(answer.body), answer.headers, keep_alive=keep_alive)
+    return head if method == "HEAD" else head + answer.body
 
 
 def head_of(answer: Answer, *, keep_alive: bool) -> bytes:

@@ -288,6 +288,15 @@ def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
     assert answer.count(b"HTTP/1.1 200 OK") == 601
 
 
+def test_nothing_stands_between_the_answer_to_head_and_the_next(served: Served) -> None:
+    """HEAD is not allowed, and as its answer never has a body, none is sent that would be taken for what follows."""
+    head, rest = served.exchange(b"HEAD /v2 HTTP/1.1\r\n\r\nGET /v2 HTTP/1.1\r\nConnection: close\r\n\r\n").split(
+        b"\r\n\r\n", 1
+    )
+    assert head.startswith(b"HTTP/1.1 405 ")
+    assert rest.startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_request_in_single_bytes_is_answered(served: Served) -> None:
     """How the network cuts a request does not matter."""
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
