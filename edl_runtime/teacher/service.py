@@ -32,6 +32,8 @@ from edl_runtime.teacher.server import BODY_LIMIT, Front
 from edl_runtime.waits import first, unless
 
 if TYPE_CHECKING:
+    from asyncio.trsock import TransportSocket
+
     from redis.asyncio import Redis
 
 LEAVE_S = 8.0
@@ -132,6 +134,8 @@ async def _listening(front: Front, options: TeacherOptions) -> AsyncIterator[str
         server = await loop.create_server(front.connect, options.host, options.port)
     except OSError as error:
         raise TeacherError(f"can't listen on {options.host} port {options.port}: {error.strerror or error}") from None
+    for listener in server.sockets:
+        _notice_the_dead(listener)
     watch = asyncio.create_task(front.watch())
     try:
         bound, port, *_ = server.sockets[0].getsockname()
@@ -140,6 +144,14 @@ async def _listening(front: Front, options: TeacherOptions) -> AsyncIterator[str
     finally:
         watch.cancel()
         server.close()
+
+
+def _notice_the_dead(listener: TransportSocket) -> None:
+    """End connections whose other machine is gone without a word, a few minutes after their last: they count."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit it
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        for option, number in (("KEEPIDLE", 60), ("KEEPINTVL", 20), ("KEEPCNT", 6)):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{option}"), number)
 
 
 def _reachable(bound: str) -> str:

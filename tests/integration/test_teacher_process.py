@@ -60,6 +60,17 @@ def test_a_teacher_without_a_pool_needs_no_redis() -> None:
         assert is_gone(predictor)
 
 
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux tells of the timers of connections")
+def test_a_client_whose_machine_is_gone_is_noticed() -> None:
+    """An idle connection is probed: without an answer it does not count for ever."""
+    with running_teacher("served_models:arithmetic") as teacher, TeacherConnection(teacher.address) as connection:
+        assert connection.ready()
+        port = f"{int(teacher.address.rpartition(':')[2]):04X}"
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        timers = [timer for _, local, _, state, _, timer, *_ in lines if local.endswith(f":{port}") and state == "01"]
+    assert [timer[:2] for timer in timers] == ["02"]  # keep-alive
+
+
 def test_two_predictors_share_the_work(tmp_path: Path) -> None:
     """One process a device: while one is busy, the other answers."""
     env = {"HELD_MODEL_FOLDER": str(tmp_path)}
