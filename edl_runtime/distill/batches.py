@@ -89,12 +89,11 @@ class Failures(NamedTuple):
 class Request:
     """What one teacher of the `pool`-th pool is asked at once: `rows` rows of `inputs`, the `index`-th part of `batch`.
 
-    - `asked_of`: addresses of the teachers that were asked, in order.
     - `hedged`: a second teacher is asked since the first takes long; no third one is for that reason.
     - `memo`: where its answers are to be kept, if anywhere.
     """
 
-    __slots__ = ("asked_of", "batch", "failures", "hedged", "index", "inputs", "memo", "pool", "rows")
+    __slots__ = ("batch", "failures", "hedged", "index", "inputs", "memo", "pool", "rows")
 
     def __init__(
         self, batch: Batch, pool: int, index: int, inputs: Mapping[str, Tensor], rows: int, *, memo: Memo | None = None
@@ -105,7 +104,6 @@ class Request:
         self.inputs = inputs
         self.rows = rows
         self.memo = memo
-        self.asked_of: tuple[str, ...] = ()
         self.hedged = False
         self.failures: Failures | None = None
 

@@ -164,7 +164,7 @@ class Dispatcher:
     def _next_for(self, lane: Lane) -> Request | None:
         self._slow = [request for request in self._slow if not request.settled]
         for request in self._slow:
-            if lane.address not in request.asked_of:
+            if not any(other.asked is request and other.address == lane.address for other in self._busy):
                 self._slow.remove(request)
                 self.hedges += 1
                 return request
@@ -221,11 +221,12 @@ class Dispatcher:
         if request is None or lane.gave_back:
             return
         lane.gave_back = True
+        request.hedged = False  # for one teacher less is asked, and the one that is left may be slow, too
         if any(other.asked is request for other in self._busy if other is not lane and not other.gave_back):
+            self._seams.asked()
             return
         if request in self._slow:
             self._slow.remove(request)
-            request.hedged = False  # for it was not, and the next teacher may be slow, too
         self.retries += 1
         self._todo.appendleft(request)
         self._work.notify()

@@ -56,7 +56,6 @@ class Lane:
         self.asked = request
         self.asked_at = now
         self.gave_back = False
-        request.asked_of = (*request.asked_of, self.address)
 
     @property
     def pending(self) -> Request | None:

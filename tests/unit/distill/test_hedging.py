@@ -107,6 +107,40 @@ def test_a_second_teacher_is_another_one(dispatcher: Dispatcher, lanes: Sequence
         assert dispatcher._next_for(third) is None
 
 
+def test_what_a_second_teacher_fails_is_hedged_anew(
+    dispatcher: Dispatcher, lanes: Sequence[Lane], lock: threading.RLock
+) -> None:
+    """Else it stays with the slow one, which may never answer."""
+    first, second, third = lanes
+    request = Request(Batch((), [], samples=4, requests=[1]), 0, 0, {}, 4)
+    with lock:
+        dispatcher.add([request], time.monotonic())
+        assert dispatcher.take(first) is request
+        dispatcher.hedge(time.monotonic() + 10)
+        assert dispatcher.take(second) is request
+        dispatcher.part(second)
+        assert dispatcher._next_for(third) is None
+        dispatcher.hedge(time.monotonic() + 10)
+        assert dispatcher._next_for(third) is request
+        assert (dispatcher.retries, dispatcher.hedges) == (0, 2)
+
+
+def test_a_teacher_that_failed_a_request_may_be_its_second(
+    dispatcher: Dispatcher, lanes: Sequence[Lane], lock: threading.RLock
+) -> None:
+    """It may be the only one that is left, and have been away for a moment only."""
+    first, second, _ = lanes
+    request = Request(Batch((), [], samples=4, requests=[1]), 0, 0, {}, 4)
+    with lock:
+        dispatcher.add([request], time.monotonic())
+        assert dispatcher.take(first) is request
+        dispatcher.part(first)
+        assert dispatcher.take(second) is request
+        dispatcher.join(first)
+        dispatcher.hedge(time.monotonic() + 10)
+        assert dispatcher._next_for(first) is request
+
+
 def test_a_budget_bounds_how_many_are_hedged() -> None:
     """A few at first; then one for ten answers and one a second, and never many at once."""
     budget = hedging.Hedging(now=0.0)
