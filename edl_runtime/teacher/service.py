@@ -32,8 +32,6 @@ from edl_runtime.teacher.server import BODY_LIMIT, Front
 from edl_runtime.waits import first, unless
 
 if TYPE_CHECKING:
-    from asyncio.trsock import TransportSocket
-
     from redis.asyncio import Redis
 
 LEAVE_S = 8.0
@@ -146,7 +144,7 @@ async def _listening(front: Front, options: TeacherOptions) -> AsyncIterator[str
         server.close()
 
 
-def _notice_the_dead(listener: TransportSocket) -> None:
+def _notice_the_dead(listener: socket.socket) -> None:
     """End connections whose other machine is gone without a word, a few minutes after their last: they count."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit it
     if hasattr(socket, "TCP_KEEPIDLE"):
