@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 
 from edl_runtime.distill.batches import Batch, Request
 from edl_runtime.distill.epoch import Lane
@@ -25,9 +25,14 @@ REQUESTS_A_LANE = 2
 
 
 class Dispatcher:
-    """The requests to one pool. Every method is safe from any thread."""
+    """The requests to one pool. Every method is safe from any thread.
+
+    - `connected`: the addresses of the teachers in use: connected, and not about to leave.
+    - `retries`: how often a request was asked again; `hedges`: how often of a second teacher.
+    """
 
     def __init__(self, seams: Seams, patience: Patience) -> None:
+        self.connected: frozenset[str] = frozenset()
         self.retries = 0
         self.hedges = 0
         self._seams = seams
@@ -62,11 +67,6 @@ class Dispatcher:
     def in_flight(self) -> Sequence[str]:
         """The addresses of the lanes that are asked something."""
         return [lane.address for lane in self._busy]
-
-    @property
-    def connected(self) -> Collection[str]:
-        """The addresses of the teachers that are in use: connected, and not about to leave."""
-        return {lane.address for lane in self._lanes}
 
     def add(self, requests: Sequence[Request], now: float) -> None:
         """Have these asked, after those before."""
@@ -130,14 +130,14 @@ class Dispatcher:
         """The lane is connected to a teacher that is ready."""
         with self._lock:
             if not lane.leaving:
-                self._lanes.add(lane)
+                self._use([*self._lanes, lane])
             self._seams.room.notify_all()
             self._seams.asked()  # if what others are asked takes long, there may be somebody new to ask
 
     def part(self, lane: Lane) -> None:
         """The lane is not connected any more; what it was asked is asked of another."""
         with self._lock:
-            self._lanes.discard(lane)
+            self._use(other for other in self._lanes if other is not lane)
             self._ask_again(lane)
             self._release(lane)
             self._seams.done.notify_all()
@@ -156,7 +156,8 @@ class Dispatcher:
                 if request is not None:
                     lane.ask(request, time.monotonic())
                     self._busy[lane] = None
-                    self._seams.asked()
+                    if len(self.connected) > 1:  # else there is nobody to ask, too
+                        self._seams.asked()
                     return request
                 self._work.wait()
             return None
@@ -209,11 +210,15 @@ class Dispatcher:
     def dismiss(self, lanes: list[Lane]) -> None:
         """Let these lanes end; what they are asked just now is asked of others too, for they may never answer it."""
         with self._lock:
+            self._use(lane for lane in self._lanes if lane not in lanes)
             for lane in lanes:
                 lane.leaving = True
-                self._lanes.discard(lane)
                 self._ask_again(lane)
             self._work.notify_all()
+
+    def _use(self, lanes: Iterable[Lane]) -> None:
+        self._lanes = set(lanes)
+        self.connected = frozenset(lane.address for lane in self._lanes)
 
     def _ask_again(self, lane: Lane) -> None:
         """Have what the lane is asked be the next that is taken, unless another is asked it, too."""
