@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -64,8 +65,9 @@ def run_alone(model: Model, request: InferRequest, into: memoryview) -> Answer:
     try:
         outputs = model.run(joined_inputs([request], model.signature), needed_outputs([request]))
         return write(model.signature, request, outputs, into)
-    except Exception as error:
-        log.exception("model.failed", model=model.signature.name)
+    except Exception as error:  # noqa: BLE001 - the model's
+        # Not `log.exception`: with rich installed, it takes a second to write all variables down, students' data too.
+        log.error("model.failed", model=model.signature.name, exception=_plain(traceback.format_exc()))  # noqa: TRY400
         return refuse(into, 500, f"the model failed: {type(error).__name__}: {error}")
 
 
@@ -99,7 +101,12 @@ def _answered(request: InferRequest, outputs: Mapping[str, Array]) -> dict[str, 
 
 
 def refuse(into: memoryview, status: int, reason: str) -> Answer:
-    """Write an error into the area `into`. What of `reason` is no text, as in some files' names, is replaced."""
-    body = msgspec.json.encode({"error": reason[:4000].encode("utf-8", "replace").decode()})
+    """Write an error into the area `into`."""
+    body = msgspec.json.encode({"error": _plain(reason[:4000])})
     into[: len(body)] = body
     return Answer(status, None, len(body))
+
+
+def _plain(text: str) -> str:
+    """Return `text` with what can't be written replaced, as the names of some files have it."""
+    return text.encode("utf-8", "replace").decode()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK
 from edl_runtime.protocol.requests import encode_request
@@ -125,6 +126,18 @@ def test_a_bad_request_fails_no_other(arena: Arena) -> None:
     assert model.runs == [2, 1, 1] * 2
 
 
+def test_what_a_model_raises_is_logged_without_its_variables(arena: Arena) -> None:
+    """Where it came from, as text: to format all variables would take a second, and they are students' data."""
+    work = Work(Doubler(), arena, 64)
+    work.add(*put(arena, 0, rows(-1)))
+    with capture_logs() as logs:
+        ran(work)
+    (failed,) = logs
+    assert (failed["event"], failed["log_level"], "exc_info" in failed) == ("model.failed", "error", False)
+    assert failed["exception"].startswith("Traceback (most recent call last)")
+    assert failed["exception"].endswith("ArithmeticError: below zero\n")
+
+
 def test_an_error_that_is_no_text_is_told(arena: Arena) -> None:
     """The name of a file may be any bytes; what can't be said of it is replaced, and the next request is served."""
 
@@ -135,8 +148,10 @@ def test_an_error_that_is_no_text_is_told(arena: Arena) -> None:
     work = Work(Lost(), arena, 64)
     for slot in range(2):
         work.add(*put(arena, slot, rows(slot)))
-    answers = ran(work)
+    with capture_logs() as logs:
+        answers = ran(work)
     assert refused(arena, 1, answers[1]) == "the model failed: FileNotFoundError: /data/?.bin"
+    assert logs[0]["exception"].endswith("FileNotFoundError: /data/?.bin\n")
 
 
 def test_a_model_that_can_not_take_several_gets_one_at_a_time(arena: Arena) -> None:
