@@ -9,7 +9,11 @@ import structlog
 
 FIRST_REST_S = 0.1
 LAST_REST_S = 30.0
-"""A teacher in quarantine rests, each time twice as long as the time before, until a probe succeeds."""
+"""A teacher in quarantine rests, each time twice as long as the time before."""
+
+PROBATION = 5
+"""When it has behaved for so many times the rest that would be next, that is the first again. One that answers wrongly
+now and then thus loses about a tenth of its time, and one that does so all the time most of it."""
 
 MOST_BREAKS = 3
 """A teacher that breaks its connections so often and answers nothing in between is no better than one that lies.
@@ -25,7 +29,7 @@ class Health:
     its connections probes it: is it ready, and is the answer to one request right? Then it is asked as before. Whatever
     it is asked in a probe and does not answer is asked of others, so a probe loses nothing.
 
-    - `out`: set while it is out of quarantine.
+    - `out`: set while it is out of quarantine, and from when it is not in use any more.
     - `reason`: why it is in quarantine, in words; empty if it is not.
     """
 
@@ -34,9 +38,11 @@ class Health:
         self.reason = ""
         self.out = threading.Event()
         self.out.set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: the garbage collector may retire it from inside
         self._rest_s = FIRST_REST_S
         self._due_at = 0.0  # monotonic seconds
+        self._recovered_at = 0.0  # monotonic seconds
+        self._retired = False
         self._breaks = 0
 
     def due_in_s(self, now: float) -> float:
@@ -47,8 +53,10 @@ class Health:
         """It answered wrongly or not at all: into quarantine, for longer than the last time."""
         with self._lock:
             now = time.monotonic()
-            if self.due_in_s(now) > 0:
-                return  # another of its connections found it out already
+            if self._retired or self.due_in_s(now) > 0:
+                return  # nobody waits for it, or another of its connections found it out already
+            if not self.reason and now - self._recovered_at >= PROBATION * self._rest_s:
+                self._rest_s = FIRST_REST_S
             log.warning("teacher.quarantined", teacher=self.address, cause=reason, rest_s=self._rest_s)
             self.reason = reason
             self.out.clear()
@@ -63,14 +71,21 @@ class Health:
         if too_often:
             self.misbehaved(reason)
 
-    def answered(self) -> None:
-        """It answered as it should; cheap enough for each answer."""
+    def answered(self, asked_at: float) -> None:
+        """It answered as it should what it was asked at that time; cheap enough for each answer."""
         if not self.reason and not self._breaks:
             return
         with self._lock:
-            if self.reason:
-                log.info("teacher.recovered", teacher=self.address)
-            self.reason = ""
             self._breaks = 0
-            self._rest_s = FIRST_REST_S
+            if not self.reason or asked_at < self._due_at:  # then that was no probe
+                return
+            log.info("teacher.recovered", teacher=self.address)
+            self.reason = ""
+            self._recovered_at = time.monotonic()
+            self.out.set()
+
+    def retire(self) -> None:
+        """It is not in use any more: nobody waits for it to recover."""
+        with self._lock:
+            self._retired = True
             self.out.set()

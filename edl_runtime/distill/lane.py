@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
+from edl_runtime.distill.batches import Request
 from edl_runtime.distill.dispatcher import Dispatcher
 from edl_runtime.distill.epoch import Lane
 from edl_runtime.distill.feeds import Answers, Plan
@@ -88,7 +89,7 @@ class LaneThread(threading.Thread):
     def leave(self) -> None:
         """End once what is asked now is answered; doesn't wait. All lanes of a teacher leave together."""
         self.gone.set()
-        self.health.out.set()  # which a lane may be waiting for
+        self.health.retire()  # whose end a lane may be waiting for
 
     def disconnect(self) -> None:
         """Disconnect, in the middle of a request or not."""
@@ -144,31 +145,41 @@ class LaneThread(threading.Thread):
 
     def _answer_requests(self, connection: Connection, plan: Plan) -> None:
         while (request := self._dispatcher.take(self.lane)) is not None:
-            if self.health.reason and not self._probes:
+            if not self._may_ask():
                 raise InQuarantineError
-            try:
-                answers = connection.infer(request.inputs, plan.wishes, plan.normalise)
-                plan.check(self._address, answers, request.rows)
-            except InferenceError as error:
-                if not error.retryable:
-                    self._dispatcher.refuse(self.lane, error)
-                    continue
-                if error.status not in NOT_NOW:
-                    self._dispatcher.fail_request(self.lane, error)
-                raise
-            except ProtocolError as error:
+            self._answer(request, connection, plan)
+            del request  # which holds a whole batch, and the next may be long in coming
+
+    def _may_ask(self) -> bool:
+        health = self.health
+        return not health.reason or (self._probes and not health.due_in_s(time.monotonic()))
+
+    def _answer(self, request: Request, connection: Connection, plan: Plan) -> None:
+        try:
+            answers = connection.infer(request.inputs, plan.wishes, plan.normalise)
+            plan.check(self._address, answers, request.rows)
+        except InferenceError as error:
+            if not error.retryable:
+                self._dispatcher.refuse(self.lane, error)
+                return
+            if error.status not in NOT_NOW:
                 self._dispatcher.fail_request(self.lane, error)
-                raise
-            except OSError as error:
-                if not isinstance(error, TimeoutError) and not self.gone.is_set():
-                    self.health.broke(self._in_words(error))
-                raise
-            if request.memo is not None:
-                request.memo.keep(answers)  # before the training script has them, which may write to them
-            self._dispatcher.answer(self.lane, answers)
-            self.health.answered()
-            self._retry_s = FIRST_RETRY_S
-            self._away = False
+            raise
+        except ProtocolError as error:
+            self._dispatcher.fail_request(self.lane, error)
+            raise
+        except OSError as error:
+            if not isinstance(error, TimeoutError) and not self.gone.is_set():
+                self.health.broke(self._in_words(error))
+            raise
+        # Kept before the training script has the answers, which may write to them; and not if it has another
+        # teacher's, for then it may have written to the inputs, too, before they were sent.
+        if request.memo is not None and not request.settled:
+            request.memo.keep(answers)
+        self._dispatcher.answer(self.lane, answers)
+        self.health.answered(self.lane.asked_at)
+        self._retry_s = FIRST_RETRY_S
+        self._away = False
 
     def _judge(self, error: Exception) -> None:
         """Wait before the next try, in quarantine or not."""

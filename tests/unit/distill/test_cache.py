@@ -15,7 +15,7 @@ from teacher_process import wait_until
 from unit.distill.caching import SAMPLES, Source, X, reader_of, teachers_with
 from unit.distill.reading import failing
 
-from edl_runtime.distill import AnswerCache, Fixed, TopK
+from edl_runtime.distill import AnswerCache, Fixed, TopK, hedging
 from edl_runtime.errors import NoTeacherError, ProtocolError, SampleIdError
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
@@ -73,6 +73,30 @@ def test_answers_that_the_script_writes_to_are_kept_as_they_came(cache: AnswerCa
                 epoch.append((item[0], item[1], item[2].copy(), item[3].copy()))
                 item[2][:] = item[3][:] = 0
             source.check(epoch)
+
+
+def test_a_late_answer_is_not_kept(cache: AnswerCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow teacher may be sent inputs that the script, which has another's answers, has written to meanwhile."""
+    monkeypatch.setattr(hedging, "UNKNOWN_DELAY_S", 0.05)
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def slow(x: Array) -> dict[str, Array]:
+        asked.set()
+        may_answer.wait()
+        return arithmetic(x)
+
+    def fast(x: Array) -> dict[str, Array]:
+        asked.wait()
+        return arithmetic(x)
+
+    source = Source()
+    with reader_of(FakeTeachers({"a:1": slow, "b:2": fast}), source, cache) as reader:
+        for item in reader:
+            item[0][:] = 0
+        assert reader.stats().in_flight
+        may_answer.set()
+        wait_until(lambda: not reader.stats().in_flight)
+        source.check(list(reader))
 
 
 def test_known_answers_outlive_the_reader(tmp_path: Path) -> None:

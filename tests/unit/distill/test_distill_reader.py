@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -117,6 +118,22 @@ def test_a_forgotten_reader_leaves_no_threads() -> None:
     del reader
     gc.collect()
     wait_until(lambda: not any(thread.name.startswith("edl") for thread in threading.enumerate()))
+
+
+def test_a_delivered_batch_is_the_script_s_alone() -> None:
+    """The reader holds on to none, though its teachers' connections wait for what comes next."""
+    arrays = []
+
+    def source() -> Iterator[Any]:
+        for x, labels in batches():
+            arrays.append(weakref.ref(x))
+            yield x, labels
+
+    with reader_of({"a:1": patiently, "b:2": patiently}, source) as reader:
+        for _ in reader:
+            pass
+        del _
+        wait_until(lambda: not any(array() is not None for array in arrays))
 
 
 def test_readers_share_a_reporter() -> None:
