@@ -22,7 +22,7 @@ from edl_runtime.protocol.body import (
     padded,
     shaped,
 )
-from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK, answered_names
+from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK, answered_names, fits
 from edl_runtime.protocol.tensors import Array, Tensor, datatype_of, dtype_of, listed
 
 
@@ -202,10 +202,7 @@ def _check_head(head: TensorHead, spec: TensorSpec) -> None:
         takes = spec.datatype + (" or UINT8 to normalise" if spec.datatype == "FP32" else "")
         normalised = " to normalise" if how is not None else ""
         raise ProtocolError(f"input {head.name!r}: datatype is {head.datatype!r}{normalised}, the model takes {takes}")
-    fits = len(head.shape) == len(spec.shape) and all(
-        allowed in (given, -1) for given, allowed in zip(head.shape, spec.shape, strict=True)
-    )
-    if not fits:
+    if not fits(head.shape, spec.shape):
         given, allowed = list(head.shape), list(spec.shape)
         raise ProtocolError(f"input {head.name!r}: shape is {given}, the model takes {allowed} (-1 is any size)")
     if how is not None:
