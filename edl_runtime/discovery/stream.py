@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import msgspec
 import structlog
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -40,6 +41,8 @@ class Stream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        if scope["method"] != "GET":  # where GET is allowed, Starlette lets HEAD through
+            raise HTTPException(405, "a stream is for GET", {"Allow": "GET"})
         pool, student = _asked_for(Request(scope))
         async with self._hub.connect(pool, student) as connected:
             headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]

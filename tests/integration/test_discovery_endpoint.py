@@ -69,6 +69,12 @@ async def test_what_can_not_be_asked_is_refused(
     assert await students(redis_url, "p") == []
 
 
+async def test_who_only_asks_whether_there_is_a_stream_is_no_student(http: httpx.AsyncClient, redis_url: str) -> None:
+    """HEAD, which programs that watch others like to ask by, registers nobody and is answered at once."""
+    assert (await http.head("/v1/pools/head/students/s")).status_code == 405
+    assert await students(redis_url, "head") == []
+
+
 async def test_words_that_can_not_be_heard_are_refused(http: httpx.AsyncClient) -> None:
     """Words of nobody, none at all and too many."""
     path = "/v1/pools/words/students/s/words"
