@@ -39,7 +39,8 @@ class Run(NamedTuple):
 class Work:
     """Requests in `arena` that wait for `model`. Its length is their number.
 
-    - `max_batch`: most rows of a run of several requests; 1 for none.
+    - `max_batch`: most rows of a run of several requests; 1 for none. When a run of several fails, and none of them
+      does alone, it is half that run's rows from then on: the model can't be joined, or was short of memory.
     """
 
     def __init__(
@@ -95,8 +96,8 @@ class Work:
             good = good and alone.answers[0][1].status == 200
             yield alone
         if good:
-            self._most_rows = 1
-            log.warning("model.not_joined", model=self._model.signature.name, cause=cause)
+            self._most_rows = max(1, sum(one.rows for one in group) // 2)
+            log.warning("model.not_joined", model=self._model.signature.name, most_rows=self._most_rows, cause=cause)
 
     def _run_alone(self, one: Waiting) -> Run:
         begun_s = self._clock_s()

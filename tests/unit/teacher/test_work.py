@@ -20,12 +20,16 @@ from edl_runtime.teacher.work import JOINED_S, Work
 
 
 class Doubler:
-    """Doubles its input and notes the batch sizes that it was run with. A negative number is too much for it."""
+    """Doubles its input and notes the batch sizes that it was run with. A negative number is too much for it.
 
-    def __init__(self, *, most: int = 1000, row_s: float = 0.0) -> None:
+    It answers `most` rows of what it is asked, and none when these are `too_many`.
+    """
+
+    def __init__(self, *, most: int = 1000, too_many: int = 1000, row_s: float = 0.0) -> None:
         self.runs: list[int] = []
         self.now_s = 0.0
         self._most = most
+        self._too_many = too_many
         self._row_s = row_s
         self.signature = ModelSignature(
             name="m",
@@ -39,6 +43,8 @@ class Doubler:
         self.now_s += self._row_s * len(x)
         if (x < 0).any():
             raise ArithmeticError("below zero")
+        if len(x) >= self._too_many:
+            raise MemoryError
         every = {"double": x * 2, "sum": x.sum(axis=1)}
         return {name: every[name][: self._most] for name in outputs}
 
@@ -165,6 +171,19 @@ def test_a_model_that_can_not_take_several_gets_one_at_a_time(arena: Arena) -> N
             for slot, answer in ran(work).items():
                 assert got(arena, slot, answer)["sum"].tolist() == [4 * slot]
     assert model.runs == [2, 1, 1, 1, 1]
+
+
+def test_a_model_that_can_not_take_so_many_gets_fewer(arena: Arena) -> None:
+    """Short of memory for all that has queued, it still gains by what fits."""
+    model = Doubler(too_many=8)
+    work = Work(model, arena, 64)
+    for _ in range(2):
+        for slot in range(8):
+            work.add(*put(arena, slot, rows(slot), "sum"))
+        while work:
+            for slot, answer in ran(work).items():
+                assert got(arena, slot, answer)["sum"].tolist() == [4 * slot]
+    assert model.runs == [8, *[1] * 8, 4, 4]
 
 
 def test_one_is_none(arena: Arena) -> None:
