@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,6 +125,11 @@ class Request:
         if self.failures is None:
             self.failures = Failures(now, Counter())
         self.failures.by[address] += 1
+
+    @property
+    def failed_by(self) -> AbstractSet[str]:
+        """The addresses of the teachers that failed it."""
+        return self.failures.by.keys() if self.failures is not None else frozenset()
 
     def is_hopeless(self, in_use: Collection[str], now: float) -> bool:
         """Whether the request is what is wrong, and not the teachers: whichever is asked fails it, again and again."""

@@ -197,15 +197,29 @@ class Dispatcher:
             now = time.monotonic()
             request.fail(lane.address, now)
             if request.is_hopeless({*self.connected, *self._patience.heard_of(now)}, now):
-                self.refuse(lane, failure)
+                self._give_up(lane, failure)
 
-    def refuse(self, lane: Lane, failure: BaseException) -> None:
-        """No teacher answers what the lane is asked: raise `failure` in the training script when its turn comes."""
+    def refuse_request(self, lane: Lane, refusal: Exception) -> bool:
+        """The lane's teacher says that what it is asked is wrong; return whether that is so.
+
+        It is when all teachers in use say so, each asked once.
+        """
         with self._lock:
-            request = self._release(lane)
-            if request is not None:
-                request.batch.failure = failure
-                self._tell_script(request.batch)
+            request = lane.pending
+            if request is None:
+                return False
+            request.fail(lane.address, time.monotonic())
+            is_wrong = request.failed_by >= self.connected
+            if is_wrong:
+                self._give_up(lane, refusal)
+            return is_wrong
+
+    def _give_up(self, lane: Lane, failure: Exception) -> None:
+        """Raise `failure` in the training script when the turn of what the lane is asked has come."""
+        request = self._release(lane)
+        if request is not None:
+            request.batch.failure = failure
+            self._tell_script(request.batch)
 
     def dismiss(self, lanes: list[Lane]) -> None:
         """Let these lanes end; what they are asked just now is asked of others too, for they may never answer it."""

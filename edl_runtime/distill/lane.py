@@ -159,10 +159,9 @@ class LaneThread(threading.Thread):
             answers = connection.infer(request.inputs, plan.wishes, plan.normalise)
             plan.check(self._address, answers, request.rows)
         except InferenceError as error:
-            if not error.retryable:
-                self._dispatcher.refuse(self.lane, error)
+            if not error.retryable and self._dispatcher.refuse_request(self.lane, error):
                 return
-            if error.status not in NOT_NOW:
+            if error.retryable and error.status not in NOT_NOW:
                 self._dispatcher.fail_request(self.lane, error)
             raise
         except ProtocolError as error:

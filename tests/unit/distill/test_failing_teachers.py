@@ -157,6 +157,29 @@ def test_a_teacher_that_lets_requests_time_out_is_probed_ever_less_often() -> No
     assert teachers.asked["b:2"] <= LANES_A_TEACHER + 4  # probed after 0.1, 0.3, 0.7 and 1.5 s
 
 
+def test_one_teacher_s_refusal_is_not_believed_while_there_is_another() -> None:
+    """A teacher that refuses good requests goes into quarantine, and another answers."""
+    refusal = InferenceError("b:2", 400, "not like this", retryable=False)
+    with reader_of({"a:1": patiently, "b:2": failing(lambda: refusal)}) as reader:
+        assert numbers(list(reader)) == list(range(BATCHES))
+        assert "not like this" in reader.stats().quarantined["b:2"]
+
+
+def test_a_request_that_all_teachers_refuse_ends_the_epoch_soon() -> None:
+    """Each is asked once."""
+    teachers = FakeTeachers(
+        {
+            address: failing(lambda: InferenceError("", 400, "what is this", retryable=False))
+            for address in ("a:1", "b:2", "c:3")
+        }
+    )
+    with reader_of(teachers, [next(batches())]) as reader:
+        begin = time.monotonic()
+        with pytest.raises(InferenceError, match="what is this"):
+            list(reader)
+        assert time.monotonic() - begin < 2
+
+
 def test_only_the_first_answer_counts() -> None:
     """What a dismissed teacher answers after another did is neither delivered nor counted, and completes no batch."""
     late_may_answer, rest_may_be_answered = threading.Event(), threading.Event()
