@@ -25,7 +25,7 @@ Tell = Callable[[str], None]
 _NOT_THEIRS = frozenset(
     {"EDL_TEACHERS", "EDL_POOL", "EDL_REDIS_URL", "EDL_DISCOVERY_URL", "EDL_JOB", "EDL_RESULT_FILE"}
 )
-"""Of the caller's environment, what would lead a script to other teachers or another job."""
+"""Of the caller's environment, what would lead a script to other teachers or another job, or a teacher to a pool."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class _Runs:
 
     def none(self) -> Iterator[Measured]:
         env, flags = split_pure(self._what.pure)
-        return self._measured({**env}, [*self._what.command, *flags])
+        return self._measured(env, [*self._what.command, *flags])
 
     def in_process(self) -> Iterator[Measured]:
         gpu_id = self._what.gpu_ids[0] if self._what.gpu_ids else None
@@ -105,7 +105,7 @@ class _Runs:
             ["--gpu_ids", str(what.gpu_ids[number % len(what.gpu_ids)])] if what.gpu_ids else []
             for number in range(what.teachers)
         ]
-        with running_teachers(command, gpus, self._folder) as addresses:
+        with running_teachers(command, gpus, _environment(), self._folder) as addresses:
             yield addresses
 
     def _measured(self, env: Mapping[str, str], command: Sequence[str]) -> Iterator[Measured]:
@@ -115,13 +115,11 @@ class _Runs:
     def _run(self, env: Mapping[str, str], command: Sequence[str], number: int) -> bytes | None:
         """Run the script; return its result. Number 0 is a run that only writes answers."""
         result = self._folder / f"result-{number}.json"
-        theirs = {name: value for name, value in os.environ.items() if name not in _NOT_THEIRS}
         run = f"run {number} of {self._what.repeat}" if number else "writing answers"
         self._tell(run)
         log = self._folder / f"script-{number}.log"
-        run_script(
-            command, {**theirs, **env, "EDL_RESULT_FILE": str(result)}, log, lambda line: self._tell(f"{run}: {line}")
-        )
+        theirs = {**_environment(), **env, "EDL_RESULT_FILE": str(result)}
+        run_script(command, theirs, log, lambda line: self._tell(f"{run}: {line}"))
         return result.read_bytes() if result.exists() else None
 
 
@@ -131,6 +129,10 @@ _RUNS: dict[Way, Callable[[_Runs], Iterator[Measured]]] = {
     "offline": _Runs.offline,
     "service": _Runs.service,
 }
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _NOT_THEIRS}
 
 
 def split_pure(pure: str) -> tuple[dict[str, str], list[str]]:

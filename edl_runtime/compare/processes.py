@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -20,6 +19,9 @@ from edl_runtime.compare.ways import RunError
 
 LAST_LINES = 15
 LOOK_EVERY_S = 0.2
+TAIL_BYTES = 16 * 1024
+"""What is read of a log; its last lines are asked for often, and it may be long."""
+
 TEACHER_READY_S = 300.0
 """How long a teacher may take to load its model."""
 
@@ -28,7 +30,9 @@ GRACE_S = 5.0
 
 
 @contextmanager
-def running_teachers(command: Sequence[str], each: Sequence[Sequence[str]], folder: Path) -> Iterator[list[str]]:
+def running_teachers(
+    command: Sequence[str], each: Sequence[Sequence[str]], env: Mapping[str, str], folder: Path
+) -> Iterator[list[str]]:
     """Run `edl teacher` once for each of these lists of flags; yield their addresses when all are ready.
 
     Raises RunError when one does not come up.
@@ -36,7 +40,7 @@ def running_teachers(command: Sequence[str], each: Sequence[Sequence[str]], fold
     with ExitStack() as stack:
         logs = [folder / f"teacher-{number}.log" for number in range(len(each))]
         processes = [
-            stack.enter_context(_running([*command, *flags], dict(os.environ), log, stdout=subprocess.PIPE))
+            stack.enter_context(_running([*command, *flags], env, log, stdout=subprocess.PIPE))
             for flags, log in zip(each, logs, strict=True)
         ]
         until = time.monotonic() + TEACHER_READY_S
@@ -60,8 +64,10 @@ def run_script(command: Sequence[str], env: Mapping[str, str], log: Path, tell: 
 
 def last_lines(log: Path, count: int = LAST_LINES) -> list[str]:
     """Return the last lines of a log that say anything."""
-    with log.open(errors="replace") as file:
-        return list(deque((line.rstrip() for line in file if line.strip()), maxlen=count))
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    return [line.rstrip() for line in lines if line.strip()][-count:]
 
 
 @contextmanager

@@ -19,6 +19,9 @@ pytestmark = pytest.mark.slow
 
 Compare = Callable[..., subprocess.Popen[str]]
 
+ELSEWHERE = {"EDL_TEACHERS": "127.0.0.1:9", "EDL_POOL": "elsewhere", "EDL_JOB": "another"}
+"""What whoever compares may have in the environment, and neither teachers nor script may use."""
+
 
 @pytest.fixture
 def mark() -> str:
@@ -33,7 +36,7 @@ def compare(mark: str) -> Iterator[Compare]:
 
     def start(*words: str, model: str = "served_models:arithmetic") -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "edl_runtime.cli", "compare", "--model", model, "--teachers", "2", *words]
-        env = {**os.environ, "EDL_TEST_MARK": mark, "EDL_TEACHERS": "127.0.0.1:9"}
+        env = {**os.environ, "EDL_TEST_MARK": mark, **ELSEWHERE}
         process = subprocess.Popen(
             command, cwd=TESTS, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
