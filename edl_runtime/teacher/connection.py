@@ -1,7 +1,7 @@
 """One client's connection to a teacher.
 
 Bodies are received straight into shared memory and answers sent straight from it, so that large tensors are not
-copied.
+copied; except, before Python 3.12, what of an answer the network does not take at once: asyncio copies that.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from edl_runtime.teacher.answering import Answer
 from edl_runtime.teacher.read_ahead import ReadAhead
 from edl_runtime.teacher.regions import REGISTRATION_LIMIT, SharedBy
 from edl_runtime.teacher.routes import Reply, head_of, refusal, render
+from edl_runtime.teacher.stalling import AWAITED_LOOKS, STALL_LOOKS, Progress, Stall, untaken
 
 if TYPE_CHECKING:
     from edl_runtime.teacher.server import Front
@@ -53,7 +54,7 @@ class Connection(asyncio.BufferedProtocol):
         self._heads = self._size = self._received = self._answer_size = 0
         self._json_size: int | None = None
         self._keep_alive = True
-        self._seen_by_watch: tuple[object, ...] | None = None
+        self._stall = Stall()
         self._advancing = False
         self._paused = False
         self._backed_up = False
@@ -117,19 +118,18 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def end_if_stalled(self) -> None:
-        """Disconnect if it was the client's turn since this was last called, and it has done nothing."""
-        progress = self._progress()
-        if progress is not None and progress == self._seen_by_watch:
+        """Look at the client, and disconnect it if it has not done its part for too long."""
+        looks = self._stall.look(self._progress())
+        awaited = self._slot >= 0 and self._front.slots.contested
+        if looks >= (AWAITED_LOOKS if awaited else STALL_LOOKS):
             self._transport.abort()
-        self._seen_by_watch = progress
 
-    def _progress(self) -> tuple[object, ...] | None:
+    def _progress(self) -> Progress | None:
         """Return what changes while the client does its part; None when it has none, for it may be idle if known."""
         is_idle = self._phase is _Phase.HEAD and not self._ahead
         if self._phase in (_Phase.WAITING, _Phase.RUNNING) or (is_idle and self.known):
             return None
-        unsent = self._transport.get_write_buffer_size()
-        return self._phase, self._heads, self._received, len(self._ahead), unsent
+        return self._phase, self._heads, self._received, len(self._ahead), untaken(self._transport)
 
     def begin_body(self, slot: int) -> None:
         """Receive the body into `slot`, with what of it came along with the head."""

@@ -17,13 +17,10 @@ from edl_runtime.teacher.regions import Regions
 from edl_runtime.teacher.routes import Routes
 from edl_runtime.teacher.runner import Runner
 from edl_runtime.teacher.slots import Slots
+from edl_runtime.teacher.stalling import LOOK_S
 
 BODY_LIMIT = 1 << 30
 """Most bytes of a request's body, and of an answer's."""
-
-STALL_S = 30.0
-"""How often a teacher looks for clients to disconnect: those that since the last look have neither sent more of a
-request nor taken more of an answer, and those yet to make a request (with the token, if one is asked for)."""
 
 MOST_CONNECTIONS = 512
 
@@ -41,7 +38,7 @@ class Front:
         metrics: Metrics | None = None,
         *,
         token: str = "",
-        stall_s: float = STALL_S,
+        look_s: float = LOOK_S,
         most_connections: int = MOST_CONNECTIONS,
     ) -> None:
         """Serve `signature` by `runner`, whose requests lie in `arena`: its areas are the limit of a body.
@@ -61,7 +58,7 @@ class Front:
         self.slots = Slots(arena)
         self.draining = False
         self.connections: dict[Connection, None] = {}  # in the order in which they came
-        self._stall_s = stall_s
+        self._look_s = look_s
         self._most_connections = most_connections
         self._turned_away = 0
 
@@ -94,13 +91,13 @@ class Front:
     async def watch(self) -> None:
         """Disconnect clients that don't do their part; runs until cancelled."""
         while True:
-            await asyncio.sleep(self._stall_s)
+            await asyncio.sleep(self._look_s)
             self.end_stalled()
             if self._turned_away:
                 log.warning("teacher.full", turned_away=self._turned_away, connections=self._most_connections)
             self._turned_away = 0
 
     def end_stalled(self) -> None:
-        """Disconnect clients whose turn it was since the last look, and that have done nothing."""
+        """Look at all clients, and disconnect those that have not done their part for too long."""
         for connection in list(self.connections):
             connection.end_if_stalled()

@@ -30,6 +30,11 @@ class Slots:
         self._giving = False
         self._all_answered = asyncio.Event()
 
+    @property
+    def contested(self) -> bool:
+        """Whether anybody waits for a slot."""
+        return bool(self._waiting)
+
     def take(self, asker: Asker) -> None:
         """Give `asker` a slot, now or as soon as one is free."""
         self.in_flight += 1

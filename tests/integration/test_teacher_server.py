@@ -24,6 +24,7 @@ from edl_runtime.teacher.callable_model import CallableModel
 from edl_runtime.teacher.models import ModelOptions
 from edl_runtime.teacher.runner import Done, InlineRunner
 from edl_runtime.teacher.server import Front
+from edl_runtime.teacher.stalling import AWAITED_LOOKS, STALL_LOOKS, untaken
 
 T = TypeVar("T")
 LIMIT = 1 << 20
@@ -360,7 +361,7 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
         with late_reader(served.port) as never:
             never.sendall(echo_request(size))
             wait_until(lambda: served.unsent() > 0)
-            for _ in range(2):
+            for _ in range(1 + STALL_LOOKS):
                 served.on_loop(served.front.end_stalled)
             with TeacherConnection(served.address) as teacher:
                 assert len(teacher.infer({"x": np.zeros((1, 4), np.uint8)}, [])) == 1
@@ -372,7 +373,7 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
             slow.sendall(echo_request(size))
             wait_until(lambda: served.unsent() > 0)
             got = 0
-            for _ in range(4):
+            for _ in range(2 * STALL_LOOKS):
                 served.on_loop(served.front.end_stalled)
                 before = served.unsent()
                 while served.unsent() == before:
@@ -429,17 +430,60 @@ def test_a_client_that_stalls_halfway_is_disconnected() -> None:
         assert idle.ready()
         raw.sendall(b"POST /v2/models/teacher/infer HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
         wait_until(lambda: len(served.front.slots._free) == 3)
-        for _ in range(2):
+        for _ in range(STALL_LOOKS):
             served.on_loop(served.front.end_stalled)
+        assert not is_closed(raw)
+        served.on_loop(served.front.end_stalled)
         wait_until(lambda: is_closed(raw))
         assert len(served.front.slots._free) == 4
         assert len(served.front.connections) == 1
         assert idle.ready()
 
 
+BODY = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
+HEAD = b"POST /v2/models/teacher/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+
+
+def test_a_silent_client_does_not_hold_up_those_who_wait() -> None:
+    """Who has a slot that others wait for keeps it only while moving, however slowly; who waits is left alone."""
+    with ExitStack() as stack:
+        served = stack.enter_context(serving(slots=2))
+        slow, silent, waiting, last = (stack.enter_context(served.connect()) for _ in range(4))
+        slow.sendall(HEAD)
+        wait_until(lambda: len(served.front.slots._free) == 1)
+        (moving,) = (one for one in served.front.connections if one._slot >= 0)
+        silent.sendall(HEAD)
+        wait_until(lambda: not served.front.slots._free)
+        for _ in range(1 + AWAITED_LOOKS):
+            served.on_loop(served.front.end_stalled)
+        assert not is_closed(silent)  # nobody waits
+        waiting.sendall(HEAD + BODY)
+        last.sendall(HEAD)
+        wait_until(lambda: len(served.front.slots._waiting) == 2)
+        for position in range(STALL_LOOKS - 1):
+            slow.sendall(BODY[position : position + 1])
+            wait_until(lambda position=position: moving._received > position)
+            served.on_loop(served.front.end_stalled)
+        wait_until(lambda: is_closed(silent))
+        for client, rest in ((waiting, b""), (slow, BODY[STALL_LOOKS - 1 :]), (last, BODY)):
+            client.settimeout(PATIENCE_S)
+            client.sendall(rest)
+            assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_client_moves_as_long_as_its_machine_takes_in() -> None:
+    """What the system still has to send counts: on a slow network it takes nothing new for longer than a look."""
+    size = 24 << 20
+    with serving("echo", slots=1, limit=32 << 20) as served, late_reader(served.port) as slow:
+        slow.sendall(echo_request(size))
+        wait_until(lambda: served.unsent() > 0)
+        (connection,) = served.front.connections
+        wait_until(lambda: served.on_loop(lambda: untaken(connection._transport)) > served.unsent())
+
+
 def test_stalled_clients_are_looked_for_all_the_time() -> None:
     """Nobody has to ask for it."""
-    with serving(stall_s=0.05) as served:
+    with serving(look_s=0.05) as served:
         for _ in range(2):
             with served.connect() as silent, suppress(ConnectionResetError):
                 assert silent.recv(1) == b""
@@ -468,7 +512,7 @@ def test_a_stranger_is_disconnected() -> None:
         healthy.sendall(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
         assert healthy.recv(65536).startswith(b"HTTP/1.1 200 ")
         wait_until(lambda: len(served.front.connections) == 3)
-        for _ in range(2):
+        for _ in range(1 + STALL_LOOKS):
             served.on_loop(served.front.end_stalled)
         wait_until(lambda: is_closed(silent))
         wait_until(lambda: is_closed(healthy))

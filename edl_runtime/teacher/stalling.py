@@ -1,0 +1,49 @@
+"""How it is noticed that a client does not do its part."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import fcntl
+import termios
+
+LOOK_S = 5.0
+"""How often a teacher looks at its clients."""
+
+STALL_LOOKS = 6
+"""A client is disconnected when it is its turn and so many looks in a row find that it has done nothing: neither sent
+more of a request nor taken more of an answer, nor yet made a request (with the token, if one is asked for)."""
+
+AWAITED_LOOKS = 1
+"""In place of these for one that holds a slot while others wait for one."""
+
+Progress = tuple[object, ...]
+
+
+class Stall:
+    """What the looks at one client tell."""
+
+    def __init__(self) -> None:
+        self._seen: Progress | None = None
+        self._looks = 0
+
+    def look(self, progress: Progress | None) -> int:
+        """Return how many looks in a row have found no change. `progress` is None while it is not its turn."""
+        self._looks = self._looks + 1 if progress is not None and progress == self._seen else 0
+        self._seen = progress
+        return self._looks
+
+
+def untaken(transport: asyncio.Transport) -> int:
+    """Return how many bytes the client's machine has not taken yet of what has been written.
+
+    The system's own buffer counts, if it tells: it may be long until that takes more of what is behind it.
+    """
+    ours = transport.get_write_buffer_size()
+    connected = transport.get_extra_info("socket")
+    system = array.array("i", [0])
+    try:
+        fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, system)
+    except OSError:
+        return ours
+    return ours + system[0]
