@@ -31,6 +31,13 @@ def test_the_wire_is_measured_both_ways() -> None:
     assert large["shared_memory_server_cpu_ms"] < large["socket_server_cpu_ms"] / 2
 
 
+def test_large_pools_are_shared_out_in_no_time() -> None:
+    """Every student computes it at each change: 50 ms for 1000 teachers of 1000 students, with ten times that allowed."""
+    found = result_of("assign.py", "--rounds", "1")
+    assert found["3 teachers, 3 students, weights alike"] > 0
+    assert found["1000 teachers, 1000 students, weights alike"] < 500
+
+
 def test_reading_is_measured_against_the_source_and_against_another_option() -> None:
     """One run tells plain, distilled and what was asked to be compared."""
     found = result_of("distill_reader.py", "--data", "img28", "--batches", "20", "--against", "teachers=1")
