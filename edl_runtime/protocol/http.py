@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -18,6 +19,7 @@ CONTENT_LENGTH = b"content-length"
 JSON_SIZE = b"inference-header-content-length"
 
 _UNIQUE = frozenset({CONTENT_LENGTH, JSON_SIZE, b"authorization", b"transfer-encoding"})
+_ORIGIN = re.compile(rb"^https?://[^/?#]*", re.IGNORECASE)
 _REASONS = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for status in HTTPStatus}
 
 
@@ -51,18 +53,28 @@ class Head:
         try:
             parser.feed_data(head)
         except httptools.HttpParserUpgrade:
-            raise ProtocolError("another protocol is asked for, spoken is HTTP/1.1") from None
+            self._decline_upgrade(parser)
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, ProtocolError):
                 raise error.__context__ from None
             raise ProtocolError(f"not HTTP/1.1: {error}") from None
+        version = parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise ProtocolError(f"got HTTP/{version}, spoken is HTTP/1.1")
         # The parser's own answer is wrong once a message without a body is complete.
         wish = self.headers.get(b"connection", b"").lower()
-        self.keep_alive = b"close" not in wish if parser.get_http_version() == "1.1" else b"keep-alive" in wish
+        self.keep_alive = b"close" not in wish if version == "1.1" else b"keep-alive" in wish
+
+    def _decline_upgrade(self, parser: Any) -> None:  # noqa: ARG002 - a request's method is asked for
+        """Go on with HTTP/1.1, or raise ProtocolError where that can't be."""
+        raise ProtocolError("another protocol is spoken from here on, not HTTP/1.1")
 
 
 class RequestHead(Head):
-    """The head of a request. `path` has no query."""
+    """The head of a request. `path` has neither query nor, if the request's target is a whole URL, scheme and host.
+
+    A wish for another protocol, as Java's client and `curl --http2` have it, is ignored: HTTP leaves that to servers.
+    """
 
     __slots__ = ("method", "path")
 
@@ -75,7 +87,11 @@ class RequestHead(Head):
         self.method: str = parser.get_method().decode("ascii")
 
     def on_url(self, url: bytes) -> None:
-        self.path += url.partition(b"?")[0].decode("latin-1")
+        self.path = _ORIGIN.sub(b"", url).partition(b"?")[0].decode("latin-1") or "/"
+
+    def _decline_upgrade(self, parser: Any) -> None:
+        if parser.get_method() == b"CONNECT":
+            super()._decline_upgrade(parser)
 
 
 class ResponseHead(Head):
