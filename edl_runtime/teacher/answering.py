@@ -82,7 +82,7 @@ def write(signature: ModelSignature, request: InferRequest, outputs: Mapping[str
 
 
 class _UnfitError(ProtocolError):
-    """Raised when an output turns out to have less than was asked for."""
+    """Raised when an output turns out not to be what can be answered as asked for."""
 
 
 def _answered(request: InferRequest, outputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -97,6 +97,9 @@ def _answered(request: InferRequest, outputs: Mapping[str, Array]) -> dict[str, 
         except ProtocolError as error:
             raise _UnfitError(f"output {wish.name!r}: {error}") from None
         tensors.update(zip(answered_names(wish), largest, strict=True))
+    for name, binary in request.outputs.items():
+        if not binary and tensors[name].dtype.kind == "f" and not np.isfinite(tensors[name]).all():
+            raise _UnfitError(f"output {name!r} has numbers that JSON lacks, NaN or infinite; ask for it as binary")
     return tensors
 
 

@@ -236,6 +236,32 @@ def test_an_answer_over_the_limit_is_one_that_no_teacher_can_give() -> None:
         assert len(teacher.infer({"x": x}, ["double"])) == 1
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_a_number_that_json_lacks_is_not_answered_as_null(served: Served, number: float) -> None:
+    """The output is named, other teachers need not be asked, and as binary the number comes."""
+    x = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 16}}
+    text = json.dumps({"inputs": [x], "outputs": [{"name": "sum"}]}).encode()
+    body = text + np.full(4, number, np.float32).tobytes()
+    request = urllib.request.Request(f"http://{served.address}/v2/models/teacher/infer", body)
+    request.add_header("Inference-Header-Content-Length", str(len(text)))
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=PATIENCE_S)
+    with refused.value as answer:
+        assert answer.code == 400
+        assert json.load(answer)["error"].startswith("output 'sum' has numbers that JSON lacks")
+    with TeacherConnection(served.address) as teacher:
+        answered = teacher.infer({"x": np.full((1, 4), number, np.float32)}, ["sum"])["sum"]
+        assert np.array_equal(answered, [number], equal_nan=True)
+
+
+def test_a_client_that_would_rather_speak_http2_is_answered(served: Served) -> None:
+    """Java's client asks for it with every first request."""
+    wish = b"Connection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA"
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
+    head = b"POST /v2/models/teacher/infer HTTP/1.1\r\n%b\r\nContent-Length: %d\r\n\r\n" % (wish, len(body))
+    assert served.exchange(head + body).startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_token_is_asked_for_except_for_health() -> None:
     """With a token, only health is open to all."""
     with serving(token="secret") as served:
