@@ -1,4 +1,7 @@
-"""A pool as the students of one endpoint see it: two watches in Redis and one computation for all of them."""
+"""A pool as its students see it: two watches in Redis and one computation, at most, for each burst of changes.
+
+A student on Redis has one for itself, an endpoint has one for all of its students in the pool.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Finding teachers: being a student of a pool, in Redis or behind a discovery endpoint.
 
-With Redis a student computes by itself which of the teachers are its own; an endpoint does it for others alike.
+With Redis a student computes by itself which of the teachers are its own, by the feed that an endpoint has for others.
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ import asyncio
 import os
 import socket
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 import structlog
 
 from edl_runtime.discovery.client import follow
+from edl_runtime.discovery.feed import Feed
 from edl_runtime.discovery.link import Link
 from edl_runtime.discovery.messages import Assignment
 from edl_runtime.distill.teachers import Discovered
-from edl_runtime.errors import RegistryError, RegistryUnavailableError
+from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.registry import quarantine
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
-from edl_runtime.registry.shares import shares
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
 from edl_runtime.store.client import connect
+from edl_runtime.waits import first
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -62,6 +63,26 @@ async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use, qua
 async def _follow_endpoint(
     pool: str, me: Member, settings: RuntimeSettings, use: Use, quarantined: Quarantined
 ) -> None:
+    async with Link(settings.discovery_url, settings.discovery_token) as link:
+        await follow(link, pool, me, _changes(use), quarantined)
+
+
+async def _follow_registry(
+    pool: str, me: Member, settings: RuntimeSettings, use: Use, quarantined: Quarantined
+) -> None:
+    service = keys.Service(settings.namespace, pool, "students")
+    async with connect(settings.redis_url) as client, hold_lease(client, service, me, ttl_s=settings.lease_ttl_s):
+        feed = Feed(Directory(client, settings.namespace), pool)
+        feed.start()
+        feed.add(me)
+        try:
+            await first(_see(feed, me, _changes(use)), _tell(client, service, me, quarantined), feed.ended())
+        finally:
+            await feed.stop()
+
+
+def _changes(use: Use) -> Callable[[Assignment], None]:
+    """Return what takes assignments and calls `use` with the teachers of those that have others than the last."""
     mine: tuple[str, ...] | None = None
 
     def see(assignment: Assignment) -> None:
@@ -71,29 +92,14 @@ async def _follow_endpoint(
             log.info("teachers.assigned", teachers=mine, students=assignment.students, listed=assignment.listed)
             use(mine)
 
-    async with Link(settings.discovery_url, settings.discovery_token) as link:
-        await follow(link, pool, me, see, quarantined)
+    return see
 
 
-async def _follow_registry(
-    pool: str, me: Member, settings: RuntimeSettings, use: Use, quarantined: Quarantined
-) -> None:
-    service = keys.Service(settings.namespace, pool, "students")
-    async with connect(settings.redis_url) as client, hold_lease(client, service, me, ttl_s=settings.lease_ttl_s):
-        directory = Directory(client, settings.namespace)
-        choice = _Choice(me, use)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_each(directory, pool, "teachers", choice.see_teachers))
-                tasks.create_task(_each(directory, pool, "students", choice.see_students))
-                tasks.create_task(_tell(client, service, me, quarantined))
-        except* RegistryError as group:
-            raise group.exceptions[0] from None
-
-
-async def _each(directory: Directory, pool: str, role: keys.Role, see: Callable[[Sequence[Member]], None]) -> None:
-    async for members in directory.watch(pool, role):
-        see(members)
+async def _see(feed: Feed, me: Member, see: Callable[[Assignment], None]) -> None:
+    while True:
+        if (assignment := feed.assignment(me.id)) is not None:
+            see(assignment)
+        await feed.news()
 
 
 async def _tell(client: Redis, service: keys.Service, me: Member, quarantined: Quarantined) -> None:
@@ -107,31 +113,3 @@ async def _tell(client: Redis, service: keys.Service, me: Member, quarantined: Q
             except RegistryUnavailableError:
                 pass  # which the watches report; it is told again
         await asyncio.sleep(TELL_EVERY_S)
-
-
-class _Choice:
-    """The teachers that are this student's, by the latest lists of both roles."""
-
-    def __init__(self, me: Member, use: Use) -> None:
-        self._me = me
-        self._use = use
-        self._teachers: Sequence[Member] | None = None
-        self._students: Sequence[Member] | None = None
-        self._mine: tuple[str, ...] | None = None
-
-    def see_teachers(self, teachers: Sequence[Member]) -> None:
-        self._teachers = teachers
-        self._choose()
-
-    def see_students(self, students: Sequence[Member]) -> None:
-        self._students = students
-        self._choose()
-
-    def _choose(self) -> None:
-        if self._teachers is None or self._students is None:
-            return
-        mine = shares(self._teachers, [*self._students, self._me])[self._me.id]
-        if mine != self._mine:
-            log.info("teachers.assigned", teachers=mine, students=len(self._students), listed=len(self._teachers))
-            self._mine = mine
-            self._use(mine)

@@ -32,7 +32,7 @@ def test_the_wire_is_measured_both_ways() -> None:
 
 
 def test_large_pools_are_shared_out_in_no_time() -> None:
-    """Every student computes it at each change: 50 ms for 1000 teachers of 1000 students, with ten times that allowed."""
+    """Every student computes it at each change: 50 ms for 1000 by 1000; ten times that is allowed."""
     found = result_of("assign.py", "--rounds", "1")
     assert found["3 teachers, 3 students, weights alike"] > 0
     assert found["1000 teachers, 1000 students, weights alike"] < 500

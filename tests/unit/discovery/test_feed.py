@@ -47,3 +47,26 @@ async def test_the_endpoint_goes_on_while_shares_are_computed(monkeypatch: pytes
     assert found is not None
     assert found.teachers == ("p:1",)
     await feed.stop()
+
+
+async def test_a_burst_of_changes_is_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a thousand students come at once, shares are computed for the first of them and for all."""
+    computed = []
+
+    def counted(teachers: list[Member], students: list[Member]) -> dict[str, tuple[str, ...]]:
+        computed.append(len(students))
+        return shares(teachers, students)
+
+    monkeypatch.setattr(feeds, "shares", counted)
+    feed = Feed(OneTeacher(), "p")
+    feed.start()
+    feed.add(Member(id="first", address="h:1"))
+    await asyncio.wait_for(feed.knows("first"), 30)
+    for number in range(1000):
+        feed.add(Member(id=f"s{number}", address="h:1"))
+        if number % 100 == 0:
+            await asyncio.sleep(0)
+    await asyncio.wait_for(feed.knows("s999"), 30)
+    await feed.stop()
+    assert computed[-1] == 1001
+    assert len(computed) <= 3
