@@ -180,6 +180,22 @@ def test_a_request_that_all_teachers_refuse_ends_the_epoch_soon() -> None:
         assert time.monotonic() - begin < 2
 
 
+def test_a_teacher_that_lies_by_one_connection_rests_with_all() -> None:
+    """For longer each time, and what it answers right in between does not count."""
+
+    def by_one(x: Array) -> dict[str, Array]:
+        if threading.current_thread().name.endswith(f" {LANES_A_TEACHER - 1}"):
+            raise ProtocolError("garbage")
+        return patiently(x)
+
+    teachers = FakeTeachers({"a:1": patiently, "b:2": by_one})
+    with reader_of(teachers) as reader:
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            assert numbers(list(reader)) == list(range(BATCHES))
+    assert teachers.asked["b:2"] < teachers.asked["a:1"] / 4
+
+
 def test_only_the_first_answer_counts() -> None:
     """What a dismissed teacher answers after another did is neither delivered nor counted, and completes no batch."""
     late_may_answer, rest_may_be_answered = threading.Event(), threading.Event()
