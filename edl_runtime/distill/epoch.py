@@ -14,10 +14,9 @@ class Epoch:
     - `over`: the script has left it, at its end or before.
     """
 
-    __slots__ = ("awaited", "batches", "ended", "error", "number", "over", "waits_for_signature")
+    __slots__ = ("awaited", "batches", "ended", "error", "over", "waits_for_signature")
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self) -> None:
         self.batches: deque[Batch] = deque()
         self.awaited = False
         self.ended = False

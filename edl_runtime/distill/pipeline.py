@@ -174,8 +174,7 @@ class Pipeline:
             epoch.ended = True
             epoch.error = error
             self._done.notify_all()
-            is_last = epoch.number + 1 < self._begun or self._begun >= self._known_epochs
-            if error is not None or is_last or epoch.over or self._closed:
+            if error is not None or self._begun >= self._known_epochs or epoch.over or self._closed:
                 return None
             following = self._new_epoch()
             self._ahead.append(following)
@@ -231,9 +230,8 @@ class Pipeline:
         return max(LEAST_REQUESTS, sum(pool.window for pool in self.dispatchers))
 
     def _new_epoch(self) -> Epoch:
-        epoch = Epoch(self._begun)
         self._begun += 1
-        return epoch
+        return Epoch()
 
     def _drop_reading(self) -> None:
         if self._reading is not None:
