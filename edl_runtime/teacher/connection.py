@@ -184,6 +184,7 @@ class Connection(asyncio.BufferedProtocol):
         elif size or answer.status == 411 or self._front.draining:
             self._close_with(answer)
         else:
+            self._front.metrics.told(answer.status)
             self._transport.write(render(answer, keep_alive=self._keep_alive, method=head.method))
             self._phase = _Phase.SENDING
             if not self._backed_up:
@@ -192,7 +193,9 @@ class Connection(asyncio.BufferedProtocol):
     def _run(self) -> None:
         self._phase = _Phase.RUNNING
         if self._registers:
-            self._send(self._shared.register(self._body, self._front.arena.answer(self._slot)))
+            answer = self._shared.register(self._body, self._front.arena.answer(self._slot))
+            self._front.metrics.told(answer.status)
+            self._send(answer)
             return
         if self._shared.region is not None:
             self._front.arena.regions[self._slot] = self._shared.region
@@ -229,6 +232,7 @@ class Connection(asyncio.BufferedProtocol):
         self._keep_alive = False
         self._phase = _Phase.LINGERING
         self._ahead.clear()
+        self._front.metrics.told(answer.status)
         self._transport.write(render(answer, keep_alive=False))
         self._transport.write_eof()
         asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)

@@ -37,6 +37,11 @@ class Metrics:
         """Count an answer, or a request that was dropped."""
         self._answers[status] += 1
 
+    def told(self, status: int) -> None:
+        """Count an answer that the model had no part in, if it is a refusal."""
+        if status >= 400:
+            self.answered(status)
+
     def ran(self, rows: int, busy_s: float) -> None:
         """Count a run of the model."""
         self._runs[bisect_left(BOUNDS, rows)] += 1
@@ -55,7 +60,7 @@ class Metrics:
         """Return the counts of now, as registries ask for them."""
         from prometheus_client import metrics_core as core
 
-        meaning = f"Requests by HTTP status of the answer; {DROPPED}: their client had gone."
+        meaning = f"Requests to the model and refusals, by status; {DROPPED}: the client had gone."
         requests = core.CounterMetricFamily("edl_teacher_requests", meaning, labels=["status"])
         for status, count in sorted(self._answers.items()):
             requests.add_metric([str(status)], count)

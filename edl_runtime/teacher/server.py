@@ -45,7 +45,7 @@ class Front:
 
         `metrics` are shown at /metrics, together with what the front has to tell.
         """
-        metrics = metrics or Metrics()
+        self.metrics = metrics = metrics or Metrics()
         metrics.gauges["edl_teacher_connections"] = "Clients that are connected.", lambda: len(self.connections)
         metrics.gauges["edl_teacher_requests_in_flight"] = (
             "Requests that are received, waited for, computed or answered.",

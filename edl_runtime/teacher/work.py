@@ -29,7 +29,10 @@ log = structlog.get_logger(__name__)
 
 
 class Run(NamedTuple):
-    """A run of the model: its rows, the seconds it took, and what it answers to those in which slots."""
+    """A run of the model: its rows, the seconds it took, and what it answers to those in which slots.
+
+    A joined run that failed answers nobody; each of its requests has a run of its own behind it.
+    """
 
     rows: int
     busy_s: float
@@ -83,10 +86,13 @@ class Work:
         if len(group) == 1:
             yield self._run_alone(group[0])
             return
+        rows = sum(one.rows for one in group)
+        begun_s = self._clock_s()
         try:
             joined = self._run_joined(group)
         except Exception as error:  # noqa: BLE001 - the model's, maybe about one of them: it is told in its answer
             cause = f"{type(error).__name__}: {error}"
+            yield Run(rows, self._clock_s() - begun_s, [])
         else:
             yield joined
             return
@@ -96,7 +102,7 @@ class Work:
             good = good and alone.answers[0][1].status == 200
             yield alone
         if good:
-            self._most_rows = max(1, sum(one.rows for one in group) // 2)
+            self._most_rows = max(1, rows // 2)
             log.warning("model.not_joined", model=self._model.signature.name, most_rows=self._most_rows, cause=cause)
 
     def _run_alone(self, one: Waiting) -> Run:

@@ -130,6 +130,7 @@ def test_what_a_teacher_has_done_is_counted() -> None:
     assert {name: value for name, value in counted.items() if name.startswith("edl_teacher_requests_total")} == {
         'edl_teacher_requests_total{status="200"}': 1,
         'edl_teacher_requests_total{status="400"}': 1,
+        'edl_teacher_requests_total{status="401"}': 1,
         'edl_teacher_requests_total{status="500"}': 1,
     }
     assert (counted["edl_teacher_run_rows_sum"], counted["edl_teacher_run_rows_count"]) == (4, 2)

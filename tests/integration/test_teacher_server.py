@@ -254,6 +254,25 @@ def test_a_number_that_json_lacks_is_not_answered_as_null(served: Served, number
         assert np.array_equal(answered, [number], equal_nan=True)
 
 
+def test_refusals_that_need_no_model_are_counted() -> None:
+    """Each under its status, those that leave the connection and those that end it; health and metadata are not."""
+    with serving(token="t") as served:
+        good = b"Authorization: Bearer t\r\n"
+        infer = b"POST /v2/models/teacher/infer HTTP/1.1\r\n"
+        for sent, status in (
+            (b"GET /v2 HTTP/1.1\r\nConnection: close\r\n\r\n", 401),
+            (b"GET /x HTTP/1.1\r\nConnection: close\r\n" + good + b"\r\n", 404),
+            (b"GET /v2 HTTP/1.1\r\nConnection: close\r\n" + good + b"\r\n", 200),
+            (b"GET /v2 HTTP/7.0\r\n\r\n", 400),
+            (b"GET /v2 HTTP/1.1\r\nX: " + b"y" * 20_000, 431),
+            (infer + good + b"Content-Length: 99999999999\r\n\r\n", 413),
+        ):
+            assert served.exchange(sent).startswith(b"HTTP/1.1 %d " % status)
+        served.front.draining = True
+        assert served.exchange(infer + good + b"Content-Length: 1\r\n\r\nx").startswith(b"HTTP/1.1 503 ")
+        assert served.front.metrics._answers == dict.fromkeys((401, 404, 400, 431, 413, 503), 1)
+
+
 def test_a_client_that_would_rather_speak_http2_is_answered(served: Served) -> None:
     """Java's client asks for it with every first request."""
     wish = b"Connection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA"

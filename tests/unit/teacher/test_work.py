@@ -132,6 +132,16 @@ def test_a_bad_request_fails_no_other(arena: Arena) -> None:
     assert model.runs == [2, 1, 1] * 2
 
 
+def test_a_joined_run_that_failed_has_kept_the_model_busy(arena: Arena) -> None:
+    """It counts as the runs behind it do, and answers nobody."""
+    model = Doubler(most=1, row_s=0.125)
+    work = Work(model, arena, 64, clock_s=lambda: model.now_s)
+    for slot in range(2):
+        work.add(*put(arena, slot, rows(slot), "sum"))
+    runs = [(run.rows, run.busy_s, [slot for slot, _ in run.answers]) for run in work.run()]
+    assert runs == [(2, 0.25, []), (1, 0.125, [0]), (1, 0.125, [1])]
+
+
 def test_what_a_model_raises_is_logged_without_its_variables(arena: Arena) -> None:
     """Where it came from, as text: to format all variables would take a second, and they are students' data."""
     work = Work(Doubler(), arena, 64)
