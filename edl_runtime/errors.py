@@ -125,6 +125,21 @@ class DiscoveryRefusedError(RegistryError):
         )
 
 
+class PoolLimitError(RegistryError):
+    """Raised when an endpoint follows as many pools as it can, and a student asks for another."""
+
+    def __init__(self, pool: str, limit: int) -> None:
+        super().__init__(pool, limit)
+        self.pool = pool
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"this endpoint already has students of {self.limit} pools, the most that it follows at once, and pool "
+            f"{self.pool!r} is not among them; run another `edl discovery`, or stop students of other pools"
+        )
+
+
 class UnknownPoolError(RegistryError, LookupError):
     """Raised when nobody is registered in a pool of that name."""
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from edl_runtime.discovery.hub import Hub
 from edl_runtime.discovery.messages import SAY_EVERY_S, Words
 from edl_runtime.discovery.stream import Stream, student_id
-from edl_runtime.errors import EdlError, RegistryUnavailableError, SpecError, UnknownPoolError
+from edl_runtime.errors import EdlError, PoolLimitError, RegistryUnavailableError, SpecError, UnknownPoolError
 from edl_runtime.registry.pools import view_pool, view_pools
 from edl_runtime.specs import check_name
 from edl_runtime.store.client import unavailable_if_lost
@@ -32,7 +32,12 @@ WORDS_WITHIN_S = SAY_EVERY_S
 """How long a student may take to say it."""
 
 _OPEN_TO_ALL = "/v1/health/"
-_STATUS: dict[type[EdlError], int] = {SpecError: 400, UnknownPoolError: 404, RegistryUnavailableError: 503}
+_STATUS: dict[type[EdlError], int] = {
+    SpecError: 400,
+    UnknownPoolError: 404,
+    PoolLimitError: 503,
+    RegistryUnavailableError: 503,
+}
 
 
 def build_app(hub: Hub, client: Redis, namespace: str, *, token: str) -> ASGIApp:

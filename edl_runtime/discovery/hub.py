@@ -11,7 +11,7 @@ import structlog
 
 from edl_runtime.discovery.feed import Feed
 from edl_runtime.discovery.messages import SAY_EVERY_S, SILENT_AFTER_S, Assignment
-from edl_runtime.errors import RegistryUnavailableError
+from edl_runtime.errors import PoolLimitError, RegistryUnavailableError
 from edl_runtime.registry import quarantine
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import Lease, hold_lease
@@ -29,12 +29,14 @@ class Hub:
     """Keeps connected students registered, each for as long as its block lasts.
 
     All students of a pool share one watch of its teachers and one of its students, which end with the last of them.
+    Students of `most_pools` may be connected at once.
     """
 
-    def __init__(self, client: Redis, namespace: str, *, ttl_s: float) -> None:
+    def __init__(self, client: Redis, namespace: str, *, ttl_s: float, most_pools: int) -> None:
         self._client = client
         self._namespace = namespace
         self._ttl_s = ttl_s
+        self._most_pools = most_pools
         self._closing = asyncio.Event()
         self._feeds: dict[str, Feed] = {}
         self._connected: dict[tuple[str, str], Connected] = {}
@@ -43,7 +45,7 @@ class Hub:
     async def connect(self, pool: str, student: Member) -> AsyncIterator[Connected]:
         """Be that student of the pool in the block, in place of an earlier one of the same id.
 
-        Raises RegistryUnavailableError when Redis is away at the start.
+        Raises RegistryUnavailableError when Redis is away at the start, PoolLimitError when there are as many pools.
         """
         service = Service(self._namespace, pool, "students")
         async with (
@@ -78,6 +80,8 @@ class Hub:
     async def _follow(self, pool: str, student: Member) -> AsyncIterator[Feed]:
         feed = self._feeds.get(pool)
         if feed is None:
+            if len(self._feeds) >= self._most_pools:
+                raise PoolLimitError(pool, self._most_pools)
             feed = self._feeds[pool] = Feed(Directory(self._client, self._namespace), pool)
             feed.start()
         feed.followers += 1

@@ -23,7 +23,9 @@ from edl_runtime.store.client import connect
 CONNECTION_LIMIT = 2500
 """Each student has two."""
 REDIS_LIMIT = 500
-"""Connections to Redis: two for each pool that is followed, and some to renew leases in turn."""
+"""Connections to Redis."""
+POOL_LIMIT = 200
+"""Each pool that is followed has two connections to Redis; leases are renewed in turn by those that are left."""
 REQUEST_WITHIN_S = 5.0
 """How often clients are looked for to disconnect: those that have asked nothing since the last look."""
 DEAD_AFTER_S = 10.0
@@ -50,7 +52,7 @@ async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Calla
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     _allow_open_files(2 * CONNECTION_LIMIT)
     async with connect(settings.redis_url, connections=REDIS_LIMIT) as client:
-        hub = Hub(client, settings.namespace, ttl_s=settings.lease_ttl_s)
+        hub = Hub(client, settings.namespace, ttl_s=settings.lease_ttl_s, most_pools=POOL_LIMIT)
         app = build_app(hub, client, settings.namespace, token=settings.discovery_token)
         server = _Server(
             uvicorn.Config(

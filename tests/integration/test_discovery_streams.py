@@ -14,7 +14,11 @@ from discovery_process import Endpoint, running_discovery
 from integration.discovery_asking import NAMESPACE, asking, member, stream, students, until, until_gone
 from teacher_process import PATIENCE_S
 
+from edl_runtime.discovery.app import build_app
+from edl_runtime.discovery.hub import Hub
 from edl_runtime.discovery.messages import SILENT_AFTER_S
+from edl_runtime.discovery.server import POOL_LIMIT, REDIS_LIMIT
+from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 from edl_runtime.store.server import RedisServer
@@ -145,3 +149,19 @@ async def test_sigterm_ends_streams_in_order(redis_url: str) -> None:
                     [_ async for _ in assignments]
             assert await students(redis_url, "ends") == []
         assert await asyncio.to_thread(endpoint.process.wait, PATIENCE_S) == 0
+
+
+async def test_pools_beyond_the_limit_are_refused(redis_url: str) -> None:
+    """Watches of many pools leave connections to Redis for leases; whoever comes too late reads why and tries again."""
+    async with connect(redis_url) as client:
+        hub = Hub(client, NAMESPACE, ttl_s=1.0, most_pools=1)
+        transport = httpx.ASGITransport(build_app(hub, client, NAMESPACE, token=""))
+        async with httpx.AsyncClient(transport=transport, base_url="http://endpoint") as http:
+            one, other = Member(id="s", address="h:1"), Member(id="t", address="h:2")
+            async with hub.connect("first", one), hub.connect("first", other):
+                refused = await http.get("/v1/pools/second/students/s")
+            assert refused.status_code == 503
+            assert "'second'" in refused.json()["error"]
+            async with hub.connect("second", one):
+                pass
+    assert 2 * POOL_LIMIT <= REDIS_LIMIT - 100
