@@ -114,7 +114,8 @@ def _check_shared(head: TensorHead, kind: str, shared: int | None) -> None:
     """Raise ProtocolError unless a tensor has the size of its shape and lies within shared memory of that size."""
     given = head.parameters
     if shared is None or given.shared_memory_region != REGION:
-        fault = f"this connection has registered no shared_memory_region {given.shared_memory_region!r}"
+        unknown = f"shared_memory_region {given.shared_memory_region!r}"
+        fault = f"{unknown} is not registered by this connection, or could not be passed on to the model"
         raise ProtocolError(f"{kind} {head.name!r}: {fault}")
     size = math.prod(head.shape) * dtype_of(head.datatype).itemsize
     if given.shared_memory_byte_size != size or given.binary_data_size is not None or head.data is not None:

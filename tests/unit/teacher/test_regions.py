@@ -164,3 +164,18 @@ def test_regions_are_lent_once_and_forgotten(regions: Regions) -> None:
     theirs.close()
     assert lender.lend(regions.register(registration(memory()))) == 0  # nobody is there to lend to
     lender.close()
+
+
+def test_all_regions_can_be_lent_while_the_predictor_is_busy(regions: Regions) -> None:
+    """It takes them in when it gets to it; until then none is refused for want of room."""
+    ours, theirs = lending_channel()
+    lender, borrower = Lender(ours, lambda _: None), Borrower(theirs)
+    descriptor = memory()
+    numbers = [lender.lend(regions.register(registration(descriptor))) for _ in range(MOST_REGIONS)]
+    os.close(descriptor)
+    assert all(numbers)
+    assert all(borrower.view(number) is not None for number in numbers)
+    for number in numbers:
+        borrower.forget(number)
+    theirs.close()
+    lender.close()
