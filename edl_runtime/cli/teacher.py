@@ -33,7 +33,8 @@ from edl_runtime.specs import HUNG_AFTER_S, MAX_BATCH, check_name
     type=click.IntRange(min=1),
     default=MAX_BATCH,
     show_default=True,
-    help="Most rows that requests which came while the model was busy are joined to; 1: none are.",
+    help="Most rows that requests which came while the model was busy are joined to; 1: none are, for a model whose "
+    "answer for one row depends on the others.",
 )
 @click.option(
     "--weight", type=float, default=1.0, show_default=True, help="Share of the pool's work, relative to others."

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import structlog
 
+from edl_runtime.protocol.requests import InferRequest
 from edl_runtime.teacher.answering import Answer, read, refuse, run_alone, write
 from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.joining import (
@@ -54,6 +55,7 @@ class Work:
         self._model = model
         self._arena = arena
         self._most_rows = max_batch if can_join(model.signature) else 1
+        self._unproven = {spec.name for spec in model.signature.outputs if -1 in spec.shape[1:]}
         self._waiting: dict[int, Waiting] = {}
 
     def __len__(self) -> int:
@@ -114,13 +116,22 @@ class Work:
         return Run(one.rows, busy_s, [(one.slot, answer)])
 
     def _run_joined(self, group: Sequence[Waiting]) -> Run:
-        """Raise whatever the model does, and ValueError for outputs that can't be taken apart."""
+        """Raise whatever the model does, and ValueError for outputs that can't be taken apart.
+
+        An output's free axes may depend on how many rows run, which only a comparison tells: for each there is one.
+        """
         requests, rows = [one.request for one in group], [one.rows for one in group]
         signature = self._model.signature
         names = needed_outputs(requests)
         begun_s = self._clock_s()
+        alone = self._shapes_alone(requests[0], [name for name in names if name in self._unproven])
         outputs = self._model.run(joined_inputs(requests, signature), names)
         busy_s = self._clock_s() - begun_s
+        for name, shape in alone.items():
+            if outputs[name].shape[1:] != shape[1:]:
+                both = f"{list(shape)} for {rows[0]} rows, {list(outputs[name].shape)} for {sum(rows)}"
+                raise ValueError(f"output {name!r} has shape {both}")
+        self._unproven.difference_update(alone)
         parts = split_outputs({name: outputs[name] for name in names}, rows)
         self._row_s = busy_s / sum(rows)
         answers = [
@@ -128,3 +139,10 @@ class Work:
             for one, part in zip(group, parts, strict=True)
         ]
         return Run(sum(rows), busy_s, answers)
+
+    def _shapes_alone(self, request: InferRequest, names: list[str]) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of these outputs for one request alone."""
+        if not names:
+            return {}
+        outputs = self._model.run(joined_inputs([request], self._model.signature), names)
+        return {name: outputs[name].shape for name in names}

@@ -196,6 +196,44 @@ def test_a_model_that_can_not_take_so_many_gets_fewer(arena: Arena) -> None:
     assert model.runs == [8, *[1] * 8, 4, 4]
 
 
+class Rows(Doubler):
+    """Answers as many numbers for each row as it was given rows, or as `width` says."""
+
+    def __init__(self, width: int | None = None) -> None:
+        super().__init__()
+        self._width = width
+        self.signature = msgspec.structs.replace(self.signature, outputs=(TensorSpec("each", "FP32", (-1, -1)),))
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        x = inputs["x"]
+        self.runs.append(len(x))
+        return {name: np.repeat(x[:, :1], self._width or len(x), axis=1) for name in outputs}
+
+
+def test_a_model_whose_answers_are_as_wide_as_the_batch_is_not_joined(arena: Arena) -> None:
+    """Nobody gets an answer that depends on who else has asked."""
+    model = Rows()
+    work = Work(model, arena, 64)
+    for _ in range(2):
+        for slot in range(4):
+            work.add(*put(arena, slot, rows(slot, slot)))
+        while work:
+            for slot, answer in ran(work).items():
+                assert got(arena, slot, answer)["each"].tolist() == [[slot] * 2] * 2
+
+
+def test_a_free_axis_that_does_not_depend_on_the_batch_is_proved_so_once(arena: Arena) -> None:
+    """It costs one run more, also where it happens to be as wide as a joined run has rows."""
+    model = Rows(width=2)
+    work = Work(model, arena, 64)
+    for _ in range(2):
+        for slot in range(2):
+            work.add(*put(arena, slot, rows(slot)))
+        for slot, answer in ran(work).items():
+            assert got(arena, slot, answer)["each"].tolist() == [[slot] * 2]
+    assert model.runs == [1, 2, 2]
+
+
 def test_one_is_none(arena: Arena) -> None:
     """With a largest batch of 1, every request runs alone, whatever its size."""
     model = Doubler()
