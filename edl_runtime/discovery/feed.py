@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
 from edl_runtime.discovery.messages import Assignment
@@ -33,6 +33,7 @@ class Feed:
         self._teachers: Sequence[Member] | None = None
         self._students: Sequence[Member] | None = None
         self._here: dict[str, Member] = {}
+        self._avoided: dict[str, frozenset[str]] = {}
         self._shares: dict[str, tuple[str, ...]] = {}
         self._changed = asyncio.Event()
         self._computed = asyncio.Event()
@@ -67,6 +68,16 @@ class Feed:
         """Count on the registry alone for this student, unless it has been added anew."""
         if self._here.get(student.id) is student:
             del self._here[student.id]
+            self.avoid(student.id, ())
+            self._changed.set()
+
+    def avoid(self, student_id: str, addresses: Collection[str]) -> None:
+        """Find the student other teachers for as long as all of its own are among these, which it can't use."""
+        avoided = frozenset(addresses)
+        if avoided != self._avoided.get(student_id, frozenset()):
+            self._avoided[student_id] = avoided
+            if not avoided:
+                del self._avoided[student_id]
             self._changed.set()
 
     def assignment(self, student_id: str) -> Assignment | None:
@@ -108,7 +119,7 @@ class Feed:
                 continue
             begun_s = time.monotonic()
             students = [*self._students, *self._here.values()]
-            self._shares = await asyncio.to_thread(shares, self._teachers, students)
+            self._shares = await asyncio.to_thread(shares, self._teachers, students, dict(self._avoided))
             computed, self._computed = self._computed, asyncio.Event()
             computed.set()
             await asyncio.sleep(max(SETTLE_S, time.monotonic() - begun_s))

@@ -65,7 +65,7 @@ class Hub:
         one = self._connected.get((pool, student_id))
         if one is None:
             return False
-        one.hear()
+        one.hear(quarantined)
         if quarantined or one.told:
             with suppress(RegistryUnavailableError):  # the student will say it again
                 await quarantine.publish(self._client, self._namespace, pool, student_id, quarantined)
@@ -106,11 +106,12 @@ class Connected:
         self._feed = feed
         self._lease = lease
         self._closing = closing
-        self.hear()
+        self.hear({})
 
-    def hear(self) -> None:
-        """Note a sign of life."""
+    def hear(self, quarantined: Mapping[str, str]) -> None:
+        """Note a sign of life, and which teachers the student can't use."""
         self._heard_at = asyncio.get_running_loop().time()
+        self._feed.avoid(self._student.id, quarantined)
 
     async def assignments(self) -> AsyncGenerator[Assignment, None]:
         """Yield the student's teachers at once, as soon as they change, and every `SAY_EVERY_S`; for ever."""

@@ -76,7 +76,7 @@ async def _follow_registry(
         feed.start()
         feed.add(me)
         try:
-            await first(_see(feed, me, _changes(use)), _tell(client, service, me, quarantined), feed.ended())
+            await first(_see(feed, me, _changes(use)), _tell(client, service, me, quarantined, feed), feed.ended())
         finally:
             await feed.stop()
 
@@ -102,10 +102,11 @@ async def _see(feed: Feed, me: Member, see: Callable[[Assignment], None]) -> Non
         await feed.news()
 
 
-async def _tell(client: Redis, service: keys.Service, me: Member, quarantined: Quarantined) -> None:
+async def _tell(client: Redis, service: keys.Service, me: Member, quarantined: Quarantined, feed: Feed) -> None:
     told = False
     while True:
         reasons = quarantined()
+        feed.avoid(me.id, reasons)
         if reasons or told:
             try:
                 await quarantine.publish(client, service.namespace, service.pool, me.id, reasons)

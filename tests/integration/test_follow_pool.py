@@ -68,6 +68,21 @@ async def test_students_share_by_one_rule_wherever_they_are(settings: RuntimeSet
         assert sorted(address for mine in by_all.values() for address in mine) == teachers
 
 
+async def test_a_student_whose_only_teacher_is_bad_asks_another_s_meanwhile(
+    settings: RuntimeSettings, student_settings: RuntimeSettings
+) -> None:
+    """It keeps its own, to notice when that is good again, and then has that alone."""
+    async with registered(settings, "a:1", "b:1"), student(student_settings) as one, student(student_settings) as other:
+        await one.until(lambda teachers: len(teachers) == 1)
+        await other.until(lambda teachers: len(teachers) == 1)
+        [mine] = one.teachers or ()
+        one.quarantined[mine] = "garbage"
+        await one.until(lambda teachers: teachers == ("a:1", "b:1"))
+        assert len(other.teachers or ()) == 1
+        one.quarantined.clear()
+        await one.until(lambda teachers: teachers == (mine,))
+
+
 async def test_a_student_gets_as_many_teachers_as_it_wants(
     settings: RuntimeSettings, student_settings: RuntimeSettings
 ) -> None:
