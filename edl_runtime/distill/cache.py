@@ -18,8 +18,10 @@ class AnswerCache(msgspec.Struct, frozen=True):
 
         DistillReader(batches, inputs=["image", "label", "id"], outputs=["logits"], cache=AnswerCache("id"))
 
-    It is for data without augmentation: **a sample of the same id must be the same sample, in every epoch.** One in
-    sixteen is checked, which finds augmented images within a few batches (SampleError).
+    It is for data without augmentation: **a sample of the same id must be the same sample, in every epoch.** Ids that
+    several samples share are refused when they meet in a batch, and of the samples that are asked about the first 64
+    and then one in sixteen are checked whenever they come again, which finds augmented images, or a label for an id,
+    within a few batches (SampleError).
 
     - `sample_id`: the slot that names each sample: an integer, text or bytes. In a folder, ids are unique over all
       sources whose readers share it. Teachers need not take the slot.

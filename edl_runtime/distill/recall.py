@@ -18,7 +18,10 @@ from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tensors import Array, Tensor
 
 CHECKED = 16
-"""Of one sample in so many, by its id, the inputs are compared with those it had when it was asked."""
+"""Of one sample in so many that are asked about, a digest of the inputs is kept, which they have to have again."""
+
+CHECKED_FIRST = 64
+"""Of so many samples each is checked, so that a few ids which many samples have don't all slip through."""
 
 _ENCODE: dict[type, Callable[[Any], bytes]] = {
     int: lambda number: b"i%d" % number,
@@ -46,18 +49,21 @@ class Recall:
         `payload` has all slots of the samples, `inputs` those that are sent; `where` says which sample a row is.
         """
         ids = ids_of(self._name, payload[self._slot], rows, where)
-        checked = [row for row, sample in enumerate(ids) if zlib.crc32(sample) % CHECKED == 0]
+        repeated = _repeated(ids) if len(set(ids)) < rows else ()
         recalled = []
         for shelf in self._shelves:
-            digests = shelf.digests(inputs, checked, rows)
+            for row, first in repeated:
+                if shelf.digest(inputs, row) != shelf.digest(inputs, first):
+                    raise self._wrong(ids, row, where, "of several samples in a batch; ids have to be unique")
             known, entries = shelf.find(ids)
-            then, now = entries["digest"], digests[known]
-            for number in np.flatnonzero((then != now) & (then != 0) & (now != 0)):
-                row = known[number]
-                given = f"{ids[row][1:].decode(errors='replace')!r} with other inputs than before"
-                raise SampleIdError(self._name, where(row), given)
-            recalled.append(Recalled(shelf, ids, digests, known, shelf.answers(entries)))
+            for number in np.flatnonzero(entries["digest"]):
+                if entries["digest"][number] != shelf.digest(inputs, known[number]):
+                    raise self._wrong(ids, known[number], where, "with other inputs than before")
+            recalled.append(Recalled(shelf, ids, inputs, known, shelf.answers(entries)))
         return recalled
+
+    def _wrong(self, ids: Sequence[bytes], row: int, where: Where, what: str) -> SampleIdError:
+        return SampleIdError(self._name, where(row), f"{ids[row][1:].decode(errors='replace')!r} {what}")
 
     def close(self) -> None:
         """Free what the cache uses; from then on nothing is known nor kept."""
@@ -70,16 +76,21 @@ class Recalled:
     __slots__ = ("_answers", "_digests", "_ids", "_known", "_shelf", "missing")
 
     def __init__(
-        self, shelf: Shelf, ids: Sequence[bytes], digests: Array, known: Sequence[int], answers: Answers
+        self,
+        shelf: Shelf,
+        ids: Sequence[bytes],
+        inputs: Mapping[Feed, Tensor],
+        known: Sequence[int],
+        answers: Answers,
     ) -> None:
         """Have the `answers` to the `known` rows."""
         self._shelf = shelf
         self._ids = ids
-        self._digests = digests
         self._known = known
         self._answers = answers
         all_rows = range(len(ids))
         self.missing: Sequence[int] = sorted(set(all_rows).difference(known)) if known else all_rows
+        self._digests = shelf.digests(inputs, self.missing, len(ids))
 
     def memo(self, rows: Sequence[int]) -> Memo:
         """Return where the answers to these rows are to be kept."""
@@ -118,6 +129,7 @@ class Shelf:
         self._store = store
         self._subject = subject
         self._feeds = plan.feeds
+        self._asked = 0
         answers = np.dtype([(answer.name, answer.dtype, answer.shape) for answer in plan.answers])
         self._layout = np.dtype([("digest", "<u4"), ("answers", answers)])
         self._names = [answer.name for answer in plan.answers]
@@ -142,15 +154,27 @@ class Shelf:
         data, size = entries.tobytes(), self._layout.itemsize
         self._store.keep(self._subject, {sample: data[row * size : (row + 1) * size] for row, sample in enumerate(ids)})
 
-    def digests(self, inputs: Mapping[Feed, Tensor], checked: Sequence[int], rows: int) -> Array:
-        """Return digests of the inputs of the `checked` rows, 0 for all others."""
+    def digests(self, inputs: Mapping[Feed, Tensor], asked: Sequence[int], rows: int) -> Array:
+        """Return digests of the inputs of those of the `asked` rows that are to be checked, 0 for all others."""
         digests = np.zeros(rows, np.uint32)
-        for row in checked:
-            digest = 0
-            for feed in self._feeds:
-                digest = zlib.crc32(np.ascontiguousarray(inputs[feed][row]).data, digest)
-            digests[row] = digest
+        for number, row in enumerate(asked, self._asked):
+            if number < CHECKED_FIRST or number % CHECKED == 0:
+                digests[row] = self.digest(inputs, row)
+        self._asked += len(asked)
         return digests
+
+    def digest(self, inputs: Mapping[Feed, Tensor], row: int) -> int:
+        """Return a digest of a row's inputs."""
+        digest = 0
+        for feed in self._feeds:
+            digest = zlib.crc32(np.ascontiguousarray(inputs[feed][row]).data, digest)
+        return digest
+
+
+def _repeated(ids: Sequence[bytes]) -> list[tuple[int, int]]:
+    """Return each row whose id an earlier one has, and the first that has it."""
+    first: dict[bytes, int] = {}
+    return [(row, first[name]) for row, name in enumerate(ids) if first.setdefault(name, row) != row]
 
 
 def subject_of(signature: ModelSignature, plan: Plan) -> Subject:

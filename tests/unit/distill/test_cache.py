@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -217,6 +220,47 @@ def test_augmented_data_is_noticed(cache: AnswerCache, kind: str) -> None:
             list(reader)
         source.x = X
         source.check(list(reader))
+
+
+@pytest.mark.parametrize("kind", ["sample", "sample_list", "batch"])
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        (lambda _: 7, range(SAMPLES)),
+        (lambda number: number % 10 + 1, range(SAMPLES)),
+        (lambda number: number % 2 + 3, range(SAMPLES)),
+        (lambda number: number // 30, [number * 30 % 100 for number in range(10)] * 2),
+    ],
+)
+def test_ids_that_are_not_unique_are_noticed(
+    cache: AnswerCache, kind: str, name: Callable[[int], int], order: Sequence[int]
+) -> None:
+    """A constant or a label in the place of an id is an error, and not another sample's answers."""
+    source = Source(kind, name)
+    source.order = list(order)
+    with (
+        reader_of(teachers_with(), source, cache) as reader,
+        pytest.raises(SampleIdError, match=r"got '\d+' (of|with)"),
+    ):
+        list(chain(reader, reader))
+
+
+def test_ids_that_are_not_unique_are_noticed_one_at_a_time() -> None:
+    """Whatever the id, also in batches of one, where no two meet."""
+    for constant in range(20):
+        source = Source("sample", lambda _, constant=constant: constant)
+        options: dict[str, Any] = {"teacher_batch_size": 1}
+        with reader_of(teachers_with(), source, AnswerCache("id"), **options) as reader, pytest.raises(SampleIdError):
+            list(chain(reader, reader))
+
+
+def test_a_sample_may_come_several_times(cache: AnswerCache) -> None:
+    """In one batch too, as long as it is the same one: some sources fill their last batch so."""
+    source = Source()
+    source.order = [5, 5, 5, 6, *range(90, 100), 99, 99]
+    with reader_of(teachers_with(), source, cache) as reader:
+        for _ in range(2):
+            source.check(list(reader))
 
 
 FORKING = """
