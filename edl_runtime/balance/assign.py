@@ -23,9 +23,9 @@ Costs are exact and scores (see `rendezvous`) are whole numbers, so all machines
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import count, islice
+from functools import partial
 from math import lcm
 from typing import TypeAlias
 
@@ -56,7 +56,7 @@ def assign(teachers: Mapping[str, float], students: Mapping[str, int | None]) ->
 def _one_teacher_each(teachers: Sequence[str], weights: Sequence[int], students: Sequence[str]) -> Iterator[Pair]:
     import numpy as np
 
-    slots = _Slots({teacher: _seat_costs(weight) for teacher, weight in enumerate(weights)}, len(students))
+    slots = _Slots(dict.fromkeys(range(len(teachers))), partial(_seat_cost, weights), len(students))
     items, bins = hashes("student", students), hashes("teacher", teachers)
     left = np.ones(len(students), bool)
     for _, alike in _by_weight(weights):
@@ -76,12 +76,13 @@ def _one_student_each(
         lightest = heapq.nsmallest(len(alike), (load for load, room in zip(loads, free, strict=True) if room != 0))
         if not lightest:
             return
-        costs = {
-            student: islice(count(load, weight), room)
+        rooms = {
+            student: room
             for student, (load, room) in enumerate(zip(loads, free, strict=True))
             if room != 0 and load <= lightest[-1]  # the others' slots are too dear
         }
-        for teacher, student in match(items, bins, np.array(alike), np.array([*costs]), _Slots(costs, len(alike))):
+        slots = _Slots(rooms, partial(_load_cost, loads, weight), len(alike))
+        for teacher, student in match(items, bins, np.array(alike), np.array([*rooms]), slots):
             loads[student] += weight
             if (room := free[student]) is not None:
                 free[student] = room - 1
@@ -104,30 +105,31 @@ def _by_weight(weights: Sequence[int]) -> list[tuple[int, list[int]]]:
 
 
 class _Slots:
-    """The `wanted` cheapest slots of those that `costs` names, each bin's in rising order.
+    """The `wanted` cheapest slots of bins.
 
-    A bin has slots of its own, below the cost of the dearest; the dearest themselves are shared by all bins that
+    `rooms` says how many slots each bin has, None for any number, and `cost` what each of them costs, from 0 on: ever
+    more. A bin has slots of its own, below the cost of the dearest; the dearest themselves are shared by all bins that
     have one at that cost, first come first served.
     """
 
-    def __init__(self, costs: Mapping[int, Iterator[Cost]], wanted: int) -> None:
-        self._own = dict.fromkeys(costs, 0)
-        offers = [(cost, bin_) for bin_, rising in costs.items() if (cost := next(rising, None)) is not None]
+    def __init__(self, rooms: Mapping[int, int | None], cost: Callable[[int, int], Cost], wanted: int) -> None:
+        self._own = dict.fromkeys(rooms, 0)
+        offers = [(cost(bin_, 0), bin_, 0) for bin_ in rooms]
         heapq.heapify(offers)
         dearest = None
         at_dearest: list[int] = []
         while offers and wanted > 0:
-            cost, bin_ = heapq.heappop(offers)
+            asked, bin_, taken = heapq.heappop(offers)
             wanted -= 1
-            if cost != dearest:
+            if asked != dearest:
                 for earlier in at_dearest:
                     self._own[earlier] += 1
-                dearest, at_dearest = cost, []
+                dearest, at_dearest = asked, []
             at_dearest.append(bin_)
-            if (following := next(costs[bin_], None)) is not None:
-                heapq.heappush(offers, (following, bin_))
+            if (room := rooms[bin_]) is None or taken + 1 < room:
+                heapq.heappush(offers, (cost(bin_, taken + 1), bin_, taken + 1))
         self._shared = len(at_dearest)
-        self._sharing = {*at_dearest, *(bin_ for cost, bin_ in offers if cost == dearest)}
+        self._sharing = {*at_dearest, *(bin_ for asked, bin_, _ in offers if asked == dearest)}
 
     def has(self, bin_: int) -> bool:
         """Return whether the bin has a slot."""
@@ -145,7 +147,9 @@ class _Slots:
         return True
 
 
-def _seat_costs(weight: int) -> Iterator[Cost]:
-    yield 0
-    for seats in count(2):
-        yield Fraction(seats, weight)
+def _seat_cost(weights: Sequence[int], teacher: int, seat: int) -> Cost:
+    return Fraction(seat + 1, weights[teacher]) if seat else 0
+
+
+def _load_cost(loads: Sequence[int], weight: int, student: int, more: int) -> Cost:
+    return loads[student] + more * weight
