@@ -31,6 +31,9 @@ WORDS_LIMIT = 64 * 1024
 WORDS_WITHIN_S = SAY_EVERY_S
 """How long a student may take to say it."""
 
+WELCOME = "edl.welcome"
+"""In a request's state: what to call when it has shown the token."""
+
 _OPEN_TO_ALL = "/v1/health/"
 _STATUS: dict[type[EdlError], int] = {
     SpecError: 400,
@@ -58,7 +61,7 @@ def build_app(hub: Hub, client: Redis, namespace: str, *, token: str) -> ASGIApp
 
 
 class TokenGate:
-    """Lets requests through that have the token, and those about health."""
+    """Lets requests through that have the token, and those about health; tells the server whose client has it."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -67,7 +70,10 @@ class TokenGate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         given = dict(scope["headers"]).get(b"authorization", b"")
-        if not self._wanted or scope["path"].startswith(_OPEN_TO_ALL) or hmac.compare_digest(given, self._wanted):
+        welcome = not self._wanted or hmac.compare_digest(given, self._wanted)
+        if welcome and (tell := scope.get("state", {}).get(WELCOME)):
+            tell()
+        if welcome or scope["path"].startswith(_OPEN_TO_ALL):
             await self._app(scope, receive, send)
             return
         refusal = _json(

@@ -13,7 +13,7 @@ import structlog
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from edl_runtime.discovery.app import build_app
+from edl_runtime.discovery.app import WELCOME, build_app
 from edl_runtime.discovery.hub import Hub
 from edl_runtime.errors import RegistryError, SpecError
 from edl_runtime.protocol.address import check_exposure
@@ -90,9 +90,26 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its parent's
         super().connection_made(transport)
-        if len(self.connections) > CONNECTION_LIMIT:
-            transport.abort()
+        self.known = False
+        self.made_at = self.loop.time()
+        self.app_state = {WELCOME: self._welcome}
+        self._make_room()
         self._expect_request_soon((None, True))
+
+    def _welcome(self) -> None:
+        self.known = True
+
+    def _make_room(self) -> None:
+        """Drop the oldest that has yet to show the token, if there are too many: so strangers lock nobody out.
+
+        Where all others have shown it, the new one goes.
+        """
+        if len(self.connections) <= CONNECTION_LIMIT:
+            return
+        there: list[_Connection] = [one for one in self.connections if not one.transport.is_closing()]  # type: ignore[misc]
+        if len(there) > CONNECTION_LIMIT:
+            oldest = min((one for one in there if not one.known), key=lambda one: one.made_at)
+            oldest.transport.abort()
 
     def _expect_request_soon(self, seen: tuple[object, bool]) -> None:
         self.loop.call_later(REQUEST_WITHIN_S, self._expect_request, seen)

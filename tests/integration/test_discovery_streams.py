@@ -141,14 +141,13 @@ async def test_sigterm_ends_streams_in_order(redis_url: str) -> None:
     """Students read an end, no broken connection, are in no list any more, and the exit status is 0."""
     settings = RuntimeSettings(redis_url=redis_url, namespace=NAMESPACE, lease_ttl_s=60.0)
     with running_discovery(settings) as endpoint:
-        async with asking(endpoint.url) as http:
-            async with stream(http, "/v1/pools/ends/students/s") as assignments:
-                await until(assignments)
-                endpoint.process.send_signal(signal.SIGTERM)
-                async with asyncio.timeout(PATIENCE_S):
-                    [_ async for _ in assignments]
-            assert await students(redis_url, "ends") == []
+        async with asking(endpoint.url) as http, stream(http, "/v1/pools/ends/students/s") as assignments:
+            await until(assignments)
+            endpoint.process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(PATIENCE_S):
+                [_ async for _ in assignments]
         assert await asyncio.to_thread(endpoint.process.wait, PATIENCE_S) == 0
+    assert await students(redis_url, "ends") == []
 
 
 async def test_pools_beyond_the_limit_are_refused(redis_url: str) -> None:
