@@ -30,9 +30,11 @@ async def test_the_endpoint_goes_on_while_shares_are_computed(monkeypatch: pytes
     """However many they are: else the leases of its students would run out meanwhile, and there is more to compute."""
     go = threading.Event()
 
-    def held(teachers: list[Member], students: list[Member]) -> dict[str, tuple[str, ...]]:
+    def held(
+        teachers: list[Member], students: list[Member], avoided: dict[str, list[str]]
+    ) -> dict[str, tuple[str, ...]]:
         assert go.wait(30)
-        return shares(teachers, students)
+        return shares(teachers, students, avoided)
 
     monkeypatch.setattr(feeds, "shares", held)
     feed = Feed(OneTeacher(), "p")
@@ -53,9 +55,11 @@ async def test_a_burst_of_changes_is_computed_together(monkeypatch: pytest.Monke
     """When a thousand students come at once, shares are computed for the first of them and for all."""
     computed = []
 
-    def counted(teachers: list[Member], students: list[Member]) -> dict[str, tuple[str, ...]]:
+    def counted(
+        teachers: list[Member], students: list[Member], avoided: dict[str, list[str]]
+    ) -> dict[str, tuple[str, ...]]:
         computed.append(len(students))
-        return shares(teachers, students)
+        return shares(teachers, students, avoided)
 
     monkeypatch.setattr(feeds, "shares", counted)
     feed = Feed(OneTeacher(), "p")
