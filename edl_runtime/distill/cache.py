@@ -27,8 +27,8 @@ class AnswerCache(msgspec.Struct, frozen=True):
       sources whose readers share it. Teachers need not take the slot.
     - `limit_mb`: megabytes that it may take, what it needs for itself included. The oldest answers are dropped first,
       so a limit that is smaller than an epoch helps little.
-    - `folder`: where it is kept on a local disk, for later runs and for other readers and processes at the same time;
-      without one it is in memory and goes with the reader.
+    - `folder`: where it is kept on a local disk, ~ being one's home, for later runs and for other readers and processes
+      at the same time; without one it is in memory and goes with the reader.
 
     An answer is found again by model, version, outputs and normalisation. The answers of another version of a model
     of the same name are dropped as soon as a reader sees the new one; so teachers of different models that share a
@@ -45,10 +45,12 @@ class AnswerCache(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.sample_id, str) or not self.sample_id:
             raise SpecError("cache.sample_id", self.sample_id, "the name of a slot, one of `inputs`")
-        if not (isinstance(self.limit_mb, int | float) and 0 < self.limit_mb < math.inf):
-            raise SpecError("cache.limit_mb", self.limit_mb, "a number of megabytes above 0")
-        if self.folder is not None and not os.fspath(self.folder):
-            raise SpecError("cache.folder", self.folder, "a folder, or None to keep answers in memory")
+        limit: object = self.limit_mb
+        if isinstance(limit, bool) or not (isinstance(limit, int | float) and 0 < limit < math.inf):
+            raise SpecError("cache.limit_mb", limit, "a number of megabytes above 0")
+        folder: object = self.folder
+        if folder is not None and not (isinstance(folder, str | os.PathLike) and os.fspath(folder)):
+            raise SpecError("cache.folder", folder, "a folder, or None to keep answers in memory")
 
     def open(self, subjects: Collection[Subject]) -> Store:
         """Return where the answers about these subjects are kept. Raises SpecError."""
@@ -58,8 +60,8 @@ class AnswerCache(msgspec.Struct, frozen=True):
         from edl_runtime.distill.cache_file import FileStore  # not every Python has SQLite
 
         try:
-            return FileStore(Path(self.folder), limit_bytes, subjects)
-        except OSError as error:
+            return FileStore(Path(self.folder).expanduser(), limit_bytes, subjects)
+        except (OSError, RuntimeError) as error:  # the latter for a ~ of nobody
             raise SpecError(
                 "cache.folder", os.fspath(self.folder), f"a folder that can be written to ({error})"
             ) from None

@@ -46,8 +46,9 @@ class JobReporter:
 
     def __init__(self, *, total_steps: int | None = None, settings: RuntimeSettings | None = None) -> None:
         """Raise SpecError for a `total_steps` that is not above 0. Starts nothing yet."""
-        if total_steps is not None and total_steps < 1:
-            raise SpecError("total_steps", total_steps, "1 or more, or None when it is not known")
+        steps: object = total_steps
+        if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+            raise SpecError("total_steps", steps, "a whole number of 1 or more, or None when it is not known")
         self._total_steps = total_steps
         self._settings = settings or RuntimeSettings.from_env(os.environ)
         self._lock = threading.RLock()  # reentrant: the garbage collector may stop it from inside

@@ -6,8 +6,9 @@ https://github.com/kserve/open-inference-protocol and Triton's binary tensor ext
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Literal, SupportsFloat, SupportsIndex
 
 import msgspec
 
@@ -70,8 +71,10 @@ class TopK(msgspec.Struct, frozen=True):
     k: int
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise SpecError("top_k", self.k, "1 or more")
+        name: object = self.name  # whatever a user gave
+        if not isinstance(name, str) or not name:
+            raise SpecError("top_k.name", name, "the name of an output")
+        msgspec.structs.force_setattr(self, "k", _whole("top_k.k", self.k))
 
 
 def answered_names(wish: str | TopK) -> tuple[str, ...]:
@@ -86,8 +89,8 @@ class Normalise(msgspec.Struct, frozen=True):
     - `axis`: that of the channels, counted with the batch axis, which is 0.
     """
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] | float
+    std: tuple[float, ...] | float
     axis: int = 1
 
     def __post_init__(self) -> None:
@@ -96,22 +99,37 @@ class Normalise(msgspec.Struct, frozen=True):
             raise SpecError("normalise.std", std, "numbers other than 0")
         if 1 not in (len(mean), len(std)) and len(mean) != len(std):
             raise SpecError("normalise.std", std, f"one number, or {len(mean)} as in mean")
-        if self.axis < 1:
-            raise SpecError("normalise.axis", self.axis, "1 or more; 0 is the batch")
+        msgspec.structs.force_setattr(self, "axis", _whole("normalise.axis", self.axis, "; 0 is the batch"))
         msgspec.structs.force_setattr(self, "mean", mean)
         msgspec.structs.force_setattr(self, "std", std)
 
     @property
     def channels(self) -> int:
         """For how many channels it has numbers; 1 fits any number of them."""
-        return max(len(self.mean), len(self.std))
+        return max(len(numbers) for numbers in (self.mean, self.std) if isinstance(numbers, tuple))  # as both are
 
 
 _LEAST_STD, _MOST = 1e-37, 1e37  # what float32 can divide by and hold
 
 
-def _numbers(field: str, given: Sequence[float]) -> tuple[float, ...]:
-    numbers = tuple(float(number) for number in given)
+def _numbers(field: str, given: Sequence[float] | float) -> tuple[float, ...]:
+    try:
+        numbers = tuple(map(_number, given if isinstance(given, Iterable) else [given]))
+    except (TypeError, ValueError, OverflowError):
+        numbers = ()
     if not numbers or not all(math.isfinite(number) and abs(number) <= _MOST for number in numbers):
-        raise SpecError(f"normalise.{field}", numbers, "one number, or one for each channel")
+        raise SpecError(f"normalise.{field}", given, "one number, or one for each channel")
     return numbers
+
+
+def _number(given: object) -> float:
+    if isinstance(given, str | bytes | bool) or not isinstance(given, SupportsFloat):
+        raise TypeError
+    return float(given)
+
+
+def _whole(field: str, given: object, more: str = "") -> int:
+    """Return a whole number of 1 or more as Python's own; numpy has others. Raises SpecError that names `field`."""
+    if isinstance(given, SupportsIndex) and not isinstance(given, bool) and (number := operator.index(given)) >= 1:
+        return number
+    raise SpecError(field, given, f"a whole number of 1 or more{more}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -94,7 +95,14 @@ def test_answers_that_can_t_be_kept_are_said(signature: ModelSignature, outputs:
     [
         ("cache.sample_id", lambda: AnswerCache("")),
         ("cache.limit_mb", lambda: AnswerCache("id", limit_mb=0)),
+        ("cache.limit_mb", lambda: AnswerCache("id", limit_mb=True)),
+        ("cache.limit_mb", lambda: AnswerCache("id", limit_mb=cast("Any", "256"))),
         ("cache.folder", lambda: AnswerCache("id", folder="")),
+        ("cache.folder", lambda: AnswerCache("id", folder=cast("Any", 3))),
+        ("cache.folder", lambda: AnswerCache("id", folder="~nobody-of-that-name/x").open([])),
+        ("total_steps", lambda: reader_of(teachers_with(), Source(), None, total_steps="16")),
+        ("total_steps", lambda: reader_of(teachers_with(), Source(), None, total_steps=True)),
+        ("total_steps", lambda: reader_of(teachers_with(), Source(), None, total_steps=0)),
         ("cache.sample_id", lambda: reader_of(teachers_with(), Source(), AnswerCache("name"))),
         ("cache", lambda: reader_of(teachers_with(), Source(), cast("Any", "id"))),
     ],
@@ -104,3 +112,10 @@ def test_wrong_arguments_are_said(field: str, make: Callable[[], object]) -> Non
     with pytest.raises(SpecError) as caught:
         make()
     assert caught.value.field == field
+
+
+def test_a_folder_may_begin_with_ones_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shell has it, and as the local backend's folder may."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    AnswerCache("id", folder="~/answers").open([]).close()
+    assert (tmp_path / "answers" / "cache.sqlite").exists()

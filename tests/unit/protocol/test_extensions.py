@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -110,10 +111,43 @@ def test_a_top_k_that_can_not_be_is_refused(outputs: list[tuple[str, Any]], mess
 
 def test_what_a_student_asks_for_is_checked_where_it_is_written() -> None:
     """A wrong number is the caller's mistake, not the wire's; a list is kept as a tuple."""
-    with pytest.raises(SpecError, match="top_k: got 0, allowed is 1 or more"):
+    with pytest.raises(SpecError, match=r"top_k\.k: got 0, allowed is a whole number of 1 or more"):
         TopK("logits", 0)
     with pytest.raises(SpecError, match=r"normalise\.std"):
         Normalise((0.0,), (math.inf,))
     how = Normalise([1, 2], [3])  # type: ignore[arg-type]  # as users write it
     assert how == Normalise((1.0, 2.0), (3.0,))
     assert (hash(how), how.channels) == (hash(Normalise((1.0, 2.0), (3.0,))), 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: TopK("logits", "3"), "top_k.k"),  # type: ignore[arg-type]
+        (lambda: TopK("logits", 2.5), "top_k.k"),  # type: ignore[arg-type]
+        (lambda: TopK("logits", True), "top_k.k"),
+        (lambda: TopK(None, 3), "top_k.name"),  # type: ignore[arg-type]
+        (lambda: Normalise("abc", 1), "normalise.mean"),  # type: ignore[arg-type]
+        (lambda: Normalise(1, ("1",)), "normalise.std"),  # type: ignore[arg-type]
+        (lambda: Normalise(1, None), "normalise.std"),  # type: ignore[arg-type]
+        (lambda: Normalise(1, 0), "normalise.std"),
+        (lambda: Normalise(1, 1, "1"), "normalise.axis"),  # type: ignore[arg-type]
+        (lambda: Normalise(1, 1, 1.0), "normalise.axis"),  # type: ignore[arg-type]
+        (lambda: Normalise(1, 1, 0), "normalise.axis"),
+    ],
+)
+def test_a_wish_of_the_wrong_kind_is_said_by_its_field(make: Callable[[], object], field: str) -> None:
+    """Where it is written, and not when the first batch is sent."""
+    with pytest.raises(SpecError) as caught:
+        make()
+    assert caught.value.field == field
+
+
+def test_numbers_may_be_numpys_and_one_does_for_all_channels() -> None:
+    """What is sent and hashed is Python's own."""
+    assert sent(np.zeros((2, 3, 2), np.float32), [TopK("logits", np.int64(4))]).wishes == (TopK("logits", 4),)
+    one = Normalise(np.float32(127.5), 127.5, np.int64(1))
+    assert (one, one.channels) == (Normalise((127.5,), (127.5,)), 1)
+    assert sent(PIXELS, [], image=one).normalise == {"image": one}
+    each = Normalise(np.array([1, 2, 3]), np.float32([4, 5, 6]))
+    assert each == Normalise((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
