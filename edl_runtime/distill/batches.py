@@ -14,8 +14,9 @@ from edl_runtime.distill.recall import Memo, Recalled
 from edl_runtime.protocol.tensors import Tensor
 
 MOST_FAILURES = 5
-LEAST_FAILING_S = 1.0
-"""A request that was failed so often and so long is given up, if no teacher in use is left to try it."""
+LEAST_FAILING_S = 10.0
+"""A request that was failed so often and so long is given up, if no teacher in use is left to try it. Until then it may
+be the teachers: bad ones may be mended, and a student that has no good one is given another's."""
 
 
 class Batch:

@@ -247,3 +247,16 @@ def test_a_teacher_that_is_not_ready_yet_is_used_when_it_is() -> None:
     with reader_of(teachers) as reader:
         threading.Timer(0.2, teachers.not_ready.clear).start()
         assert numbers(list(reader)) == list(range(BATCHES))
+
+
+def test_the_only_teacher_s_failures_are_waited_out() -> None:
+    """One that fails whatever it is asked is waited for as one that is away, and goes on when it is good again."""
+    teachers = FakeTeachers({"a:1": failing(lambda: InferenceError("a:1", 500, "broken", retryable=True), after=5)})
+    with reader_of(teachers) as reader:
+        seen = []
+        for batch in reader:
+            seen.append(batch)
+            if len(seen) == 1:
+                threading.Timer(3.0, teachers.behaviours.update, [{"a:1": arithmetic}]).start()
+        assert numbers(seen) == list(range(BATCHES))
+        assert teachers.asked["a:1"] > batches_module.MOST_FAILURES + 5
