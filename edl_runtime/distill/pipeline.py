@@ -22,6 +22,9 @@ from edl_runtime.protocol.oip import ModelSignature
 
 LEAST_REQUESTS = 4
 
+MOST_AHEAD = 8
+"""Epochs that are fed ahead of the one that is read: short ones take many to fill the window, empty ones no end."""
+
 
 class Pipeline:
     """The batches of one reader. Every method is safe from any thread.
@@ -64,6 +67,7 @@ class Pipeline:
             self._tally.begin_epoch(time.monotonic())
             is_fed = bool(self._ahead)
             self._reading = self._ahead.popleft() if is_fed else self._new_epoch()
+            self._room.notify_all()
             return self._reading, is_fed
 
     def end(self, epoch: Epoch) -> None:
@@ -174,7 +178,12 @@ class Pipeline:
             epoch.ended = True
             epoch.error = error
             self._done.notify_all()
-            if error is not None or self._begun >= self._known_epochs or epoch.over or self._closed:
+            if error is not None or epoch.over:
+                return None
+            begun = self._begun
+            while len(self._ahead) >= MOST_AHEAD and not self._closed:
+                self._room.wait()
+            if self._closed or self._begun != begun or begun >= self._known_epochs:
                 return None
             following = self._new_epoch()
             self._ahead.append(following)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from types import ModuleType
+from typing import Any, TypeVar
 
 from edl_runtime.errors import ModelError
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec, fits
@@ -17,17 +19,21 @@ from edl_runtime.teacher.models import ModelOptions, digest_of
 F = TypeVar("F", bound=Callable[[Mapping[str, Array]], Mapping[str, Array]])
 
 
-def served(*, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Callable[[F], F]:
+def served(*, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], version: str = "") -> Callable[[F], F]:
     """Say what a function takes and returns, so that `edl teacher --model package.module:function` can serve it.
 
         @served(inputs=[TensorSpec("image", "FP32", (-1, 784))], outputs=[TensorSpec("logits", "FP32", (-1, 10))])
         def teach(inputs): return {"logits": inputs["image"] @ WEIGHTS}
 
     The arrays it is given are read-only and valid during the call only.
+
+    `version` tells this model from others: teachers of one pool have the same, and cached answers of another are
+    dropped. By default it is made of the function's name and its source file. Weights that are loaded from elsewhere
+    are not in that: name their version, as in `version=digest_of_weights`.
     """
 
     def mark(function: F) -> F:
-        function.inputs, function.outputs = tuple(inputs), tuple(outputs)  # type: ignore[attr-defined]
+        function.inputs, function.outputs, function.version = tuple(inputs), tuple(outputs), version  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -50,10 +56,9 @@ class CallableModel:
         if inputs is None or outputs is None:
             raise ModelError(options.model, "the function does not say what it takes; mark it with @served(…)")
         self._function = function
-        source = inspect.getsourcefile(module)
         self.signature = ModelSignature(
             name=options.name,
-            versions=(digest_of([Path(source)]),) if source else (),
+            versions=_versions(function, module),
             platform="python",
             inputs=tuple(inputs),
             outputs=tuple(outputs),
@@ -73,3 +78,11 @@ class CallableModel:
                 given = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
                 raise ValueError(f"the function returned {given} for {name!r}, it said {dtype} {list(shape)}")
         return found
+
+
+def _versions(function: Any, module: ModuleType) -> tuple[str, ...]:
+    """Return the version of a function as the protocol has it; empty if nothing tells one from another."""
+    source = inspect.getsourcefile(module)
+    content = function.version or (digest_of([Path(source)]) if source else "")
+    named = f"{function.__qualname__} {content}"
+    return (hashlib.sha256(named.encode()).hexdigest()[:16],) if content else ()

@@ -13,6 +13,7 @@ from integration.reading import Batches, reader_of
 from teacher_process import Teacher, wait_until
 
 from edl_runtime.distill import DistillReader, Fixed, engine, patience
+from edl_runtime.distill.pipeline import MOST_AHEAD
 from edl_runtime.settings import RuntimeSettings
 
 BATCHES = Batches(30, seconds=0.002)
@@ -50,6 +51,21 @@ def test_each_epoch_calls_the_source_once(open_reader: Open) -> None:
         for _ in range(3):
             BATCHES.check(list(reader))
     assert (source.calls, source.closed) == (3, 3)
+
+
+def test_empty_epochs_are_not_read_without_end(good: Teacher) -> None:
+    """However many are said to come, only some are read ahead of the script."""
+    calls = []
+
+    def empty() -> Iterator[Any]:
+        calls.append(1)
+        return iter(())
+
+    with reader_of(empty, Fixed((good.address,)), RuntimeSettings(), epochs=1000) as reader:
+        assert [list(reader) for _ in range(3)] == [[], [], []]
+        assert 3 <= len(calls) <= 3 + MOST_AHEAD + 1
+        assert [list(reader) for _ in range(20)] == [[]] * 20
+        assert 23 <= len(calls) <= 23 + MOST_AHEAD + 1
 
 
 def test_what_the_source_raises_comes_in_its_place(open_reader: Open) -> None:

@@ -106,3 +106,27 @@ def test_the_model_protocol_is_met_by_a_class_of_ones_own() -> None:
 
     model: Model = Selected(Ones(), ModelOptions(model="ones", outputs=("sum",)))
     assert model.run({"x": np.zeros((2, 4), np.float32)}, ["sum"])["sum"].tolist() == [1, 1]
+
+
+def test_two_functions_are_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of one file; and one function is another with another version of what it loads."""
+    monkeypatch.chdir(tmp_path)
+    Path("two_teachers.py").write_text(
+        "from edl_runtime.protocol.oip import TensorSpec\n"
+        "from edl_runtime.teacher.callable_model import served\n"
+        "SPEC = [TensorSpec('x', 'FP32', (-1, 2))]\n"
+        "def as_is(inputs): return inputs\n"
+        "def plus(inputs): return inputs\n"
+        "as_is, plus = (served(inputs=SPEC, outputs=SPEC)(one) for one in (as_is, plus))\n"
+        "def first(inputs): return inputs\n"
+        "first = served(inputs=SPEC, outputs=SPEC, version='first weights')(first)\n"
+        "def second(inputs): return inputs\n"
+        "second.__qualname__ = 'first'\n"
+        "second = served(inputs=SPEC, outputs=SPEC, version='second weights')(second)\n"
+    )
+    versions = [
+        load_model(ModelOptions(model=f"two_teachers:{name}")).signature.versions
+        for name in ("as_is", "plus", "first", "second")
+    ]
+    assert len(set(versions)) == 4
+    assert all(len(one) == 1 for one in versions)
