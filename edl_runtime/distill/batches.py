@@ -30,6 +30,7 @@ class Batch:
     - `awaited`: the training script waits for this batch.
     - `dropped`: its epoch is over; nobody wants it any more.
     - `failure`: what to raise in its place.
+    - `weight`: how much of the window it takes: the number of its requests, at least 1.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class Batch:
         "plans",
         "recalled",
         "samples",
+        "weight",
     )
 
     def __init__(
@@ -59,17 +61,13 @@ class Batch:
         self.plans = plans
         self.samples = samples
         self.missing = sum(requests)
+        self.weight = self.missing or 1
         self.answers: tuple[list[Answers | None], ...] = tuple([None] * count for count in requests)
         self.recalled = recalled
         self.answered_by: list[str] = []  # an address for each answer, in no order
         self.awaited = False
         self.dropped = False
         self.failure: BaseException | None = None
-
-    @property
-    def weight(self) -> int:
-        """How much of the window it takes: the number of its requests, at least 1."""
-        return sum(map(len, self.answers)) or 1
 
     @property
     def cached(self) -> int:

@@ -163,9 +163,10 @@ class Dispatcher:
             return None
 
     def _next_for(self, lane: Lane) -> Request | None:
-        self._slow = [request for request in self._slow if not request.settled]
-        for request in self._slow:
-            if not any(other.asked is request and other.address == lane.address for other in self._busy):
+        for request in self._slow.copy():
+            if request.settled:
+                self._slow.remove(request)
+            elif not any(other.asked is request and other.address == lane.address for other in self._busy):
                 self._slow.remove(request)
                 self.hedges += 1
                 return request
