@@ -10,12 +10,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-import msgspec
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from edl_runtime.distill.stats import ReaderStats, together
+from edl_runtime.distill.stats import ReaderStats, at_the_end, together
 
 HOST = "127.0.0.1"
 """Prometheus's server asks nobody for a token, so it is for this machine only."""
@@ -83,7 +82,7 @@ class Endpoint:
         try:
             yield
         finally:
-            last = msgspec.structs.replace(stats(), teachers=0, queued=0, in_flight=0, busy=0, quarantined={})
+            last = at_the_end(stats())
             with self._lock:
                 self._shown.remove(stats)
                 self._before = together([self._before, last])

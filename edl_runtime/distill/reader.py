@@ -151,6 +151,7 @@ class DistillReader:
         self._forgotten.detach()
         engine.stop()
         engine.join()
+        self._reporter.let_go(engine.stats)
         if self._owns_reporter:
             self._reporter.close()
 

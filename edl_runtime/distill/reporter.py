@@ -14,7 +14,7 @@ import structlog
 
 from edl_runtime.distill.loop import LoopThread
 from edl_runtime.distill.pace import Pace
-from edl_runtime.distill.stats import ReaderStats, together
+from edl_runtime.distill.stats import ReaderStats, at_the_end, together
 from edl_runtime.errors import RegistryUnavailableError, SpecError
 from edl_runtime.progress import Progress, publish
 from edl_runtime.settings import RuntimeSettings
@@ -58,6 +58,7 @@ class JobReporter:
         self._loss: float | None = None
         self._note = ""
         self._readers: list[Callable[[], ReaderStats]] = []
+        self._before = ReaderStats()  # of readers that are no more
         self._pace = Pace(time.monotonic())
         self._thread: LoopThread | None = None
         self._closed = False
@@ -90,10 +91,18 @@ class JobReporter:
             self._readers.append(stats)
         self._start()
 
+    def let_go(self, stats: Callable[[], ReaderStats]) -> None:
+        """Keep what a reader has counted, and not the reader."""
+        last = at_the_end(stats())
+        with self._lock:
+            if stats in self._readers:
+                self._readers.remove(stats)
+                self._before = together([self._before, last])
+
     def stats(self) -> ReaderStats:
         """Return what its readers have done, together."""
         with self._lock:
-            return together([stats() for stats in self._readers])
+            return together([self._before, *(stats() for stats in self._readers)])
 
     def progress(self) -> Progress:
         """Return what is told at the moment."""

@@ -53,6 +53,13 @@ class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: dict[str, str] = {}
 
 
+def at_the_end(stats: ReaderStats) -> ReaderStats:
+    """Return what stays of a reader that is no more: its counts, and nothing that is now."""
+    return msgspec.structs.replace(
+        stats, samples_per_s=0.0, waiting=0.0, teachers=0, queued=0, in_flight=0, busy=0, quarantined={}
+    )
+
+
 def together(readers: Sequence[ReaderStats]) -> ReaderStats:
     """Return what these readers of one script have done in all; the epoch is the last one's."""
     answered: Counter[str] = Counter()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -24,6 +27,13 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edl_runtime.distill.limit.SETTLED_S", 0.3)
     monkeypatch.setattr("edl_runtime.distill.limit.LITTLE", 0.3)  # on a busy machine everybody waits a little
     monkeypatch.setattr("edl_runtime.distill.limit.MUCH", 0.5)
+
+
+class _Two:
+    """Two batches, as a source that can be looked for."""
+
+    def __iter__(self) -> Iterator[tuple[Array, Array]]:
+        return islice(batches(), 2)
 
 
 def _in_turn(x: Array) -> dict[str, Array]:
@@ -71,3 +81,19 @@ def test_a_teachers_words_are_cut_and_on_one_line() -> None:
         [reason] = reporter.progress().quarantined.values()
     assert reason.startswith("no no no")
     assert len(reason) == 200
+
+
+def test_a_closed_reader_is_counted_and_not_kept() -> None:
+    """One reporter may serve a reader for each epoch: their sources are freed, and steps add up."""
+    with JobReporter(settings=RuntimeSettings()) as reporter:
+        sources = []
+        for _ in range(3):
+            source = _Two()
+            sources.append(weakref.ref(source))
+            with reader_of({"a:1": arithmetic}, source, reporter=reporter) as reader:
+                assert len(list(reader)) == 2
+            del source, reader
+        gc.collect()
+        assert [source() for source in sources] == [None] * 3
+        assert reporter.stats().batches == 6
+        assert reporter.stats().teachers == 0
