@@ -1,9 +1,10 @@
-"""The processes of a comparison: teachers, and the user's script. None of them outlives its block."""
+"""The processes of a comparison: teachers, and the user's script. None of them outlives its block, nor us."""
 
 from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import IO
 
 import msgspec
 
+from edl_runtime.backends.local.processes import KILL_S, start_wrapped
 from edl_runtime.compare.ways import RunError
 
 LAST_LINES = 15
@@ -74,28 +76,26 @@ def last_lines(log: Path, count: int = LAST_LINES) -> list[str]:
 def _running(
     command: Sequence[str], env: Mapping[str, str], log: Path, stdout: int | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process in a session of its own, so that Ctrl-C reaches only us, who end it and all it started."""
+    """Run a process in a session of its own, so that Ctrl-C reaches only us, who end it and all it started.
+
+    It ends with us, too, should we be killed.
+    """
+    if shutil.which(command[0], path=env.get("PATH")) is None:
+        raise RunError(f"{command[0]!r} can't be started: there is no such program")
     with log.open("ab") as said:
         try:
-            process = subprocess.Popen(
-                command,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=said if stdout is None else stdout,
-                stderr=said,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise RunError(f"{command[0]!r} can't be started: {error.strerror}") from None
+            process, lifeline = start_wrapped(command, env=env, output=said if stdout is None else stdout, errors=said)
+        except (OSError, ValueError) as error:
+            raise RunError(f"{command[0]!r} can't be started: {error}") from None
     try:
         yield process
     finally:
-        _end(process)
+        _end(process, lifeline)
         if process.stdout is not None:
             process.stdout.close()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], lifeline: int) -> None:
     """End a process and what it has left running."""
     try:
         if process.poll() is None:
@@ -103,9 +103,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)
     finally:  # at a second Ctrl-C too
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        os.close(lifeline)
+        try:
+            process.wait(KILL_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _address(process: subprocess.Popen[bytes], log: Path, until: float) -> str:

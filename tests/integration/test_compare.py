@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,13 +31,13 @@ def mark() -> str:
 
 
 @pytest.fixture
-def compare(mark: str) -> Iterator[Compare]:
+def compare(mark: str, tmp_path: Path) -> Iterator[Compare]:
     """Starts `edl compare` with two teachers; what is given follows."""
     started = []
 
     def start(*words: str, model: str = "served_models:arithmetic") -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "edl_runtime.cli", "compare", "--model", model, "--teachers", "2", *words]
-        env = {**os.environ, "EDL_TEST_MARK": mark, **ELSEWHERE}
+        env = {**os.environ, "EDL_TEST_MARK": mark, "TMPDIR": str(tmp_path), **ELSEWHERE}
         process = subprocess.Popen(
             command, cwd=TESTS, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -124,3 +125,14 @@ def test_ctrl_c_leaves_no_process(
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert marked(mark) == []
+
+
+@pytest.mark.parametrize(("way", "processes"), [("service", 4), ("inprocess", 2)])
+def test_a_killed_command_takes_its_processes_along(compare: Compare, mark: str, way: str, processes: int) -> None:
+    """Nobody is there to end them: teachers, their predictors and the script end by themselves."""
+    process = compare("--ways", way, "--", "python", "tiny_student.py", "--hangs")
+    wait_until(lambda: any("--hangs" in one.cmdline() for one in marked(mark) if one.pid != process.pid))
+    assert len(marked(mark)) >= processes
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)
+    wait_until(lambda: marked(mark) == [])

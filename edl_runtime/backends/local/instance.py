@@ -1,9 +1,9 @@
 """Runs one instance's command and outlives nothing: started by path, `python -I -S instance.py FDS COMMAND…`.
 
-FDS are two descriptors, "LIFELINE,LOCK". The supervisor holds the other end of the lifeline; when that closes, because
-the supervisor lets this instance go or died, the command and all its descendants are killed. The lock is only held: it
-tells others that something of the job still runs. SIGTERM is passed on to the command alone, as on Kubernetes. When
-the command has ended, what it left behind is killed, and this process ends the way the command did.
+FDS are two descriptors, "LIFELINE,LOCK", or the first alone. The supervisor holds the other end of the lifeline; when
+that closes, because the supervisor lets this instance go or died, the command and all its descendants are killed. The
+lock is only held: it tells others that something of the job still runs. SIGTERM is passed on to the command alone, as
+on Kubernetes. When the command has ended, what it left behind is killed, and this process ends the way the command did.
 
 Every instance has such a process above it, so this imports only what the standard library loads fast and small.
 """
@@ -121,7 +121,7 @@ def _end_as(exit_status: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run `arguments`: the two descriptors, then the command."""
+    """Run `arguments`: the descriptors, then the command."""
     descriptors = [int(word) for word in arguments[0].split(",")]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)

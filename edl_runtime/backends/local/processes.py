@@ -23,23 +23,31 @@ KILL_S = 5.0
 
 
 def start_wrapped(
-    command: Sequence[str], *, env: Mapping[str, str], cwd: Path, output: BinaryIO, lock: int
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    output: BinaryIO | int,
+    errors: BinaryIO | None = None,
+    cwd: Path | None = None,
+    lock: int | None = None,
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start `command` in a wrapper (see `instance`) and a session of its own; return the wrapper and its lifeline.
 
     Closing the lifeline, as the end of this process does, kills the command and all that it started. The descriptor
-    `lock` stays open in the wrapper, which thus holds that lock. Raises OSError; ValueError for a null byte.
+    `lock` stays open in the wrapper, which thus holds that lock. `errors` go to the `output` unless they have a file of
+    their own. Raises OSError; ValueError for a null byte.
     """
     kept, lifeline = os.pipe()
+    descriptors = (kept,) if lock is None else (kept, lock)
     try:
         wrapper = subprocess.Popen(
-            [sys.executable, "-I", "-S", instance.__file__, f"{kept},{lock}", *command],
+            [sys.executable, "-I", "-S", instance.__file__, ",".join(map(str, descriptors)), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.STDOUT if errors is None else errors,
             cwd=cwd,
             env=dict(env),
-            pass_fds=(kept, lock),
+            pass_fds=descriptors,
             start_new_session=True,
         )
     except BaseException:
