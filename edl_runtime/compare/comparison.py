@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from edl_runtime.compare.processes import run_script, running_teachers
+from edl_runtime.compare.processes import answered, run_script, running_teachers
 from edl_runtime.compare.ways import TITLES, Measured, Row, RunError, Way, measured_from
 from edl_runtime.distill.offline import AnswerFolder
 from edl_runtime.distill.standins import in_process, recorded, recording
@@ -21,6 +21,11 @@ from edl_runtime.errors import SpecError
 
 Tell = Callable[[str], None]
 """Takes in words what is going on."""
+
+_ASKED_NONE = (
+    "the script did not ask the teachers it was given; its reader has to take them from the environment, and to have no "
+    "answers of earlier runs in a cache"
+)
 
 _NOT_THEIRS = frozenset(
     {"EDL_TEACHERS", "EDL_POOL", "EDL_REDIS_URL", "EDL_DISCOVERY_URL", "EDL_JOB", "EDL_RESULT_FILE"}
@@ -75,16 +80,32 @@ class _Runs:
 
     def none(self) -> Iterator[Measured]:
         env, flags = split_pure(self._what.pure)
-        return self._measured(env, [*self._what.command, *flags])
+        try:
+            yield from self._measured(env, [*self._what.command, *flags])
+        except RunError as error:
+            if self._what.pure:
+                raise
+            hint = "it ran without teachers; does it need a flag to train so? Give it with --pure"
+            raise RunError(f"{error.reason} ({hint})", error.last_lines) from None
 
     def in_process(self) -> Iterator[Measured]:
         gpu_id = self._what.gpu_ids[0] if self._what.gpu_ids else None
-        address = in_process(self._what.model, outputs=self._what.outputs, gpu_id=gpu_id)
-        return self._measured({"EDL_TEACHERS": address}, self._what.command)
+        asked = self._folder / "asked"
+        address = in_process(self._what.model, outputs=self._what.outputs, gpu_id=gpu_id, asked=asked)
+        for measured in self._measured({"EDL_TEACHERS": address}, self._what.command):
+            _check_asked(asked.exists())
+            asked.unlink()
+            yield measured
 
     def service(self) -> Iterator[Measured]:
+        token = os.environ.get("EDL_TEACHER_TOKEN", "")
         with self._teachers() as addresses:
-            yield from self._measured({"EDL_TEACHERS": ",".join(addresses)}, self._what.command)
+            before = 0
+            for measured in self._measured({"EDL_TEACHERS": ",".join(addresses)}, self._what.command):
+                now = sum(answered(address, token) for address in addresses)
+                _check_asked(now > before)
+                before = now
+                yield measured
 
     def offline(self) -> Iterator[Measured]:
         answers = self._folder / "answers"
@@ -119,7 +140,7 @@ class _Runs:
         self._tell(run)
         log = self._folder / f"script-{number}.log"
         theirs = {**_environment(), **env, "EDL_RESULT_FILE": str(result)}
-        run_script(command, theirs, log, lambda line: self._tell(f"{run}: {line}"))
+        run_script(command, theirs, log, lambda line: self._tell(f"{run}: {line}" if line else run))
         return result.read_bytes() if result.exists() else None
 
 
@@ -152,7 +173,12 @@ def _kept(answers: Path) -> tuple[int, int]:
         kept.close()
         if count:
             return count, kept.path.stat().st_size
-    raise RunError("the script asked no teacher; its reader has to take its teachers from the environment")
+    raise RunError(_ASKED_NONE)
+
+
+def _check_asked(asked: bool) -> None:  # noqa: FBT001 - it is all there is to check
+    if not asked:
+        raise RunError(_ASKED_NONE)
 
 
 def _teachers(what: Comparison, way: Way) -> str:

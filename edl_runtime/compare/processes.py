@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,9 @@ TAIL_BYTES = 16 * 1024
 
 TEACHER_READY_S = 300.0
 """How long a teacher may take to load its model."""
+
+_ANSWERED = 'edl_teacher_requests_total{status="200"}'
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 GRACE_S = 5.0
 """How long a process that is told to end may take."""
@@ -70,6 +74,19 @@ def last_lines(log: Path, count: int = LAST_LINES) -> list[str]:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     return [line.rstrip() for line in lines if line.strip()][-count:]
+
+
+def answered(address: str, token: str) -> int:
+    """Return how many requests a teacher has answered, by its metrics. Raises RunError when it does not say."""
+    request = urllib.request.Request(f"http://{address}/metrics")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with _DIRECT.open(request, timeout=GRACE_S) as answer:
+            said: str = answer.read().decode()
+    except OSError as error:
+        raise RunError(f"a teacher does not say what it has answered: {error}") from None
+    return sum(int(float(line.rpartition(" ")[2])) for line in said.splitlines() if line.startswith(_ANSWERED))
 
 
 @contextmanager

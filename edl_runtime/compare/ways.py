@@ -97,6 +97,8 @@ def measured_from(content: bytes | None) -> Measured:
     if missing := [name for name in PUBLISHED[:2] if name not in metrics]:
         there = ", ".join(metrics) or "none"
         raise RunError(f"the script's metrics have no {' and no '.join(missing)} (there are: {there}); call {wanted}")
+    if unknown := [name for name in PUBLISHED if name in metrics and metrics[name] is None]:
+        raise RunError(f"the script's {' and '.join(unknown)} can't be compared: not a finite number (NaN?)")
     try:
         return msgspec.convert({name: metrics[name] for name in PUBLISHED if name in metrics}, Measured)
     except msgspec.ValidationError as error:

@@ -15,18 +15,21 @@ from edl_runtime.protocol.requests import InferRequest
 from edl_runtime.protocol.tensors import Array, Tensor
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from edl_runtime.teacher.models import Model, ModelOptions
 
 
 class InProcessTeacher:
     """A connection of a reader that runs the model itself. All connections to one model share it, one at a time.
 
-    `address` is what messages call it.
+    `address` is what messages call it; `asked` a file to make when it has answered.
     """
 
-    def __init__(self, address: str, options: ModelOptions) -> None:
+    def __init__(self, address: str, options: ModelOptions, asked: Path | None = None) -> None:
         self._address = address
         self._options = options
+        self._asked = asked
 
     def open(self) -> None:
         """Load the model, unless this process has. Raises ModelError."""
@@ -46,10 +49,14 @@ class InProcessTeacher:
     ) -> dict[str, Array]:
         """Return what a teacher would answer. Raises InferenceError when the model fails, which no other can mend."""
         try:
-            return self._shared.answer({name: np.asarray(rows) for name, rows in inputs.items()}, outputs, normalise)
+            answers = self._shared.answer({name: np.asarray(rows) for name, rows in inputs.items()}, outputs, normalise)
         except Exception as error:
             reason = f"the model failed: {type(error).__name__}: {error}"
             raise InferenceError(self._address, 500, reason, retryable=False) from error
+        if self._asked is not None:
+            self._asked.touch()
+            self._asked = None
+        return answers
 
 
 class _Shared:

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 _IN_PROCESS, _RECORDING, _RECORDED = _KINDS = ("inprocess:", "recording:", "recorded:")
 
 
-def in_process(model: str, *, outputs: str = "", gpu_id: int | None = None) -> str:
-    """Return the address of a model that the student's process runs; `outputs` and `gpu_id` as `edl teacher` has it."""
-    more = {"outputs": outputs, "gpu_id": "" if gpu_id is None else str(gpu_id)}
+def in_process(model: str, *, outputs: str = "", gpu_id: int | None = None, asked: Path | None = None) -> str:
+    """Return the address of a model that the student's process runs; `outputs` and `gpu_id` as `edl teacher` has it.
+
+    `asked` is a file that is there once the model has answered.
+    """
+    more = {"outputs": outputs, "gpu_id": "" if gpu_id is None else str(gpu_id), "asked": asked or ""}
     return f"{_IN_PROCESS}{quote(model)}?{urlencode(more)}"
 
 
@@ -75,4 +78,5 @@ def _in_process(address: str, rest: str) -> Connection:
     more = {name: values[0] for name, values in parse_qs(query).items()}
     outputs = tuple(word for word in more.get("outputs", "").split(",") if word)
     gpu_id = int(more["gpu_id"]) if "gpu_id" in more else None
-    return InProcessTeacher(address, ModelOptions(model=unquote(model), outputs=outputs, gpu_id=gpu_id))
+    asked = Path(more["asked"]) if "asked" in more else None
+    return InProcessTeacher(address, ModelOptions(model=unquote(model), outputs=outputs, gpu_id=gpu_id), asked)

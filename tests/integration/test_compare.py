@@ -136,3 +136,13 @@ def test_a_killed_command_takes_its_processes_along(compare: Compare, mark: str,
     process.kill()
     process.communicate(timeout=PATIENCE_S)
     wait_until(lambda: marked(mark) == [])
+
+
+def test_a_script_that_does_not_ask_the_given_teachers_is_not_measured(compare: Compare) -> None:
+    """Whatever it trained with, it was not what is compared; and one that needs teachers is told of --pure."""
+    process = compare("--json", "--", "python", "tiny_student.py", "--alone-with-teachers")
+    rows = measured(process, 1)
+    for way in ("inprocess", "offline", "service"):
+        assert rows[way]["reason"].startswith("the script did not ask the teachers it was given"), way
+        assert not rows[way]["runs"]
+    assert "--pure" in rows["none"]["reason"]
