@@ -23,8 +23,8 @@ Tell = Callable[[str], None]
 """Takes in words what is going on."""
 
 _ASKED_NONE = (
-    "the script did not ask the teachers it was given; its reader has to take them from the environment, and to have no "
-    "answers of earlier runs in a cache"
+    "the script did not ask the teachers it was given; its reader has to take them from the environment, and to have "
+    "no answers of earlier runs in a cache"
 )
 
 _NOT_THEIRS = frozenset(

@@ -27,7 +27,7 @@ def test_accuracy_speed_and_batch_are_read() -> None:
         (b'{"metrics":{}}', r"no accuracy and no samples_per_s \(there are: none\); call .*write_result"),
         (b'{"metrics":{"accuracy":1,"speed":2}}', r"no samples_per_s \(there are: accuracy, speed\)"),
         (b'{"metrics":{"accuracy":"good","samples_per_s":1}}', r"Expected `float`, got `str` - at `\$.accuracy`"),
-        (b'{"metrics":{"accuracy":0.5,"samples_per_s":null}}', "the script's samples_per_s .* NaN"),
+        (b'{"metrics":{"accuracy":0.5,"samples_per_s":null}}', "the script's samples_per_s .*NaN"),
     ],
 )
 def test_a_result_that_cant_be_compared_says_what_to_write(result: bytes | None, complaint: str) -> None:
