@@ -14,7 +14,7 @@ from edl_runtime.distill import DistillReader, Fixed
 from edl_runtime.settings import RuntimeSettings
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is read and how. A `dtype` other than the data's own travels as such, and is what the teachers take."""
 
     data: Literal["img224", "img28", "tok128"] = "img224"
@@ -30,6 +30,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("batch_size", "teacher_batch_size", "teachers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more")
+        if self.dtype and not self.data.startswith("img"):
+            raise ValueError(f"dtype is of images, and {self.data} has none")
 
     @property
     def passes(self) -> int:

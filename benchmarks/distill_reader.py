@@ -91,7 +91,10 @@ def main() -> None:
     as_json, against = options.pop("json"), options.pop("against")
     try:
         case = msgspec.convert(options, Case)
-        changed = dict([against.split("=")]) if against else {}
+        name, given, value = (against or "").partition("=")
+        if against and not given:
+            parser.error(f"--against: got {against!r}, allowed is OPTION=VALUE")
+        changed = {name: value} if against else {}
         other = msgspec.convert({**options, **changed}, Case, strict=False) if against else None
     except ValueError as error:  # msgspec's are such too
         parser.error(str(error))

@@ -83,7 +83,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 given[field.name] = msgspec.convert(text, field.type, strict=False)
             except msgspec.ValidationError:
-                raise SpecError(variable, text, f"a value of type {field.type.__name__}") from None
+                allowed = "a whole number" if field.type is int else "a number of seconds"
+                raise SpecError(variable, text, allowed) from None
         return cls(**given)
 
     def to_env(self) -> dict[str, str]:

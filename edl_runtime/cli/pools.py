@@ -33,7 +33,7 @@ def pools(name: str | None, *, as_json: bool) -> None:
     settings = RuntimeSettings.from_env(os.environ)
     if not (settings.redis_url or settings.discovery_url):
         allowed = "the Redis that pools register in, as redis://127.0.0.1:6379/0, or EDL_DISCOVERY_URL in its place"
-        raise SpecError("EDL_REDIS_URL", "nothing", allowed)
+        raise SpecError("EDL_REDIS_URL", "", allowed)
     views = asyncio.run(_look(settings, name))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(views[0] if name else views)))

@@ -121,13 +121,18 @@ class _Refusal(msgspec.Struct):
     error: str
 
 
+_NAME = "settings.discovery_url (EDL_DISCOVERY_URL)"
+
+
 def _checked(url: str) -> str:
     allowed = "http:// or https:// with host and port, as in https://edl.example:8443; the token has its own variable"
     try:
         parts = urlsplit(url)
         safe = f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
     except ValueError:  # half an IPv6 address, or a port that is no number
-        raise SpecError("discovery_url", "no URL", allowed) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password or parts.query:
-        raise SpecError("discovery_url", safe, allowed)
+        raise SpecError(_NAME, "no URL", allowed) from None
+    if not parts.scheme or not parts.hostname:  # and nobody knows what is a secret in it
+        raise SpecError(_NAME, "a URL without a host" if parts.scheme else "a URL without http:// or https://", allowed)
+    if parts.scheme not in ("http", "https") or parts.username or parts.password or parts.query:
+        raise SpecError(_NAME, safe, allowed)
     return url.rstrip("/")

@@ -142,12 +142,11 @@ class Plan(NamedTuple):
             if spec.name in sent_as_uint8 and spec.datatype != "FP32":
                 allowed = f"inputs that the model takes as FP32; {model} takes this one as {spec.datatype}"
                 raise SpecError("normalise", spec.name, allowed)
-        for extension, asked in (
-            ("normalise", bool(sent_as_uint8)),
-            ("top_k", any(isinstance(wish, TopK) for wish in outputs)),
-        ):
-            if asked and extension not in signature.extensions:
-                raise SpecError(extension, signature.platform or "unknown", f"teachers that can do it; {model} can't")
+        for wish in (*sent_as_uint8, *(wish for wish in outputs if isinstance(wish, TopK))):
+            field, extension = ("outputs", "top_k") if isinstance(wish, TopK) else ("normalise", "normalise")
+            if extension not in signature.extensions:
+                allowed = f"what the teachers can do; those of {model} ({signature.platform}) have no {extension}"
+                raise SpecError(field, wish, allowed)
         known = {spec.name: spec for spec in signature.outputs}
         answers: list[Answer] = []
         for wish in outputs:

@@ -55,9 +55,18 @@ def test_samples_are_held_for_a_batch() -> None:
     assert {"ratio", "ratio_dropped_at_once"} <= found.keys()
 
 
-def test_a_wrong_comparison_is_refused() -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--against", "teachers=none"],
+        ["--against", "foo=1"],
+        ["--against", "foo"],
+        ["--data", "tok128", "--dtype", "uint8"],
+    ],
+)
+def test_a_wrong_comparison_is_refused(flags: list[str]) -> None:
     """What can't be compared is said before anything runs."""
-    command = [sys.executable, str(BENCHMARKS / "distill_reader.py"), "--against", "teachers=none"]
+    command = [sys.executable, str(BENCHMARKS / "distill_reader.py"), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "teachers" in done.stderr

@@ -40,6 +40,13 @@ def test_a_time_that_nobody_can_wait_for_is_refused(variable: str, text: str) ->
         RuntimeSettings.from_env({variable: text})
 
 
+@pytest.mark.parametrize(("variable", "allowed"), [("EDL_METRICS_PORT", "whole number"), (TIMES[0], "of seconds")])
+def test_what_is_no_number_is_told_what_is_allowed(variable: str, allowed: str) -> None:
+    """In words, and not by the name of a type."""
+    with pytest.raises(SpecError, match=f"{variable}: got 'abc', allowed is a .*{allowed}"):
+        RuntimeSettings.from_env({variable: "abc"})
+
+
 @pytest.mark.parametrize("variable", TIMES[1:])
 def test_a_limit_of_nothing_is_refused(variable: str) -> None:
     """Only the wait for teachers may be 0: then there is none."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from fake_teachers import SIGNATURE
 
+from edl_runtime.discovery.link import Link
+from edl_runtime.distill.feeds import Plan
 from edl_runtime.distill.teachers import Discovered, Fixed, teachers_from
 from edl_runtime.errors import SpecError
+from edl_runtime.protocol.oip import Normalise, TopK
 from edl_runtime.settings import RuntimeSettings
 
 
@@ -34,3 +39,35 @@ def test_fixed_teachers_win_over_a_pool() -> None:
     assert teachers_from(RuntimeSettings(pool="p")) == Discovered("p")
     with pytest.raises(SpecError, match="EDL_TEACHERS or EDL_POOL"):
         teachers_from(RuntimeSettings())
+
+
+@pytest.mark.parametrize("text", ["http://127.0.0.1:9101", "127.0.0.1:9101,https://127.0.0.1:9102"])
+def test_a_teacher_is_not_named_by_a_url(text: str) -> None:
+    """It would look like a host that is not there, which students wait for."""
+    with pytest.raises(SpecError, match=r"teachers\.addresses: got 'https?://.*allowed is host:port"):
+        Fixed.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "normalise", "text"),
+    [
+        ([TopK("double", 2)], {}, r"outputs: got TopK\(name='double', k=2\).*model 'teacher'.* have no top_k"),
+        (["double"], {"x": Normalise(1, 1)}, "normalise: got 'x'.*model 'teacher'.* have no normalise"),
+    ],
+)
+def test_a_wish_that_teachers_cant_do_is_named(
+    outputs: list[str | TopK], normalise: dict[str, Normalise], text: str
+) -> None:
+    """With the model that lacks it."""
+    signature = msgspec.structs.replace(SIGNATURE, name="teacher", extensions=())
+    with pytest.raises(SpecError, match=text):
+        Plan.of(["x"], outputs, normalise, signature)
+
+
+@pytest.mark.parametrize("url", ["foo", "foo:8443", "//token@", "http://", "ftp://edl:1", "http://u:token@edl"])
+def test_a_wrong_url_of_an_endpoint_is_named_by_its_variable(url: str) -> None:
+    """And what may be a secret in it is not shown."""
+    with pytest.raises(SpecError, match="EDL_DISCOVERY_URL") as caught:
+        Link(url, "")
+    assert "token" not in str(caught.value.given)
+    assert caught.value.given != "://"
