@@ -1,4 +1,4 @@
-"""What the README tells people to copy works as it stands."""
+"""What documents tell people to copy works as it stands, and leads somewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
 
 
 def test_the_dag_to_copy_is_a_dag() -> None:
@@ -23,9 +26,8 @@ def test_the_dag_to_copy_is_a_dag() -> None:
     assert task.retries == 1
 
 
-def test_every_file_it_links_to_is_there() -> None:
-    """No link of the README to a file of the project is dead."""
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
-
-    assert links
-    assert [link for link in links if not (Path(__file__).resolve().parents[2] / link).exists()] == []
+@pytest.mark.parametrize("page", ["README.md", "docs/distillation.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_every_file_it_links_to_is_there(page: str) -> None:
+    """No link to a file of the project is dead."""
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text()) if "://" not in link]
+    assert [link for link in links if not ((ROOT / page).parent / link.partition("#")[0]).exists()] == []
