@@ -152,18 +152,24 @@ def requests_of(
     counts = [-(-len(asked) // size) for asked in wanted]
     batch = Batch(payload, plans, samples=rows, requests=counts, recalled=recalled)
     requests: list[list[Request]] = []
-    for pool, plan in enumerate(plans):
-        requests.append([])
+    for pool, (plan, asked) in enumerate(zip(plans, wanted, strict=True)):
+        tensors = [(feed.name, inputs[feed]) for feed in plan.feeds]
+        of_pool = []
         for index in range(counts[pool]):
-            part = wanted[pool][index * size : (index + 1) * size]
-            tensors = {feed.name: _picked(inputs[feed], part) for feed in plan.feeds}
+            part = asked[index * size : (index + 1) * size]
             memo = recalled[pool].memo(part) if recalled else None
-            requests[pool].append(Request(batch, pool, index, tensors, len(part), memo=memo))
+            picked = _picked(tensors, part)
+            of_pool.append(Request(batch, pool, index, picked, len(part), memo=memo))
+        requests.append(of_pool)
     return batch, requests
 
 
-def _picked(tensor: Tensor, rows: Sequence[int]) -> Tensor:
-    """Return these rows; they are not copied if they are neighbours."""
+def _picked(tensors: Sequence[tuple[str, Tensor]], rows: Sequence[int]) -> dict[str, Tensor]:
+    """Return these rows of each; they are not copied if they are neighbours."""
     if isinstance(rows, range):
-        return tensor[rows.start : rows.stop]
-    return tensor[rows] if isinstance(tensor, np.ndarray) else [tensor[row] for row in rows]
+        neighbours = slice(rows.start, rows.stop)
+        return {name: tensor[neighbours] for name, tensor in tensors}
+    return {
+        name: tensor[rows] if isinstance(tensor, np.ndarray) else [tensor[row] for row in rows]
+        for name, tensor in tensors
+    }

@@ -163,16 +163,21 @@ class Dispatcher:
             return None
 
     def _next_for(self, lane: Lane) -> Request | None:
+        if self._slow and (slow := self._slow_for(lane)) is not None:
+            return slow
+        while self._todo:
+            request = self._todo.popleft()
+            if not request.settled:
+                return request
+        return None
+
+    def _slow_for(self, lane: Lane) -> Request | None:
         for request in self._slow.copy():
             if request.settled:
                 self._slow.remove(request)
             elif not any(other.asked is request and other.address == lane.address for other in self._busy):
                 self._slow.remove(request)
                 self.hedges += 1
-                return request
-        while self._todo:
-            request = self._todo.popleft()
-            if not request.settled:
                 return request
         return None
 

@@ -46,7 +46,7 @@ class Hedging:
         """Learn how long an answer took; cheap enough for each."""
         self._recent.append(seconds)
         self._stale += 1
-        self._saved = min(MOST_SAVED, self._saved + BUDGET_A_REQUEST)
+        self._saved += BUDGET_A_REQUEST
 
     def spend(self, now: float) -> bool:
         """Use up the right to double one request; return whether there was one."""
