@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 # Airflow reads this when it is imported, so it has to be set before any test module is.
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="edl-airflow-home-"))
 os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
+
+# Where tests are started in the background SIGINT is ignored, and so it would be by all processes that they interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def missing(what: str) -> NoReturn:
