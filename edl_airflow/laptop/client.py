@@ -8,10 +8,12 @@ from typing import Any, Self
 
 import httpx
 import msgspec
+import stamina
 
 from edl_runtime.errors import EdlError
 
 TIMEOUT_S = 30.0
+LOCKED_S = 60.0
 
 
 class ApiError(EdlError):
@@ -46,6 +48,8 @@ class Task(msgspec.Struct, frozen=True):
 class AirflowClient:
     """Talks to one API server as one user. A context manager, which closes its connections.
 
+    A request that found Airflow's SQLite locked has changed nothing and is made again, for up to a minute: the API
+    server writes its audit log in its event loop, where it can block the very request that holds the lock.
     Raises httpx.TransportError while the server is not there, ApiError for what it refuses.
     """
 
@@ -124,10 +128,18 @@ class AirflowClient:
         return list(_lines(self._ask("GET", path, params={"full_content": "true"})["content"]))
 
     def _ask(self, method: str, path: str, **given: Any) -> Any:
-        answer = self._http.request(method, path, headers={"Accept": "application/json"}, **given)
-        if answer.is_error:
-            raise ApiError(method, path, answer.status_code, answer.text)
+        for attempt in stamina.retry_context(on=_found_it_locked, attempts=None, timeout=LOCKED_S):
+            with attempt:
+                answer = self._http.request(method, path, headers={"Accept": "application/json"}, **given)
+                if answer.is_error:
+                    raise ApiError(method, path, answer.status_code, answer.text)
         return answer.json()
+
+
+def _found_it_locked(error: Exception) -> bool:
+    """Whether Airflow's database failed under the request, which on SQLite is a lock that somebody else holds."""
+    is_internal = isinstance(error, ApiError) and error.status == httpx.codes.INTERNAL_SERVER_ERROR
+    return is_internal and "Database error" in str(error)
 
 
 def _path(run: Run) -> str:
