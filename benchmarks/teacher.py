@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 import psutil
+from _flags import at_least_1
 from _measuring import Peer, measured
 
 from edl_runtime.protocol.client import TeacherConnection
@@ -188,13 +189,6 @@ def benchmark(options: argparse.Namespace) -> dict[str, float]:
         note(BATCHING, joined=joined, single=single)
         found[f"{BATCHING.name}.batching_ratio"] = ratio
     return found
-
-
-def at_least_1(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"got {text}, allowed is 1 or more")
-    return number
 
 
 def main() -> None:
