@@ -13,12 +13,12 @@ from typing import Self
 import click
 import msgspec
 
+from edl_runtime.cli.flags import parse_gpu_ids
 from edl_runtime.cli.tables import print_table
 from edl_runtime.compare.comparison import Comparison
 from edl_runtime.compare.comparison import compare as measure
 from edl_runtime.compare.table import HEADINGS, cells, plain
 from edl_runtime.compare.ways import TITLES, WAYS, Row, parse_ways
-from edl_runtime.errors import SpecError
 
 TELL_EVERY_S = 5.0
 
@@ -69,7 +69,7 @@ def compare(
         command=command,
         teachers=teachers,
         outputs=outputs,
-        gpu_ids=_numbers(gpu_ids),
+        gpu_ids=parse_gpu_ids(gpu_ids),
         pure=pure,
         repeat=repeat,
     )
@@ -142,10 +142,3 @@ def _ended_by_sigterm() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    words = [word for word in text.split(",") if word]
-    if not all(word.isdecimal() for word in words):
-        raise SpecError("gpu_ids", text, "numbers, as in 0,1")
-    return tuple(map(int, words))

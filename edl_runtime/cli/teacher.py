@@ -10,7 +10,7 @@ import click
 import msgspec
 import structlog
 
-from edl_runtime.errors import SpecError
+from edl_runtime.cli.flags import parse_gpu_ids, words
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import HUNG_AFTER_S, MAX_BATCH, check_name
@@ -74,8 +74,8 @@ def teacher(
     settings = RuntimeSettings.from_env(os.environ)
     pool = pool or settings.pool
     options = TeacherOptions(
-        model=ModelOptions(model=model, name=name, outputs=_words(outputs), mem_optim=mem_optim, max_batch=max_batch),
-        gpu_ids=_gpu_ids(gpu_ids),
+        model=ModelOptions(model=model, name=name, outputs=words(outputs), mem_optim=mem_optim, max_batch=max_batch),
+        gpu_ids=parse_gpu_ids(gpu_ids),
         host=host,
         advertise=advertise,
         port=port,
@@ -91,13 +91,3 @@ def teacher(
             click.echo(f"teacher ready on {address}, serving {model}")
 
     asyncio.run(serve(options, settings, on_ready))
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word for word in text.split(",") if word)
-
-
-def _gpu_ids(text: str) -> tuple[int, ...]:
-    if not all(word.isdecimal() for word in _words(text)):
-        raise SpecError("gpu_ids", text, "numbers, as in 0,1")
-    return tuple(int(word) for word in _words(text))
