@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edl_runtime.errors import InferenceError
-from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK, answered_names
+from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.protocol.requests import InferRequest
 from edl_runtime.protocol.tensors import Array, Tensor
 
@@ -71,19 +71,13 @@ class _Shared:
         self, inputs: dict[str, Array], wishes: Sequence[str | TopK], normalise: Mapping[str, Normalise]
     ) -> dict[str, Array]:
         from edl_runtime.teacher.joining import joined_inputs, needed_outputs
-        from edl_runtime.teacher.topk import top_k
+        from edl_runtime.teacher.topk import wished
 
         request = InferRequest("", inputs, {}, tuple(wishes), dict(normalise))
-        answers: dict[str, Array] = {}
         with self._lock:
             outputs = self._model.run(joined_inputs([request], self.signature), needed_outputs([request]))
-            for wish in wishes:
-                if isinstance(wish, str):
-                    answers[wish] = np.array(outputs[wish])  # what the model gives is its own
-                else:
-                    largest = top_k(np.asarray(outputs[wish.name]), wish.k)
-                    answers.update(zip(answered_names(wish), largest, strict=True))
-        return answers
+            # What the model gives is its own.
+            return {name: np.array(tensor) for name, tensor in wished(outputs, wishes).items()}
 
 
 @functools.lru_cache(maxsize=4)

@@ -11,13 +11,13 @@ import numpy as np
 import structlog
 
 from edl_runtime.errors import AnswerLimitError, ProtocolError
-from edl_runtime.protocol.oip import ModelSignature, answered_names
+from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.requests import InferRequest, decode_request
 from edl_runtime.protocol.responses import encode_response
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.teacher.joining import joined_inputs, needed_outputs
 from edl_runtime.teacher.models import Model
-from edl_runtime.teacher.topk import top_k
+from edl_runtime.teacher.topk import wished
 
 log = structlog.get_logger(__name__)
 
@@ -74,32 +74,21 @@ def run_alone(model: Model, request: InferRequest, into: memoryview) -> Answer:
 def write(signature: ModelSignature, request: InferRequest, outputs: Mapping[str, Array], into: memoryview) -> Answer:
     """Answer `request` with what the model gave for it. Raises KeyError or so when that is not what it promised."""
     try:
-        return Answer(200, *encode_response(signature, request, _answered(request, outputs), into))
+        tensors = _answered(request, outputs)
+    except ProtocolError as error:
+        return refuse(into, 400, str(error))
+    try:
+        return Answer(200, *encode_response(signature, request, tensors, into))
     except AnswerLimitError as error:  # no other teacher's would be smaller
         return refuse(into, 413, str(error))
-    except _UnfitError as error:
-        return refuse(into, 400, str(error))
-
-
-class _UnfitError(ProtocolError):
-    """Raised when an output turns out not to be what can be answered as asked for."""
 
 
 def _answered(request: InferRequest, outputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the tensors of the answer."""
-    tensors: dict[str, Array] = {}
-    for wish in request.wishes:
-        if isinstance(wish, str):
-            tensors[wish] = np.asarray(outputs[wish])
-            continue
-        try:
-            largest = top_k(np.asarray(outputs[wish.name]), wish.k)
-        except ProtocolError as error:
-            raise _UnfitError(f"output {wish.name!r}: {error}") from None
-        tensors.update(zip(answered_names(wish), largest, strict=True))
+    """Return the tensors of the answer. Raises ProtocolError for those that can't be answered as asked for."""
+    tensors = wished(outputs, request.wishes)
     for name, binary in request.outputs.items():
         if not binary and tensors[name].dtype.kind == "f" and not np.isfinite(tensors[name]).all():
-            raise _UnfitError(f"output {name!r} has numbers that JSON lacks, NaN or infinite; ask for it as binary")
+            raise ProtocolError(f"output {name!r} has numbers that JSON lacks, NaN or infinite; ask for it as binary")
     return tensors
 
 

@@ -1,11 +1,32 @@
-"""The largest of an output, in place of all of it."""
+"""What is wished for of outputs: all of one, or the largest of it."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from edl_runtime.errors import ProtocolError
+from edl_runtime.protocol.oip import TopK, answered_names
 from edl_runtime.protocol.tensors import Array
+
+
+def wished(outputs: Mapping[str, Array], wishes: Iterable[str | TopK]) -> dict[str, Array]:
+    """Return the tensors, by the names they are answered under, that `wishes` ask for of what a model gave.
+
+    Raises ProtocolError for an output that has not so many as are wished for, KeyError for one that is not there.
+    """
+    tensors: dict[str, Array] = {}
+    for wish in wishes:
+        if isinstance(wish, str):
+            tensors[wish] = np.asarray(outputs[wish])
+            continue
+        try:
+            largest = top_k(np.asarray(outputs[wish.name]), wish.k)
+        except ProtocolError as error:
+            raise ProtocolError(f"output {wish.name!r}: {error}") from None
+        tensors.update(zip(answered_names(wish), largest, strict=True))
+    return tensors
 
 
 def top_k(array: Array, k: int) -> tuple[Array, Array]:
