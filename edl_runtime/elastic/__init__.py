@@ -1,0 +1,1 @@
+"""Elastic training: trainers join and leave a running job."""

@@ -1,0 +1,143 @@
+"""What an instance's agent and its trainer process say to each other, over one socket that both hold."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Gear = Literal["live", "warm", "cold"]
+"""How a generation is entered: by the running process, by a standby that has imported everything, or by a new one."""
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=lambda name: name.lower()):
+    pass
+
+
+class Start(_Message):
+    """To a standby: set these environment variables and run the script."""
+
+    environ: dict[str, str]
+
+
+class Join(_Message):
+    """To a trainer: be this rank of this generation; from the next step's end, if it is in one already.
+
+    `store`: "host:port" where rank 0 listens for the others. `instances`: most members that the job may come to have.
+    """
+
+    generation: int
+    rank: int
+    world_size: int
+    store: str
+    instances: int
+
+
+class Abort(_Message):
+    """To a trainer: this generation has lost a member; let go of whatever waits for it."""
+
+    generation: int
+
+
+class Leave(_Message):
+    """To a trainer: end at the end of a step, all ranks at the same one; rank 0 writes a checkpoint if asked to."""
+
+    reason: str
+    checkpoint: bool
+
+
+ToTrainer = Start | Join | Abort | Leave
+
+
+class Loaded(_Message):
+    """From a standby: all is imported, and the script can start."""
+
+
+class Ready(_Message):
+    """From a trainer: the model is built, and it waits for its first generation.
+
+    `live`: it can go from one generation to the next by itself. `seen`: the generation of the newest checkpoint.
+    """
+
+    live: bool
+    seen: int = 0
+
+
+class Up(_Message):
+    """From a trainer: it is in the generation, with the state that all ranks have, and goes on from `step`.
+
+    - `source`: where the state came from.
+    - `live`: whether it can go on to another generation by itself.
+    """
+
+    generation: int
+    step: int
+    source: Literal["peer", "checkpoint", "start"]
+    live: bool
+
+
+class Stepped(_Message):
+    """From a trainer: it has finished a step, at this Unix time. Told of a generation's first, then a few times a second.
+
+    `waited_s`: how long that step waited for the other ranks. `samples`: of all ranks so far. `total_steps`: of the
+    whole training, None while unknown.
+    """
+
+    generation: int
+    step: int
+    at: float
+    epoch: int
+    samples: int
+    total_steps: int | None = None
+    loss: float | None = None
+    learning_rate: float | None = None
+
+
+class Beat(_Message):
+    """From a trainer, twice a second, by a thread of its own: its process is not stopped.
+
+    `waits_for`: the step at whose end it waits for other ranks, None while it computes.
+    """
+
+    waits_for: int | None = None
+
+
+class Lost(_Message):
+    """From a trainer: the generation's communication has failed."""
+
+    generation: int
+    reason: str
+
+
+class Saved(_Message):
+    """From a trainer: a checkpoint is complete."""
+
+    generation: int
+    step: int
+    epoch: int
+    url: str
+    took_s: float
+    metrics: dict[str, float] = {}
+
+
+class Note(_Message):
+    """From a trainer: something for the job's events, as a change of hyper-parameters."""
+
+    text: str
+
+
+class Finished(_Message):
+    """From a trainer: it has trained all there is ("done"), or has ended because it was told to ("left")."""
+
+    step: int
+    why: Literal["done", "left"]
+
+
+class Failed(_Message):
+    """From a trainer: it can't go on, and why; the last before it ends. `final`: no other try would fare better."""
+
+    reason: str
+    final: bool
+
+
+FromTrainer = Loaded | Ready | Up | Stepped | Beat | Lost | Saved | Note | Finished | Failed
