@@ -14,13 +14,13 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     pass
 
 
-class Start(_Message):
+class Start(_Message, frozen=True, kw_only=True):
     """To a standby: set these environment variables and run the script."""
 
     environ: dict[str, str]
 
 
-class Join(_Message):
+class Join(_Message, frozen=True, kw_only=True):
     """To a trainer: be this rank of this generation; from the next step's end, if it is in one already.
 
     `store`: "host:port" where rank 0 listens for the others. `instances`: most members that the job may come to have.
@@ -33,13 +33,13 @@ class Join(_Message):
     instances: int
 
 
-class Abort(_Message):
+class Abort(_Message, frozen=True, kw_only=True):
     """To a trainer: this generation has lost a member; let go of whatever waits for it."""
 
     generation: int
 
 
-class Leave(_Message):
+class Leave(_Message, frozen=True, kw_only=True):
     """To a trainer: end at the end of a step, all ranks at the same one; rank 0 writes a checkpoint if asked to."""
 
     reason: str
@@ -49,11 +49,11 @@ class Leave(_Message):
 ToTrainer = Start | Join | Abort | Leave
 
 
-class Loaded(_Message):
+class Loaded(_Message, frozen=True, kw_only=True):
     """From a standby: all is imported, and the script can start."""
 
 
-class Ready(_Message):
+class Ready(_Message, frozen=True, kw_only=True):
     """From a trainer: the model is built, and it waits for its first generation.
 
     `live`: it can go from one generation to the next by itself. `seen`: the generation of the newest checkpoint.
@@ -63,7 +63,7 @@ class Ready(_Message):
     seen: int = 0
 
 
-class Up(_Message):
+class Up(_Message, frozen=True, kw_only=True):
     """From a trainer: it is in the generation, with the state that all ranks have, and goes on from `step`.
 
     - `source`: where the state came from.
@@ -76,8 +76,8 @@ class Up(_Message):
     live: bool
 
 
-class Stepped(_Message):
-    """From a trainer: it has finished a step, at this Unix time. Told of a generation's first, then a few times a second.
+class Stepped(_Message, frozen=True, kw_only=True):
+    """From a trainer: it has finished a step, at this Unix time. A generation's first, then a few a second.
 
     `waited_s`: how long that step waited for the other ranks. `samples`: of all ranks so far. `total_steps`: of the
     whole training, None while unknown.
@@ -93,7 +93,7 @@ class Stepped(_Message):
     learning_rate: float | None = None
 
 
-class Beat(_Message):
+class Beat(_Message, frozen=True, kw_only=True):
     """From a trainer, twice a second, by a thread of its own: its process is not stopped.
 
     `waits_for`: the step at whose end it waits for other ranks, None while it computes.
@@ -102,14 +102,14 @@ class Beat(_Message):
     waits_for: int | None = None
 
 
-class Lost(_Message):
+class Lost(_Message, frozen=True, kw_only=True):
     """From a trainer: the generation's communication has failed."""
 
     generation: int
     reason: str
 
 
-class Saved(_Message):
+class Saved(_Message, frozen=True, kw_only=True):
     """From a trainer: a checkpoint is complete."""
 
     generation: int
@@ -120,20 +120,20 @@ class Saved(_Message):
     metrics: dict[str, float] = {}
 
 
-class Note(_Message):
+class Note(_Message, frozen=True, kw_only=True):
     """From a trainer: something for the job's events, as a change of hyper-parameters."""
 
     text: str
 
 
-class Finished(_Message):
+class Finished(_Message, frozen=True, kw_only=True):
     """From a trainer: it has trained all there is ("done"), or has ended because it was told to ("left")."""
 
     step: int
     why: Literal["done", "left"]
 
 
-class Failed(_Message):
+class Failed(_Message, frozen=True, kw_only=True):
     """From a trainer: it can't go on, and why; the last before it ends. `final`: no other try would fare better."""
 
     reason: str
