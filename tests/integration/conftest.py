@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
+from discovery_process import Endpoint, running_discovery
+from integration.discovery_asking import NAMESPACE, asking
 from integration.local_jobs import wait_until_gone
 
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.server import RedisServer
 
 if TYPE_CHECKING:
     from integration.airflow_world import World
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    """No thread of a reader outlives its test."""
-    yield
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("edl")] == []
-
-
-@pytest.fixture
-def settings(redis_url: str, namespace: str) -> RuntimeSettings:
-    """Settings of a student with a registry of its own, in which the dead are noticed soon."""
-    return RuntimeSettings(redis_url=redis_url, namespace=namespace, teacher_wait_s=15.0, lease_ttl_s=1.0)
 
 
 @pytest.fixture
@@ -37,6 +27,21 @@ def world(tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
     yield from left_empty(World(tmp_path, redis_url, namespace, monkeypatch))
+
+
+@pytest.fixture(scope="module")
+def endpoint(redis_server: RedisServer) -> Iterator[Endpoint]:
+    """An endpoint that a module's tests share; each uses a pool of its own."""
+    settings = RuntimeSettings(redis_url=redis_server.url, namespace=NAMESPACE, lease_ttl_s=1.0)
+    with running_discovery(settings) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+async def http(endpoint: Endpoint) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of that endpoint."""
+    async with asking(endpoint.url) as client:
+        yield client
 
 
 @pytest.fixture

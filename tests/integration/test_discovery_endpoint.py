@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -21,20 +20,6 @@ from edl_runtime.registry.pools import view_pools
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 from edl_runtime.store.server import RedisServer
-
-
-@pytest.fixture(scope="module")
-def endpoint(redis_server: RedisServer) -> Iterator[Endpoint]:
-    """An endpoint that a module's tests share; each uses a pool of its own."""
-    settings = RuntimeSettings(redis_url=redis_server.url, namespace=NAMESPACE, lease_ttl_s=1.0)
-    with running_discovery(settings) as endpoint:
-        yield endpoint
-
-
-@pytest.fixture
-async def http(endpoint: Endpoint) -> AsyncIterator[httpx.AsyncClient]:
-    async with asking(endpoint.url) as client:
-        yield client
 
 
 async def test_lists_are_those_of_edl_pools(http: httpx.AsyncClient, redis_url: str) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
@@ -21,25 +20,10 @@ from edl_runtime.discovery.server import POOL_LIMIT, REDIS_LIMIT
 from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
-from edl_runtime.store.server import RedisServer
 
 PUSHED_WITHIN_S = 0.5
 SLACK_S = 1.0
 """What a machine that is busy with other tests may add."""
-
-
-@pytest.fixture(scope="module")
-def endpoint(redis_server: RedisServer) -> Iterator[Endpoint]:
-    """An endpoint that a module's tests share; each uses a pool of its own."""
-    settings = RuntimeSettings(redis_url=redis_server.url, namespace=NAMESPACE, lease_ttl_s=1.0)
-    with running_discovery(settings) as endpoint:
-        yield endpoint
-
-
-@pytest.fixture
-async def http(endpoint: Endpoint) -> AsyncIterator[httpx.AsyncClient]:
-    async with asking(endpoint.url) as client:
-        yield client
 
 
 async def test_changes_are_pushed_at_once(http: httpx.AsyncClient, redis_url: str) -> None:
