@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 if TYPE_CHECKING:
+    from edl_runtime.settings import RuntimeSettings
     from edl_runtime.store.server import RedisServer
 
 # Airflow reads this when it is imported, so it has to be set before any test module is.
@@ -29,6 +31,13 @@ def missing(what: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(f"{what} is missing, and CI must have it")
     pytest.skip(f"{what} is missing")
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    """No thread of a reader outlives its test."""
+    yield
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("edl")] == []
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +61,23 @@ def redis_url(redis_server: RedisServer) -> str:
 def namespace() -> str:
     """A namespace that no other test has."""
     return f"test-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis of the test's own, to be hurt."""
+    from edl_runtime.store.server import RedisServer
+
+    with RedisServer(tmp_path / "redis") as server:
+        yield server
+
+
+@pytest.fixture
+def settings(redis_url: str, namespace: str) -> RuntimeSettings:
+    """Settings of a student with a registry of its own, in which the dead are noticed soon."""
+    from edl_runtime.settings import RuntimeSettings
+
+    return RuntimeSettings(redis_url=redis_url, namespace=namespace, teacher_wait_s=15.0, lease_ttl_s=1.0)
 
 
 @pytest.fixture

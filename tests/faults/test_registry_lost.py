@@ -10,7 +10,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from faults.watching import SLACK_S, all_answered, read_epoch, read_until, tell, together
@@ -26,15 +25,8 @@ STALL_S = 0.5
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis to be hurt."""
-    with RedisServer(tmp_path / "redis") as server:
-        yield server
-
-
-@pytest.fixture
-def settings(server: RedisServer) -> RuntimeSettings:
-    return RuntimeSettings(redis_url=server.url, teacher_wait_s=15.0, lease_ttl_s=1.0)
+def settings(own_redis: RedisServer) -> RuntimeSettings:
+    return RuntimeSettings(redis_url=own_redis.url, teacher_wait_s=15.0, lease_ttl_s=1.0)
 
 
 def kill(server: RedisServer) -> None:
@@ -53,14 +45,14 @@ def stop(server: RedisServer) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [kill, restart_empty, stop])
 def test_reading_goes_on_and_new_teachers_are_used_when_redis_is_back(
-    fault: Callable[[RedisServer], None], server: RedisServer, settings: RuntimeSettings
+    fault: Callable[[RedisServer], None], own_redis: RedisServer, settings: RuntimeSettings
 ) -> None:
     """Nothing stalls, the teachers in use stay in use, and then the student hears of others as ever."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(together(slow_teacher(settings), slow_teacher(settings)))
         reader = stack.enter_context(reader_of(BATCHES, Discovered(POOL), settings))
         wait_for_teachers(settings, 2)
-        seen, longest_gap_s = read_epoch(reader, lambda: fault(server), when=all_answered(reader, 2))
+        seen, longest_gap_s = read_epoch(reader, lambda: fault(own_redis), when=all_answered(reader, 2))
         BATCHES.check(seen)
         begin = time.monotonic()
         while time.monotonic() - begin < 2 * settings.lease_ttl_s:
@@ -71,15 +63,15 @@ def test_reading_goes_on_and_new_teachers_are_used_when_redis_is_back(
         tell(f"{fault.__name__}: longest gap {longest_gap_s:.3f} s")
         assert longest_gap_s < STALL_S + SLACK_S
         if fault is stop:
-            os.kill(server.pid, signal.SIGCONT)
-        server.start()
+            os.kill(own_redis.pid, signal.SIGCONT)
+        own_redis.start()
         stack.enter_context(slow_teacher(settings))
         read_until(reader, BATCHES, lambda: reader.stats().teachers == 3)
 
 
 @pytest.mark.parametrize("fault", [kill, stop])
 def test_no_redis_at_the_start_is_said_soon(
-    fault: Callable[[RedisServer], None], server: RedisServer, settings: RuntimeSettings
+    fault: Callable[[RedisServer], None], own_redis: RedisServer, settings: RuntimeSettings
 ) -> None:
     """The first iteration raises what is wrong with which Redis; the source was not even called."""
 
@@ -88,11 +80,11 @@ def test_no_redis_at_the_start_is_said_soon(
         yield from BATCHES()
 
     called: list[bool] = []
-    fault(server)
+    fault(own_redis)
     begin = time.monotonic()
     with (
         reader_of(source, Discovered(POOL), settings) as reader,
-        pytest.raises(RegistryUnavailableError, match=f"Redis at 127.0.0.1:{server.port} can't be used"),
+        pytest.raises(RegistryUnavailableError, match=f"Redis at 127.0.0.1:{own_redis.port} can't be used"),
     ):
         list(reader)
     assert time.monotonic() - begin < 3.0 + SLACK_S

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,6 @@ from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.server import RedisServer
 
 SLACK_S = 1.0
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis to be hurt."""
-    with RedisServer(tmp_path / "redis") as server:
-        yield server
 
 
 @pytest.fixture
@@ -201,15 +194,15 @@ async def until_logged(logs: Sequence[Mapping[str, Any]], event: str) -> None:
 
 
 @pytest.mark.slow
-async def test_redis_may_go_behind_it(redis: RedisServer) -> None:
+async def test_redis_may_go_behind_it(own_redis: RedisServer) -> None:
     """The student keeps its teachers and its stream while Redis is away, and hears of new ones when it is back."""
-    settings = RuntimeSettings(redis_url=redis.url, namespace="n", lease_ttl_s=1.0)
+    settings = RuntimeSettings(redis_url=own_redis.url, namespace="n", lease_ttl_s=1.0)
     with running_discovery(settings) as endpoint, capture_logs() as logs:
         async with registered(settings, "a:1"), student(behind(endpoint.url, settings)) as one:
             await one.until(lambda teachers: teachers == ("a:1",))
-            redis.kill()
+            own_redis.kill()
             await asyncio.sleep(2 * settings.lease_ttl_s)
-            await asyncio.to_thread(redis.start)
+            await asyncio.to_thread(own_redis.start)
             async with registered(settings, "b:1"):
                 await one.until(lambda teachers: teachers == ("a:1", "b:1"))
             assert [teachers for _, teachers in one.told if not teachers] == []
@@ -217,17 +210,17 @@ async def test_redis_may_go_behind_it(redis: RedisServer) -> None:
 
 
 @pytest.mark.slow
-async def test_both_may_go_at_once(redis: RedisServer) -> None:
+async def test_both_may_go_at_once(own_redis: RedisServer) -> None:
     """An endpoint that comes back with an empty Redis takes no teachers away that are about to register anew."""
-    settings = RuntimeSettings(redis_url=redis.url, namespace="n")
+    settings = RuntimeSettings(redis_url=own_redis.url, namespace="n")
     with running_discovery(settings) as endpoint, capture_logs() as logs:
         async with student(behind(endpoint.url, settings)) as one:
             async with registered(settings, "a:1"):
                 await one.until(lambda teachers: teachers == ("a:1",))
                 endpoint.kill()
-                redis.kill()
+                own_redis.kill()
             first_told = len(one.told)
-            await asyncio.to_thread(redis.start)
+            await asyncio.to_thread(own_redis.start)
             with running_discovery(settings, "--port", str(endpoint.port)):
                 await until_logged(logs, "discovery.back")
                 async with registered(settings, "a:1", "b:1"):

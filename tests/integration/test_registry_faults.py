@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,15 +34,8 @@ SLACK_S = 1.0
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis to be hurt."""
-    with RedisServer(tmp_path / "redis") as server:
-        yield server
-
-
-@pytest.fixture
-async def directory(server: RedisServer) -> AsyncIterator[Directory]:
-    async with connect(server.url) as client:
+async def directory(own_redis: RedisServer) -> AsyncIterator[Directory]:
+    async with connect(own_redis.url) as client:
         yield Directory(client, "n")
 
 
@@ -97,11 +90,11 @@ async def until(changes: AsyncGenerator[list[Member], None], *wanted: str, withi
 
 @pytest.mark.slow
 async def test_a_new_teacher_is_seen_within_a_second_and_a_killed_one_gone_within_its_lease(
-    server: RedisServer, directory: Directory, watch: AsyncGenerator[list[Member], None]
+    own_redis: RedisServer, directory: Directory, watch: AsyncGenerator[list[Member], None]
 ) -> None:
     """A watcher sees both without polling: the joining by its event, the death at the deadline of the lease."""
     await until(watch)
-    async with member_process(server, "a") as (process, ready_at):
+    async with member_process(own_redis, "a") as (process, ready_at):
         seen_s = await until(watch, "a") - ready_at
         process.kill()
         killed_at = time.monotonic()
@@ -113,9 +106,9 @@ async def test_a_new_teacher_is_seen_within_a_second_and_a_killed_one_gone_withi
 
 
 @pytest.mark.slow
-async def test_the_list_without_a_watcher_forgets_the_dead_too(server: RedisServer, directory: Directory) -> None:
+async def test_the_list_without_a_watcher_forgets_the_dead_too(own_redis: RedisServer, directory: Directory) -> None:
     """`members` never shows a lease that has run out, and a clean end leaves at once."""
-    async with member_process(server, "a") as (dies, _), member_process(server, "b") as (leaves, _):
+    async with member_process(own_redis, "a") as (dies, _), member_process(own_redis, "b") as (leaves, _):
         assert [member.id for member in await directory.members("pool")] == ["a", "b"]
         assert leaves.stdin is not None
         leaves.stdin.close()
@@ -127,11 +120,11 @@ async def test_the_list_without_a_watcher_forgets_the_dead_too(server: RedisServ
 
 
 async def test_members_are_back_a_second_after_redis_was_emptied(
-    server: RedisServer, watch: AsyncGenerator[list[Member], None]
+    own_redis: RedisServer, watch: AsyncGenerator[list[Member], None]
 ) -> None:
     """However long its lease, every member registers anew, and the watcher's list never shrinks meanwhile."""
     seen: list[list[str]] = []
-    async with connect(server.url) as client, members(client, "a", "b", "c", ttl_s=60) as leases:
+    async with connect(own_redis.url) as client, members(client, "a", "b", "c", ttl_s=60) as leases:
         await until(watch, "a", "b", "c")
         before = max(lease.fence for lease in leases.values())
         await client.flushall()
@@ -143,24 +136,24 @@ async def test_members_are_back_a_second_after_redis_was_emptied(
 
 
 async def test_members_are_back_a_second_after_redis_came_back_empty(
-    server: RedisServer, watch: AsyncGenerator[list[Member], None]
+    own_redis: RedisServer, watch: AsyncGenerator[list[Member], None]
 ) -> None:
     """While Redis is away the last list stands; nothing is lost by its restart, and each party says so once."""
     seen: list[list[str]] = []
     with capture_logs() as logs:
-        async with connect(server.url) as client, members(client, "a", "b") as leases:
+        async with connect(own_redis.url) as client, members(client, "a", "b") as leases:
             await until(watch, "a", "b")
             before = max(lease.fence for lease in leases.values())
             following = asyncio.create_task(follow(watch, seen, newer_than=before))
-            server.kill()
-            with pytest.raises(RegistryUnavailableError, match=f"127.0.0.1:{server.port}"):
+            own_redis.kill()
+            with pytest.raises(RegistryUnavailableError, match=f"127.0.0.1:{own_redis.port}"):
                 await Directory(client, "n").members("pool")
             async with asyncio.timeout(10):
                 while times_away(logs) < 3:  # noqa: ASYNC110 - a log tells nobody
                     await asyncio.sleep(0.01)
             await asyncio.sleep(1.2)  # for attempts that say nothing
             assert seen == []
-            await asyncio.to_thread(server.start)
+            await asyncio.to_thread(own_redis.start)
             back_at = time.monotonic()
             back_s = await asyncio.wait_for(following, 10) - back_at
     print(f"restarted Redis refilled after {back_s:.2f} s")  # noqa: T201 - what was measured
@@ -175,34 +168,34 @@ def times_away(logs: Sequence[Mapping[str, Any]]) -> int:
 
 
 async def test_a_member_that_died_with_redis_leaves_the_list_when_it_does_not_come_back(
-    server: RedisServer, watch: AsyncGenerator[list[Member], None]
+    own_redis: RedisServer, watch: AsyncGenerator[list[Member], None]
 ) -> None:
     """Being forgotten by Redis is no way to stay listed: it is looked again as soon as all could be back."""
     async with (
-        connect(server.url) as client,
+        connect(own_redis.url) as client,
         members(client, "lives", ttl_s=60),  # so that no lease that runs out is a reason to look
-        member_process(server, "dies") as (process, _),
+        member_process(own_redis, "dies") as (process, _),
     ):
         await until(watch, "dies", "lives")
         process.kill()
         await process.wait()
-        server.kill()
-        await asyncio.to_thread(server.start)
+        own_redis.kill()
+        await asyncio.to_thread(own_redis.start)
         await until(watch, "lives", within_s=LOOK_EVERY_S - SLACK_S)
 
 
 @pytest.mark.slow
 async def test_a_redis_that_refuses_writes_is_ridden_out(
-    server: RedisServer, directory: Directory, watch: AsyncGenerator[list[Member], None]
+    own_redis: RedisServer, directory: Directory, watch: AsyncGenerator[list[Member], None]
 ) -> None:
     """A failover's usual state, longer than a lease: whoever joins is told, who is in stays listed and comes back."""
     seen: list[list[str]] = []
-    async with connect(server.url) as client, members(client, "a", "b") as leases:
+    async with connect(own_redis.url) as client, members(client, "a", "b") as leases:
         await until(watch, "a", "b")
         before = max(lease.fence for lease in leases.values())
         following = asyncio.create_task(follow(watch, seen, newer_than=before))
         await client.config_set("min-replicas-to-write", 1)
-        with pytest.raises(RegistryUnavailableError, match=f"127.0.0.1:{server.port} .*NOREPLICAS"):
+        with pytest.raises(RegistryUnavailableError, match=f"127.0.0.1:{own_redis.port} .*NOREPLICAS"):
             async with members(client, "c"):
                 pytest.fail("registered though nothing can be written")
         await asyncio.sleep(LEASE_S + 0.5)
@@ -214,26 +207,26 @@ async def test_a_redis_that_refuses_writes_is_ridden_out(
     assert seen == [["a", "b"]] * len(seen)
 
 
-async def test_leaving_while_redis_is_away_is_no_error(server: RedisServer) -> None:
+async def test_leaving_while_redis_is_away_is_no_error(own_redis: RedisServer) -> None:
     """A block that ends without Redis ends all the same, and soon."""
-    async with connect(server.url) as client, members(client, "a"):
-        server.kill()
+    async with connect(own_redis.url) as client, members(client, "a"):
+        own_redis.kill()
         left_at = time.monotonic()
     assert time.monotonic() - left_at < 2 + SLACK_S
 
 
-async def test_a_redis_that_is_silent_is_given_up_within_two_seconds(server: RedisServer) -> None:
+async def test_a_redis_that_is_silent_is_given_up_within_two_seconds(own_redis: RedisServer) -> None:
     """A stopped Redis accepts connections and never answers."""
-    os.kill(server.pid, signal.SIGSTOP)
+    os.kill(own_redis.pid, signal.SIGSTOP)
     try:
-        async with connect(server.url) as client:
+        async with connect(own_redis.url) as client:
             asked_at = time.monotonic()
             with pytest.raises(RegistryUnavailableError, match="silent"):
                 async with members(client, "a"):
                     pytest.fail("registered with nobody")
             assert time.monotonic() - asked_at < 2 + SLACK_S
     finally:
-        os.kill(server.pid, signal.SIGCONT)
+        os.kill(own_redis.pid, signal.SIGCONT)
 
 
 async def follow(changes: AsyncGenerator[list[Member], None], seen: list[list[str]], *, newer_than: int) -> float:
