@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -60,85 +60,75 @@ def lanes() -> tuple[Lane, ...]:
 
 
 @pytest.fixture
-def lock() -> threading.RLock:
-    return threading.RLock()
-
-
-@pytest.fixture
-def dispatcher(lanes: Sequence[Lane], lock: threading.RLock) -> Dispatcher:
-    """One with these lanes, and without a pipeline, whose lock it has."""
+def dispatcher(lanes: Sequence[Lane]) -> Iterator[Dispatcher]:
+    """One with these lanes, and without a pipeline, whose lock is held."""
+    lock = threading.RLock()
     made = Dispatcher(Seams(lock, lambda: None), Patience("all", wait_limit_s=9, request_limit_s=9))
     for lane in lanes:
         made.join(lane)
-    return made
+    with lock:
+        yield made
+
+
+@pytest.fixture
+def asked(dispatcher: Dispatcher, lanes: Sequence[Lane]) -> Request:
+    """What the first lane is asked."""
+    request = Request(Batch((), [], samples=4, requests=[1]), 0, 0, {}, 4)
+    dispatcher.add([request], time.monotonic())
+    assert dispatcher.take(lanes[0]) is request
+    return request
 
 
 def test_what_nobody_took_in_time_may_be_hedged_again(
-    dispatcher: Dispatcher, lanes: Sequence[Lane], lock: threading.RLock
+    dispatcher: Dispatcher, lanes: Sequence[Lane], asked: Request
 ) -> None:
     """A request whose teacher is lost before a second one was free is the next one's alone, until that is slow, too."""
     first, second, third = lanes
-    request = Request(Batch((), [], samples=4, requests=[1]), 0, 0, {}, 4)
-    with lock:
-        dispatcher.add([request], time.monotonic())
-        assert dispatcher.take(first) is request
-        dispatcher.hedge(time.monotonic() + 10)
-        dispatcher.part(first)
-        assert dispatcher.take(second) is request
-        assert (dispatcher.retries, dispatcher.hedges) == (1, 0)
-        dispatcher.hedge(time.monotonic() + 20)
-        assert dispatcher.take(third) is request
-        assert (dispatcher.retries, dispatcher.hedges) == (1, 1)
-        dispatcher.hedge(time.monotonic() + 30)
-        assert dispatcher._slow == []
+    dispatcher.hedge(time.monotonic() + 10)
+    dispatcher.part(first)
+    assert dispatcher.take(second) is asked
+    assert (dispatcher.retries, dispatcher.hedges) == (1, 0)
+    dispatcher.hedge(time.monotonic() + 20)
+    assert dispatcher.take(third) is asked
+    assert (dispatcher.retries, dispatcher.hedges) == (1, 1)
+    dispatcher.hedge(time.monotonic() + 30)
+    assert dispatcher._slow == []
 
 
-def test_a_second_teacher_is_another_one(dispatcher: Dispatcher, lanes: Sequence[Lane], lock: threading.RLock) -> None:
+def test_a_second_teacher_is_another_one(dispatcher: Dispatcher, lanes: Sequence[Lane], asked: Request) -> None:
     """A free connection to the slow teacher does not get what that is slow about, and no third teacher does."""
-    first, second, third = lanes
-    request = Request(Batch((), [], samples=4, requests=[1]), 0, 0, {}, 4)
-    with lock:
-        dispatcher.add([request], time.monotonic())
-        assert dispatcher.take(first) is request
-        dispatcher.hedge(time.monotonic() + 10)
-        assert dispatcher._next_for(Lane("a:1")) is None
-        assert dispatcher._next_for(second) is request
-        dispatcher.hedge(time.monotonic() + 20)
-        assert dispatcher._next_for(third) is None
+    _, second, third = lanes
+    dispatcher.hedge(time.monotonic() + 10)
+    assert dispatcher._next_for(Lane("a:1")) is None
+    assert dispatcher._next_for(second) is asked
+    dispatcher.hedge(time.monotonic() + 20)
+    assert dispatcher._next_for(third) is None
 
 
 def test_what_a_second_teacher_fails_is_hedged_anew(
-    dispatcher: Dispatcher, lanes: Sequence[Lane], lock: threading.RLock
+    dispatcher: Dispatcher, lanes: Sequence[Lane], asked: Request
 ) -> None:
     """Else it stays with the slow one, which may never answer."""
-    first, second, third = lanes
-    request = Request(Batch((), [], samples=4, requests=[1]), 0, 0, {}, 4)
-    with lock:
-        dispatcher.add([request], time.monotonic())
-        assert dispatcher.take(first) is request
-        dispatcher.hedge(time.monotonic() + 10)
-        assert dispatcher.take(second) is request
-        dispatcher.part(second)
-        assert dispatcher._next_for(third) is None
-        dispatcher.hedge(time.monotonic() + 10)
-        assert dispatcher._next_for(third) is request
-        assert (dispatcher.retries, dispatcher.hedges) == (0, 2)
+    _, second, third = lanes
+    dispatcher.hedge(time.monotonic() + 10)
+    assert dispatcher.take(second) is asked
+    dispatcher.part(second)
+    assert dispatcher._next_for(third) is None
+    dispatcher.hedge(time.monotonic() + 10)
+    assert dispatcher._next_for(third) is asked
+    assert (dispatcher.retries, dispatcher.hedges) == (0, 2)
 
 
 def test_a_teacher_that_failed_a_request_may_be_its_second(
-    dispatcher: Dispatcher, lanes: Sequence[Lane], lock: threading.RLock
+    dispatcher: Dispatcher, lanes: Sequence[Lane], asked: Request
 ) -> None:
     """It may be the only one that is left, and have been away for a moment only."""
     first, second, _ = lanes
-    request = Request(Batch((), [], samples=4, requests=[1]), 0, 0, {}, 4)
-    with lock:
-        dispatcher.add([request], time.monotonic())
-        assert dispatcher.take(first) is request
-        dispatcher.part(first)
-        assert dispatcher.take(second) is request
-        dispatcher.join(first)
-        dispatcher.hedge(time.monotonic() + 10)
-        assert dispatcher._next_for(first) is request
+    dispatcher.part(first)
+    assert dispatcher.take(second) is asked
+    dispatcher.join(first)
+    dispatcher.hedge(time.monotonic() + 10)
+    assert dispatcher._next_for(first) is asked
 
 
 def test_a_budget_bounds_how_many_are_hedged() -> None:
