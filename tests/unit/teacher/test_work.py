@@ -170,30 +170,26 @@ def test_an_error_that_is_no_text_is_told(arena: Arena) -> None:
     assert logs[0]["exception"].endswith("FileNotFoundError: /data/?.bin\n")
 
 
-def test_a_model_that_can_not_take_several_gets_one_at_a_time(arena: Arena) -> None:
-    """It answers less than it was given: each request is answered alone, and joining is not tried again."""
-    model = Doubler(most=1)
+def runs_twice(model: Doubler, arena: Arena, *, requests: int) -> list[int]:
+    """Return the batch sizes in which so many requests are answered, and then as many again."""
     work = Work(model, arena, 64)
     for _ in range(2):
-        for slot in range(2):
+        for slot in range(requests):
             work.add(*put(arena, slot, rows(slot), "sum"))
         while work:
             for slot, answer in ran(work).items():
                 assert got(arena, slot, answer)["sum"].tolist() == [4 * slot]
-    assert model.runs == [2, 1, 1, 1, 1]
+    return model.runs
+
+
+def test_a_model_that_can_not_take_several_gets_one_at_a_time(arena: Arena) -> None:
+    """It answers less than it was given: each request is answered alone, and joining is not tried again."""
+    assert runs_twice(Doubler(most=1), arena, requests=2) == [2, 1, 1, 1, 1]
 
 
 def test_a_model_that_can_not_take_so_many_gets_fewer(arena: Arena) -> None:
     """Short of memory for all that has queued, it still gains by what fits."""
-    model = Doubler(too_many=8)
-    work = Work(model, arena, 64)
-    for _ in range(2):
-        for slot in range(8):
-            work.add(*put(arena, slot, rows(slot), "sum"))
-        while work:
-            for slot, answer in ran(work).items():
-                assert got(arena, slot, answer)["sum"].tolist() == [4 * slot]
-    assert model.runs == [8, *[1] * 8, 4, 4]
+    assert runs_twice(Doubler(too_many=8), arena, requests=8) == [8, *[1] * 8, 4, 4]
 
 
 class Rows(Doubler):
