@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
@@ -130,12 +130,12 @@ class Request:
         """The addresses of the teachers that failed it."""
         return self.failures.by.keys() if self.failures is not None else frozenset()
 
-    def is_hopeless(self, in_use: Collection[str], now: float) -> bool:
+    def is_hopeless(self, in_use: AbstractSet[str], now: float) -> bool:
         """Whether the request is what is wrong, and not the teachers: whichever is asked fails it, again and again."""
         failures = self.failures
         if failures is None or failures.by.total() < MOST_FAILURES or now - failures.since < LEAST_FAILING_S:
             return False
-        return len(failures.by) >= MOST_FAILURES or failures.by.keys() >= set(in_use)
+        return len(failures.by) >= MOST_FAILURES or self.failed_by >= in_use
 
 
 def requests_of(
