@@ -317,3 +317,18 @@ class JobFailedError(EdlError):
         if not self.last_lines:
             return head
         return "\n".join([head, "its last lines:", *(f"  {line}" for line in self.last_lines)])
+
+
+class DatasetChangedError(EdlError, ValueError):
+    """Raised when a dataset has another number of samples than when its training began."""
+
+    def __init__(self, before: int, now: int) -> None:
+        super().__init__(before, now)
+        self.before = before
+        self.now = now
+
+    def __str__(self) -> str:
+        return (
+            f"the dataset has {self.now} samples, and had {self.before} when this training began; the order of its "
+            "samples depends on that. Give it the same data, or another path for its checkpoints to start anew"
+        )
