@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 
 from edl_runtime.errors import SpecError
-from edl_runtime.specs import SECRET_VARIABLES
+from edl_runtime.specs import SECRET_VARIABLES, Checkpoint
 
 
 class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,8 +34,15 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `teacher_token` (EDL_TEACHER_TOKEN): the bearer token that teachers ask for; required off loopback.
     - `lease_ttl_s` (EDL_LEASE_TTL_S): a registration not renewed for so long is gone.
     - `result_file` (EDL_RESULT_FILE): where a student leaves its result; see `edl_runtime.result`.
+    - `checkpoint_stream` (EDL_CHECKPOINT_STREAM): where it is told that a checkpoint has landed, see
+      `edl_runtime.checkpoint.landed`; empty for a stream of the job's name.
     - `metrics_port` (EDL_METRICS_PORT): where a student's process shows Prometheus its metrics, at 127.0.0.1 only; 0
       for nowhere. A process that finds the port taken says so and goes on without.
+    - `checkpoint` (EDL_CHECKPOINT): where a training keeps its checkpoints, a path or URL; empty for nowhere.
+    - `checkpoint_every_steps`, `checkpoint_every_s` (EDL_CHECKPOINT_EVERY_STEPS, EDL_CHECKPOINT_EVERY_S): how often it
+      writes one; 0 for not by steps or time, and with neither it is every 300 s.
+    - `checkpoint_keep_last`, `checkpoint_keep_every` (EDL_CHECKPOINT_KEEP_LAST, EDL_CHECKPOINT_KEEP_EVERY): how many of
+      the newest are kept, and each how many steps one for good; 0 for none of these.
     - `work_dir` (EDL_WORK_DIR): the local backend's folder, for the `edl` command.
 
     Raises SpecError for times that can't be waited for, tokens that can't be sent and ports that don't exist.
@@ -54,7 +61,13 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     teacher_token: str = ""
     lease_ttl_s: float = 3.0
     result_file: str = ""
+    checkpoint_stream: str = ""
     metrics_port: int = 0
+    checkpoint: str = ""
+    checkpoint_every_steps: int = 0
+    checkpoint_every_s: float = 0.0
+    checkpoint_keep_last: int = 3
+    checkpoint_keep_every: int = 0
     work_dir: str = "~/.edl"
 
     def __post_init__(self) -> None:
@@ -68,6 +81,13 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise SpecError(_named("instance"), self.instance, "0 or more")
         if not 0 <= self.metrics_port < 2**16:
             raise SpecError(_named("metrics_port"), self.metrics_port, "a port, 1 to 65535, or 0 for none")
+        for field in ("checkpoint_every_steps", "checkpoint_keep_every"):
+            if getattr(self, field) < 0:
+                raise SpecError(_named(field), getattr(self, field), "a whole number of steps, or 0 for none")
+        if not 0 <= self.checkpoint_every_s < math.inf:
+            raise SpecError(_named("checkpoint_every_s"), self.checkpoint_every_s, "a number of seconds, or 0 for none")
+        if self.checkpoint_keep_last < 1:
+            raise SpecError(_named("checkpoint_keep_last"), self.checkpoint_keep_last, "1 or more")
         check_token(_named("teacher_token"), self.teacher_token)
         check_token(_named("discovery_token"), self.discovery_token)
 
@@ -91,6 +111,18 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return the variables that `from_env` reads back as these settings, without those at their defaults."""
         values = ((field, getattr(self, field.name)) for field in msgspec.structs.fields(type(self)))
         return {_variable(field.name): str(value) for field, value in values if value != field.default}
+
+    def checkpoint_spec(self) -> Checkpoint | None:
+        """Return where and how often a training keeps checkpoints; None when nobody said where."""
+        if not self.checkpoint:
+            return None
+        return Checkpoint(
+            url=self.checkpoint,
+            every_steps=self.checkpoint_every_steps or None,
+            every_s=self.checkpoint_every_s or None,
+            keep_last=self.checkpoint_keep_last,
+            keep_every=self.checkpoint_keep_every or None,
+        )
 
 
 def split_secrets(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

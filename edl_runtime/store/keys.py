@@ -13,6 +13,7 @@ script touches one slot and Redis Cluster works.
 | pools | set of names; readers drop those without members | for ever | register | `edl pools` |
 | quarantine | string, JSON of teachers a student shuns, address → why | 10 s from the last | student | `edl pools` |
 | progress | string, JSON of the last report | an hour from the last | student | Airflow, `edl jobs` |
+| checkpoints | stream of those that landed, as JSON; the last 1,000 or so | 30 days from the last | agents | Airflow |
 """
 
 from __future__ import annotations
@@ -62,6 +63,10 @@ def quarantine(namespace: str, pool: str, student_id: str) -> str:
 
 def progress(namespace: str, job: str) -> str:
     return f"edl:{{{namespace}/{job}}}:progress"
+
+
+def checkpoints(namespace: str, stream: str) -> str:
+    return f"edl:{{{namespace}/{stream}}}:checkpoints"
 
 
 def of_service(service: Service) -> list[str]:
