@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import msgspec
+import pytest
 from contract.asking import ended, job, lines, reach
 
 from edl_runtime.backends.base import Backend, JobStatus
@@ -42,12 +43,29 @@ time.sleep(600)
     assert [instance.exit_code for instance in stopped.instances] == [-signal.SIGTERM, 1]
 
 
-async def test_a_signal_is_named_as_the_cause(backend: Backend) -> None:
-    """An instance that was killed, by the out-of-memory killer for one, has a negative exit code."""
-    code = "import os; os.kill(os.getpid(), 9)"
-    await backend.submit(job(code, kind="trainer"), token="mine", secrets={})
+async def test_a_trainer_that_is_killed_is_started_again(backend: Backend) -> None:
+    """A signal, as of the out-of-memory killer or of a node that goes, is nothing that the script has decided."""
+    code = """
+import os, pathlib
+if os.environ["EDL_INSTANCE"] == "1" and not pathlib.Path("was-here").exists():
+    pathlib.Path("was-here").touch()
+    os.kill(os.getpid(), 9)
+"""
+    await backend.submit(job(code, kind="trainer", instances=2), token="mine", secrets={})
     status = await ended(backend)
-    assert (status.reason, status.instances[0].exit_code) == ("instance 0 was killed by SIGKILL", -9)
+    assert (status.phase, status.reason) == ("succeeded", "")
+    assert [(instance.restarts, instance.exit_code) for instance in status.instances] == [(0, 0), (1, 0)]
+
+
+@pytest.mark.slow
+async def test_a_trainer_that_is_killed_again_and_again_fails_its_job(backend: Backend) -> None:
+    """After five short lives in a row the signal is named as the cause, whatever other instances do."""
+    code = "import os, time; time.sleep(600 * int(os.environ['EDL_INSTANCE'])); os.kill(os.getpid(), 9)"
+    await backend.submit(job(code, kind="trainer", instances=2), token="mine", secrets={})
+    status = await ended(backend)
+    said = "instance 0 ended 5 times in a row within 10 s of its start, the last time it was killed by SIGKILL"
+    assert (status.phase, status.reason) == ("failed", said)
+    assert (status.instances[0].exit_code, status.instances[0].restarts) == (-9, 4)
 
 
 async def test_a_command_that_is_not_there_fails_the_job(backend: Backend) -> None:
@@ -69,10 +87,15 @@ async def test_an_instance_of_a_pool_is_started_again(backend: Backend) -> None:
     assert (await reach(backend, "job", is_back)).phase == "running"
 
 
-async def test_the_first_instances_result_is_in_the_status(backend: Backend) -> None:
-    """What a script leaves by `write_result` outlives it."""
-    await backend.submit(job(LEAVES_A_RESULT, kind="trainer"), token="mine", secrets={})
-    assert (await ended(backend)).result == {"checkpoint": "/tmp/model", "metrics": {"accuracy": 0.5}}
+async def test_the_first_result_that_was_left_is_in_the_status(backend: Backend) -> None:
+    """What a script leaves by `write_result` outlives it; of several instances the lowest that left one counts."""
+    code = f"""
+import os
+if os.environ["EDL_INSTANCE"] != "0":
+    {LEAVES_A_RESULT.strip().replace("0.5", "int(os.environ['EDL_INSTANCE'])").replace(chr(10), chr(10) + "    ")}
+"""
+    await backend.submit(job(code, kind="trainer", instances=3), token="mine", secrets={})
+    assert (await ended(backend)).result == {"checkpoint": "/tmp/model", "metrics": {"accuracy": 1}}
 
 
 async def test_instances_are_told_who_they_are(backend: Backend) -> None:

@@ -95,11 +95,11 @@ class JobFolder:
             return None
 
     def _read_result(self) -> dict[str, Any] | None:
-        try:
-            with self.result_file(0).open("rb") as file:
+        left = [Path(name).stem for name in _names(self.path / "results") if name.endswith(".json")]
+        for index in sorted(map(int, left)):
+            with suppress(FileNotFoundError, msgspec.DecodeError), self.result_file(index).open("rb") as file:
                 return msgspec.json.decode(file.read(RESULT_LIMIT), type=dict[str, Any])
-        except (FileNotFoundError, msgspec.DecodeError):
-            return None
+        return None
 
 
 class WorkFolder:

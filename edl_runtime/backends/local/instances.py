@@ -37,7 +37,15 @@ class Instances:
         self._folder = folder
         self._run_folder = run_folder
         self._processes = processes
-        self._environ = {**environ, **spec.env, **secrets, "EDL_JOB": spec.name, "PYTHONUNBUFFERED": "1"}
+        self._environ = {
+            **environ,
+            **spec.env,
+            **secrets,
+            "EDL_JOB": spec.name,
+            "EDL_RUN": run_folder.name,
+            "EDL_GRACE_S": str(spec.grace_s),
+            "PYTHONUNBUFFERED": "1",
+        }
         self._command = [sys.executable if spec.command[0] == "python" else spec.command[0], *spec.command[1:]]
 
     def start(self, index: int) -> InstanceProcess:

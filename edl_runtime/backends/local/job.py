@@ -153,7 +153,7 @@ class Job:
                 settling.cancel()
             if slot.leave.is_set():
                 return
-            if self._spec.kind == "trainer":
+            if self._spec.kind == "trainer" and exit_code >= 0:  # a signal is nothing that the program decided
                 if exit_code:
                     self._end("failed", self._instances.trouble(slot.status.index, ending(exit_code)))
                 return
@@ -166,9 +166,11 @@ class Job:
             slot.update(phase="running", started_at=time.time(), exit_code=None, restarts=slot.status.restarts + 1)
 
     def _judge(self, slot: Slot, exit_code: int, lived_s: float) -> float | None:
-        """Return how long to wait before a pool's instance is started again, None if it is not."""
+        """Return how long to wait before the instance is started again, None if it is not."""
         most = self._restarts.most_short_lives
-        others = any(other.promising(most) for other in self._slots.values() if other is not slot)
+        others = self._spec.kind == "pool" and any(
+            other.promising(most) for other in self._slots.values() if other is not slot
+        )
         decision = after_end(self._restarts, exit_code, lived_s, slot.short_lives, others=others)
         slot.trouble = self._instances.trouble(slot.status.index, decision.reason) if decision.reason else None
         match decision:

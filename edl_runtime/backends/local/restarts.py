@@ -1,4 +1,4 @@
-"""When a pool's instance is started again after it ended, and when it or the pool is given up. Pure."""
+"""When an instance is started again after it ended, and when it or its job is given up. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from edl_runtime.errors import EX_CONFIG
 
 
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient a pool is with an instance that keeps ending.
+    """How patient a job is with an instance that keeps ending: a pool whatever ended it, a trainer after signals.
 
     It waits `first_delay_s` before it starts the instance again, twice as long each further time, at most
     `longest_delay_s`. Who lived `healthy_after_s` starts with a clean record. After `most_short_lives` in a row that
-    were shorter, whatever their exit status, the pool fails unless it has another instance to go on with.
+    were shorter, whatever their exit status, the job fails, unless it is a pool with another instance to go on with.
     """
 
     first_delay_s: float = 0.2
@@ -38,7 +38,7 @@ class GiveUp(msgspec.Struct, frozen=True):
 
 
 class Fail(msgspec.Struct, frozen=True):
-    """Fail the pool, for `reason`."""
+    """Fail the job, for `reason`."""
 
     reason: str
 
@@ -48,7 +48,7 @@ def after_end(
 ) -> Again | GiveUp | Fail:
     """Decide on an instance that ended after `lived_s`, with `short_lives` in a row before this one.
 
-    `others`: whether the pool has another instance that runs or has not had too many short lives yet.
+    `others`: whether it is a pool with another instance that runs or has not had too many short lives yet.
     """
     if exit_code == EX_CONFIG:
         return GiveUp(f"{ending(exit_code)}, which says that it can never work as configured")
