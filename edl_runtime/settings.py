@@ -25,7 +25,11 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `discovery_token` (EDL_DISCOVERY_TOKEN): the bearer token that it asks for; required off loopback.
     - `namespace` (EDL_NAMESPACE): prefix of all keys, so that several teams share one Redis.
     - `job` (EDL_JOB): the job's name; empty when started by hand.
+    - `run` (EDL_RUN): which run of the job this is; another run of the same name has another. Empty by hand.
     - `instance` (EDL_INSTANCE): this instance's number in its job, from 0.
+    - `host` (EDL_HOST): the address at which the job's other instances reach this one.
+    - `grace_s` (EDL_GRACE_S): how long after SIGTERM this instance is killed.
+    - `step_limit_s` (EDL_STEP_LIMIT_S): how long all other trainers wait at the end of a step for one that lives.
     - `pool` (EDL_POOL): the pool that a teacher joins or a student asks.
     - `teachers` (EDL_TEACHERS): fixed teachers, "host:port,host:port", or stand-ins as in `distill.standins`; wins over
       `pool`.
@@ -53,7 +57,11 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     discovery_token: str = ""
     namespace: str = "default"
     job: str = ""
+    run: str = ""
     instance: int = 0
+    host: str = "127.0.0.1"
+    grace_s: float = 10.0
+    step_limit_s: float = 600.0
     pool: str = ""
     teachers: str = ""
     teacher_wait_s: float = 60.0
@@ -73,7 +81,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.teacher_wait_s < math.inf:
             raise SpecError(_named("teacher_wait_s"), self.teacher_wait_s, "a number of seconds, 0 or more")
-        for field in ("teacher_timeout_s", "lease_ttl_s"):
+        for field in ("teacher_timeout_s", "lease_ttl_s", "grace_s", "step_limit_s"):
             seconds = getattr(self, field)
             if not 0 < seconds < math.inf:
                 raise SpecError(_named(field), seconds, "a number of seconds above 0")

@@ -1,0 +1,99 @@
+"""What a trainer's command is: a Python script that can be loaded ahead, and whether it calls `edl_runtime.elastic`."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from edl_runtime.errors import SpecError
+
+WORTH_LOADING = ("numpy", "paddle", "torch")
+"""What takes long to import, and does nothing that a script could want to have a say in."""
+
+ELASTIC = "edl_runtime.elastic"
+
+_TAKE_A_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """A trainer's command.
+
+    - `command`: as it is run alone; "python" as its first word stands for this interpreter.
+    - `file`: the Python script in it, empty for other programs: those are neither loaded ahead nor looked into.
+    - `options`: of the interpreter. `arguments`: of the script.
+    - `imports`: modules to import ahead.
+    - `elastic`: it joins generations by itself, live ones too; others are started for each generation anew.
+    """
+
+    command: tuple[str, ...]
+    file: str = ""
+    options: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    elastic: bool = False
+
+
+def read_script(command: Sequence[str]) -> Script:
+    """Return what `command` is: "python train.py …", "train.py …" or another program. Reads the script.
+
+    A module (`python -m`) counts as another program. Raises SpecError for a script that can't be read.
+    """
+    words = list(command)
+    if not words:
+        raise SpecError("command", words, "a script or a program with its arguments, as in -- python train.py")
+    if words[0].endswith(".py") and not os.access(words[0], os.X_OK):
+        words.insert(0, sys.executable)
+    elif words[0] == "python":
+        words[0] = sys.executable
+    first = _script_at(words) if _is_python(words[0]) else None
+    if first is None:
+        return Script(command=tuple(words))
+    file = words[first]
+    try:
+        source = Path(file).read_bytes()
+    except OSError as error:
+        raise SpecError("command", file, f"a script that can be read ({error.strerror})") from None
+    modules = list(_imported(source))
+    elastic = any(module == ELASTIC or module.startswith(f"{ELASTIC}.") for module in modules)
+    worth = [name for name in WORTH_LOADING if name in {module.partition(".")[0] for module in modules}]
+    return Script(
+        command=tuple(words),
+        file=file,
+        options=tuple(words[1:first]),
+        arguments=tuple(words[first + 1 :]),
+        imports=(*worth, ELASTIC) if elastic else tuple(worth),
+        elastic=elastic,
+    )
+
+
+def _is_python(program: str) -> bool:
+    return program == sys.executable or Path(program).name.startswith("python")
+
+
+def _script_at(words: Sequence[str]) -> int | None:
+    """Return where in the words the script is, None for a module, code or standard input."""
+    at = 1
+    while at < len(words) and words[at].startswith("-"):
+        if words[at] in ("-", "-c", "-m"):
+            return None
+        at += 2 if words[at] in _TAKE_A_VALUE else 1
+    return at if at < len(words) else None
+
+
+def _imported(source: bytes) -> Iterator[str]:
+    """Yield the modules that the source imports anywhere; none if it is no Python, which is for Python to say."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
