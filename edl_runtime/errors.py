@@ -332,3 +332,110 @@ class DatasetChangedError(EdlError, ValueError):
             f"the dataset has {self.now} samples, and had {self.before} when this training began; the order of its "
             "samples depends on that. Give it the same data, or another path for its checkpoints to start anew"
         )
+
+
+class CheckpointError(EdlError):
+    """Raised when a checkpoint can't be written or read."""
+
+
+class CheckpointStoreError(CheckpointError):
+    """Raised when the place where checkpoints are kept can't be used: no permission, no room, nobody answers."""
+
+    def __init__(self, url: str, cause: str) -> None:
+        super().__init__(url, cause)
+        self.url = url
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return (
+            f"checkpoints can't be kept at {self.url} ({self.cause}); check that this process may read and write there "
+            "and that there is room, or name another place (EDL_CHECKPOINT)"
+        )
+
+
+class MissingExtraError(CheckpointStoreError):
+    """Raised when checkpoints are to be kept where only an optional package can write."""
+
+    def __init__(self, url: str, extra: str, cause: str) -> None:
+        super().__init__(url, cause)
+        self.args = (url, extra, cause)
+        self.extra = extra
+
+    def __str__(self) -> str:
+        return f"checkpoints at {self.url} need {self.extra}: {self.cause}"
+
+
+class DamagedCheckpointError(CheckpointError):
+    """Raised when a checkpoint is not what was written: `damage` says which files, and how."""
+
+    def __init__(self, url: str, damage: Sequence[str]) -> None:
+        super().__init__(url, damage)
+        self.url = url
+        self.damage = tuple(damage)
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.url} is damaged: {'; '.join(self.damage)}"
+
+
+class UnfinishedCheckpointError(DamagedCheckpointError):
+    """Raised when a checkpoint has no manifest: it is being written or removed, or whoever did that has died."""
+
+
+class ElasticError(EdlError):
+    """Raised when a training can't go on with the trainers that it has, or as its script wants it."""
+
+
+class GroupLostError(ElasticError, ConnectionError):
+    """Raised when a generation's trainers can't talk to each other any more. The next generation mends it."""
+
+    def __init__(self, generation: int, reason: str) -> None:
+        super().__init__(generation, reason)
+        self.generation = generation
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"generation {self.generation} can't go on: {self.reason}"
+
+
+class StepError(ElasticError):
+    """Raised when a script draws batches and calls `run.step` in another order than one step a batch."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what}; call run.step(loss=loss) once for each batch, after loss.backward()"
+
+
+class EarlyEndError(ElasticError):
+    """Raised when some ranks have left the loop over the data and others have not."""
+
+    def __init__(self, step: int, ranks: Sequence[int], world_size: int) -> None:
+        super().__init__(step, ranks, world_size)
+        self.step = step
+        self.ranks = tuple(ranks)
+        self.world_size = world_size
+
+    def __str__(self) -> str:
+        which = f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
+        return (
+            f"{which} of {self.world_size} left the loop over the data after step {self.step}, the others did not; "
+            "decide when to end by what all ranks know, as run.step_number or run.mean_loss"
+        )
+
+
+class OtherModelError(ElasticError, ValueError):
+    """Raised when a checkpoint, or the state of another trainer, does not fit this script's model or optimizer."""
+
+    def __init__(self, origin: str, differences: Sequence[str]) -> None:
+        super().__init__(origin, differences)
+        self.origin = origin
+        self.differences = tuple(differences)
+
+    def __str__(self) -> str:
+        shown = [f"  {difference}" for difference in self.differences[:20]]
+        if len(self.differences) > len(shown):
+            shown.append(f"  and {len(self.differences) - len(shown)} more")
+        head = f"{self.origin} is of another model or optimizer than this script's:"
+        return "\n".join([head, *shown, "Build the same model, or name another place for its checkpoints"])

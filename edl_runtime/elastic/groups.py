@@ -1,0 +1,271 @@
+"""Who adds up gradients together: the trainers of one generation, and how they talk.
+
+A process is in one group after the other, each of its own size. Paddle's global group is not touched, so a script sees
+none of it. Tensors are on the CPU for gloo and on the process's one GPU for NCCL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import structlog
+
+from edl_runtime.elastic.meeting import Meeting, Met
+from edl_runtime.errors import GroupLostError
+from edl_runtime.protocol.address import endpoint_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edl_runtime.elastic.messages import Join
+
+MEET_LIMIT_S = 20.0
+"""How long a generation may take until all of its ranks are there."""
+
+STORE_LIMIT_S = 30
+PORT_TRIES = 3
+
+Backend = Literal["gloo", "nccl"]
+
+log = structlog.get_logger(__name__)
+
+
+def choose_backend(gpus: int) -> Backend:
+    """Return what trainers talk by: NCCL where each has a GPU of its own, else gloo."""
+    return "nccl" if gpus else "gloo"
+
+
+class Group(Protocol):
+    """The ranks of one generation. Whatever waits for another rank raises GroupLostError when one is lost."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def sum(self, values: Any) -> None:
+        """Replace the tensor's values by their sums over all ranks: the same bits everywhere."""
+        ...
+
+    def count(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sums over all ranks."""
+        ...
+
+    def broadcast(self, values: NDArray[np.uint8], source: int) -> None:
+        """Replace the bytes by those of the source."""
+        ...
+
+    def abort(self) -> None:
+        """Let go of whatever waits, in any thread. The group is of no use after it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the sockets. The others notice, if they use the group still."""
+        ...
+
+
+class Alone:
+    """A group of one."""
+
+    rank = 0
+    world_size = 1
+
+    def sum(self, values: Any) -> None:
+        pass
+
+    def count(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        return counts
+
+    def broadcast(self, values: NDArray[np.uint8], source: int) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PaddleGroup:
+    """A group that talks by Paddle's gloo, or by NCCL.
+
+    NCCL has not been run on GPUs: treat it as written only. `abort` can't interrupt it, so its generations are never
+    live: the agent ends such a trainer.
+    """
+
+    def __init__(self, join: Join, backend: Backend) -> None:
+        """Make a usable object of it by `meet`."""
+        self.rank = join.rank
+        self.world_size = join.world_size
+        self._join = join
+        self._backend = backend
+        self._meeting = Meeting(join)
+        self._store: Any = None
+        self._store_port = 0
+        self._talk: Any = None
+        self._older = _epolls()
+        self._own: set[int] | None = None  # epolls, once all are there
+        self._aborted = False
+
+    def meet(self, step: int | None, timeout_s: float = MEET_LIMIT_S) -> list[int | None]:
+        """Return the steps that all ranks have come with, when all can talk. Raises GroupLostError."""
+        since = time.monotonic()
+        met = self._meeting.hold(step, self._open_store, timeout_s)
+        seen = time.monotonic()
+        try:
+            self._connect(met)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise GroupLostError(self._join.generation, _first_line(error)) from error
+        log.debug("group.made", met_s=round(seen - since, 3), made_s=round(time.monotonic() - seen, 3))
+        return met.steps
+
+    def sum(self, values: Any) -> None:
+        self._wait(lambda: self._talk.allreduce(values))
+
+    def count(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        import paddle
+
+        values = paddle.to_tensor(counts)
+        self.sum(values)
+        summed: NDArray[np.int64] = values.numpy()
+        return summed
+
+    def broadcast(self, values: NDArray[np.uint8], source: int) -> None:
+        import paddle
+        from paddle.utils import dlpack
+
+        if self._backend == "gloo":
+            self._wait(lambda: self._talk.broadcast(dlpack.from_dlpack(values), source))
+            return
+        on_gpu = paddle.to_tensor(values)
+        self._wait(lambda: self._talk.broadcast(on_gpu, source))
+        values[:] = on_gpu.numpy()
+
+    def abort(self) -> None:
+        self._aborted = True
+        self._meeting.abort()
+        for fd in self._sockets():
+            _shut(fd)
+
+    def close(self) -> None:
+        self.abort()
+        self._talk = None
+
+    def _wait(self, start: Any) -> None:
+        try:
+            start().wait()
+        except (RuntimeError, ValueError, OSError) as error:
+            raise GroupLostError(self._join.generation, _first_line(error)) from error
+
+    def _open_store(self) -> int:
+        """Rank 0's: the store's port is new each time, for those of older generations stay open in this process."""
+        from paddle.base import core
+
+        host, _ = endpoint_of(self._join.store, "store")
+        for attempt in range(PORT_TRIES):
+            port = _free_port(host)
+            try:
+                # for no ranks at all: its own way to wait for them takes 90 ms
+                self._store = core.TCPStore(host, port, True, 0, STORE_LIMIT_S)
+            except (RuntimeError, ValueError, OSError):
+                if attempt + 1 == PORT_TRIES:
+                    raise
+            else:
+                self._store_port = port
+                return port
+        raise AssertionError("unreachable")
+
+    def _connect(self, met: Met) -> None:
+        from paddle.base import core
+
+        host, _ = endpoint_of(self._join.store, "store")
+        if self._store is None:
+            self._store_port = met.store_port
+            self._store = core.TCPStore(host, met.store_port, False, 0, STORE_LIMIT_S)
+        for fd in self._sockets():
+            _without_delay(fd)
+        os.environ["PADDLE_TRAINER_ID"] = str(self.rank)  # read by Paddle when it makes a group
+        number, size = self._join.generation, self.world_size
+        if self._backend == "gloo":
+            self._talk = core.ProcessGroupGloo.create(self._store, self.rank, size, number)
+        else:
+            nccl: Any = core  # a build for the CPU has none
+            self._talk = nccl.ProcessGroupNCCL.create(self._store, self.rank, size, number, STORE_LIMIT_S * 1000, 0, 0)
+        self._own = _epolls() - self._older
+        if self._aborted:  # while the sockets were not there yet
+            raise GroupLostError(number, "a rank was lost")
+
+    def _sockets(self) -> list[int]:
+        """Return the descriptors of this group's sockets.
+
+        They are of no use to Python, and Paddle doesn't tell them. Those of gloo and of the store's server are watched
+        by epolls that have come while it was made; the store's client has the store's port at its other end.
+        """
+        epolls = _epolls() - self._older if self._own is None else self._own
+        watched = {fd for epoll in epolls for fd in _watched(epoll)}
+        return [fd for fd in _descriptors("socket:") if fd in watched or _peer_port(fd) == self._store_port]
+
+
+def _descriptors(kind: str) -> list[int]:
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(entry.readlink()).startswith(kind):
+                found.append(int(entry.name))
+    return found
+
+
+def _epolls() -> set[int]:
+    return set(_descriptors("anon_inode:[eventpoll]"))
+
+
+def _watched(epoll: int) -> list[int]:
+    try:
+        lines = Path(f"/proc/self/fdinfo/{epoll}").read_text().splitlines()
+    except OSError:
+        return []
+    return [int(line.split()[1]) for line in lines if line.startswith("tfd:")]
+
+
+@contextlib.contextmanager
+def _borrowed(fd: int) -> Any:
+    """Yield a socket object over a copy of the descriptor."""
+    with socket.socket(fileno=os.dup(fd)) as end:
+        yield end
+
+
+def _peer_port(fd: int) -> int | None:
+    with contextlib.suppress(OSError), _borrowed(fd) as end:
+        if end.family in {socket.AF_INET, socket.AF_INET6}:
+            return int(end.getpeername()[1])
+    return None
+
+
+def _shut(fd: int) -> None:
+    with contextlib.suppress(OSError), _borrowed(fd) as end:
+        end.shutdown(socket.SHUT_RDWR)
+
+
+def _without_delay(fd: int) -> None:
+    """Have small messages sent at once. The store's are two packets each, which else cost 40 ms of waiting."""
+    with contextlib.suppress(OSError), _borrowed(fd) as end:
+        if end.type == socket.SOCK_STREAM:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _free_port(host: str) -> int:
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    with socket.create_server((host, 0), family=family) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

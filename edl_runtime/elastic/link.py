@@ -1,0 +1,221 @@
+"""A trainer's end of the line to its agent: what is wished for, and what is told. One in a process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import structlog
+
+from edl_runtime.elastic.channel import Channel
+from edl_runtime.elastic.messages import Abort, Beat, FromTrainer, Join, Leave, Ready, Start, ToTrainer
+
+AGENT_FD = "EDL_AGENT_FD"
+"""The variable that names the socket to the agent, in a process that an agent has started."""
+
+BEAT_EVERY_S = 0.5
+
+log = structlog.get_logger(__name__)
+
+Wish = Join | Leave
+"""What a trainer is to do next: be in another generation, or end."""
+
+
+class Link(Protocol):
+    """What tells a training of generations. Every method is safe from any thread."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else can be in this training."""
+        ...
+
+    def say(self, message: FromTrainer) -> None:
+        """Tell the agent, if there is one. An agent that is gone takes this process with it."""
+        ...
+
+    def wish(self, generation: int) -> Wish | None:
+        """Return what whoever is in `generation` is to do next: end, or be in a newer one. None to go on."""
+        ...
+
+    def wait(self, generation: int, timeout_s: float | None = None) -> Wish | None:
+        """Return `wish(generation)` as soon as there is one, None after `timeout_s`."""
+        ...
+
+    def guard(self, generation: int, abort: Callable[[], None]) -> None:
+        """Have `abort` called, by another thread and perhaps at once, when `generation` has lost a member."""
+        ...
+
+    def waits_for(self, step: int | None) -> None:
+        """Note the step at whose end this trainer waits for others, None while it computes."""
+        ...
+
+    def take_signals(self) -> None:
+        """Handle SIGTERM from now on. For the main thread, once all is imported that handles signals as well."""
+        ...
+
+
+class AgentLink:
+    """The link to an agent. Made of its end of the socket; listens and beats in threads of its own.
+
+    The process ends at once, with status 1, when the agent is gone: whoever trains without one would be a second
+    training. Signals are the agent's business, SIGTERM and SIGINT do nothing here.
+    """
+
+    alone = False
+
+    def __init__(self, end: socket.socket) -> None:
+        self._channel: Channel[ToTrainer] = Channel(end, ToTrainer)
+        self._news = threading.Condition()
+        self._start: Start | None = None
+        self._join: Join | None = None
+        self._leave: Leave | None = None
+        self._aborted = 0  # the newest generation that has lost a member
+        self._guarded: tuple[int, Callable[[], None]] | None = None
+        self._waits_for: int | None = None
+        for name, body in (("edl link", self._listen), ("edl beat", self._beat)):
+            threading.Thread(target=body, name=name, daemon=True).start()
+
+    @classmethod
+    def from_fd(cls, fd: int) -> AgentLink:
+        """Return the link over this open socket, as which `current` knows it from now on."""
+        global _current  # noqa: PLW0603 -- a process has one agent, and its standby hands the link to the script
+        os.set_inheritable(fd, False)
+        _current = cls(socket.socket(fileno=fd))
+        return _current
+
+    def say(self, message: FromTrainer) -> None:
+        try:
+            self._channel.say(message)
+        except OSError:
+            _end()
+
+    def wait_for_start(self) -> Start:
+        """Return the agent's Start, once it has come. For a standby."""
+        with self._news:
+            self._news.wait_for(lambda: self._start is not None)
+            assert self._start is not None  # noqa: S101 -- just waited for
+            return self._start
+
+    def wish(self, generation: int) -> Wish | None:
+        with self._news:
+            return self._wish(generation)
+
+    def wait(self, generation: int, timeout_s: float | None = None) -> Wish | None:
+        with self._news:
+            return self._news.wait_for(lambda: self._wish(generation), timeout_s)
+
+    def guard(self, generation: int, abort: Callable[[], None]) -> None:
+        with self._news:
+            self._guarded = generation, abort
+            if self._aborted < generation:
+                return
+        abort()
+
+    def waits_for(self, step: int | None) -> None:
+        self._waits_for = step
+
+    def take_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _ignore)  # SIG_IGN would be inherited by programs that the script starts
+
+    def _wish(self, generation: int) -> Wish | None:
+        if self._leave is not None:
+            return self._leave
+        return self._join if self._join is not None and self._join.generation > generation else None
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):
+            for message in self._channel.listen():
+                self._note(message)
+        _end()
+
+    def _note(self, message: ToTrainer) -> None:
+        with self._news:
+            match message:
+                case Start():
+                    self._start = message
+                case Join():
+                    if self._join is None or message.generation > self._join.generation:
+                        self._join = message
+                case Leave():
+                    # to be asked for a checkpoint once is enough
+                    asked = message.checkpoint or (self._leave is not None and self._leave.checkpoint)
+                    self._leave = Leave(reason=message.reason, checkpoint=asked)
+                case Abort():
+                    self._aborted = max(self._aborted, message.generation)
+            self._news.notify_all()
+            guarded = self._guarded
+        if isinstance(message, Abort) and guarded is not None and guarded[0] <= message.generation:
+            guarded[1]()
+
+    def _beat(self) -> None:
+        while True:
+            self.say(Beat(waits_for=self._waits_for))
+            time.sleep(BEAT_EVERY_S)
+
+
+class NoLink:
+    """The link of a script that a person has started: one generation, of this process alone, until SIGTERM."""
+
+    alone = True
+
+    def __init__(self) -> None:
+        self._generation = 1
+        self._leave: Leave | None = None
+
+    def say(self, message: FromTrainer) -> None:
+        if isinstance(message, Ready):
+            self._generation = message.seen + 1
+
+    def wish(self, generation: int) -> Wish | None:
+        if self._leave is not None or generation >= self._generation:
+            return self._leave
+        return Join(generation=self._generation, rank=0, world_size=1, store="", instances=1)
+
+    def wait(self, generation: int, timeout_s: float | None = None) -> Wish | None:
+        del timeout_s  # there is nobody to wait for
+        return self.wish(generation)
+
+    def guard(self, generation: int, abort: Callable[[], None]) -> None:
+        pass
+
+    def waits_for(self, step: int | None) -> None:
+        pass
+
+    def take_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._terminated)
+
+    def _terminated(self, *_: object) -> None:
+        self._leave = Leave(reason="SIGTERM", checkpoint=True)
+
+
+def connect(environ: Mapping[str, str]) -> Link:
+    """Return the link to this process's agent, that of its standby if it began as one; `NoLink` without an agent."""
+    if _current is not None:
+        return _current
+    fd = environ.get(AGENT_FD)
+    return AgentLink.from_fd(int(fd)) if fd else NoLink()
+
+
+def current() -> AgentLink | None:
+    """Return this process's link to its agent, None if none was made."""
+    return _current
+
+
+_current: AgentLink | None = None
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+def _end() -> None:
+    log.warning("trainer.agent_lost")
+    os._exit(1)
