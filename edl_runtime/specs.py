@@ -25,6 +25,9 @@ HUNG_AFTER_S = 20.0
 MAX_BATCH = 64
 """Most rows of a run of a teacher's model that answers several requests, unless told otherwise."""
 
+CHECKPOINT_EVERY_S = 300.0
+"""How often a training writes a checkpoint, unless told otherwise."""
+
 SECRET_VARIABLES = frozenset({"EDL_DISCOVERY_TOKEN", "EDL_REDIS_URL", "EDL_TEACHER_TOKEN"})
 """Variables that may hold a password or token: they never stand in a spec, a log, an argument or a file."""
 
@@ -132,6 +135,47 @@ class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
         _check_folder("cwd", self.cwd)
 
 
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a training keeps its checkpoints, how often it writes one, and which are kept.
+
+    - `url`: a folder's path, or a URL that fsspec knows, as s3://bucket/job. It names the training and not the run: the
+      next run goes on from what it finds there.
+    - `every_steps`, `every_s`: one is due when so many steps or seconds have passed since the last, whichever comes
+      first. With neither, every 300 seconds.
+    - `keep_last`: how many of the newest are kept. While one is written there is one more.
+    - `keep_every`: the first at or after each multiple of so many steps is kept for good; None for none.
+    """
+
+    url: str
+    every_steps: int | None = None
+    every_s: float | None = None
+    keep_last: int = 3
+    keep_every: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.url, str) or not self.url or "\0" in self.url:
+            raise SpecError("checkpoint.url", self.url, "a folder's path or a URL as s3://bucket/job")
+        for field in ("every_steps", "keep_last", "keep_every"):
+            number = getattr(self, field)
+            if number is None and field != "keep_last":
+                continue
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise SpecError(f"checkpoint.{field}", number, "a whole number, 1 or more")
+        every_s = self.every_s
+        if every_s is None and self.every_steps is None:
+            every_s = CHECKPOINT_EVERY_S
+        if every_s is not None:
+            if not isinstance(every_s, int | float) or not 0 < every_s < math.inf:
+                raise SpecError("checkpoint.every_s", every_s, "a number of seconds above 0")
+            msgspec.structs.force_setattr(self, "every_s", float(every_s))
+
+    def to_env(self) -> dict[str, str]:
+        """Return the variables that `RuntimeSettings.from_env(...).checkpoint_spec()` reads back as this."""
+        fields = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        url = fields.pop("url")
+        return {"EDL_CHECKPOINT": url, **{f"EDL_CHECKPOINT_{name.upper()}": str(fields[name]) for name in fields}}
+
+
 def _keep_as_tuple(spec: msgspec.Struct, name: str, field: str, kind: type, allowed: str) -> None:
     """Keep what the user gave, a list most often, as a tuple: a frozen spec holds nothing that changes."""
     given = getattr(spec, name)
@@ -168,7 +212,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     - `kind`: a `pool`'s instances are started again when they end and leave the pool one by one when it shrinks; one
       that exits with EX_CONFIG (78) is given up, and the pool fails when it has none to go on with. A `trainer`
-      job succeeds when all its instances exit with 0 and fails with the first that does not.
+      job succeeds when all its instances exit with 0 and fails with the first that exits otherwise; one that a signal
+      ends is started again, a few times in a row at most.
     - `bounds`: between which numbers `instances` may be changed while it runs.
     - `env`: plain environment variables. Secrets go to `Backend.submit` beside the spec and are never kept.
     - `grace_s`: seconds between SIGTERM and SIGKILL when an instance has to go.

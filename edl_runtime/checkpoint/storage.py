@@ -1,0 +1,223 @@
+"""Where checkpoints are kept: what a place has to do, the local file system, and whatever fsspec knows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from edl_runtime.checkpoint.manifest import MANIFEST
+from edl_runtime.errors import MissingExtraError, SpecError
+
+READ_AT_ONCE = 1 << 23
+"""Bytes that are asked of an object store at a time."""
+
+EXTRAS = {"s3": "the extra s3 (pip install 'edl-airflow[s3]')"}
+"""What has to be installed for which protocol, as far as this package has a name for it."""
+
+
+class Draft(Protocol):
+    """A folder in the making."""
+
+    def create(self, file: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        """Return a new file to write to; after the context it is stored for good."""
+
+
+class Storage(Protocol):
+    """Folders of files. Raises OSError, or what the place's own library raises."""
+
+    def url_of(self, folder: str) -> str:
+        """Return where a folder is, for people and for other programs."""
+
+    def check(self) -> None:
+        """Write a small file and remove it."""
+
+    def folders(self) -> list[str]:
+        """Return the names of all folders here, none if there is nothing yet. Drafts are among them."""
+
+    def open(self, folder: str, file: str) -> BinaryIO:
+        """Return a file to read. Raises FileNotFoundError."""
+
+    def draft(self, folder: str) -> contextlib.AbstractContextManager[Draft]:
+        """Make a folder, which holds all its files after the context; after an error in it, none.
+
+        Who is killed in between leaves a draft: a folder of another name, or one that lacks the files created last.
+        """
+
+    def changed_at(self, folder: str) -> float:
+        """Return the Unix time at which something last changed in a folder."""
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder, its manifest first: an interruption leaves a draft. Does nothing if it has gone."""
+
+
+def storage_at(url: str) -> Storage:
+    """Return the place that a path or URL names. Raises nothing: `Storage.check` tells whether it can be used."""
+    protocol, separator, path = url.partition("://")
+    if separator and protocol not in ("file", "local"):
+        return ObjectStorage(url.rstrip("/"))
+    return LocalStorage(Path(path if separator else url).expanduser().absolute())
+
+
+class LocalStorage:
+    """Folders on a file system: a draft is made beside its place and renamed once all is on the disk."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def url_of(self, folder: str) -> str:
+        return str(self._root / folder)
+
+    def check(self) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+        probe = self._root / _probe()
+        probe.write_bytes(b"probe")
+        probe.unlink()
+
+    def folders(self) -> list[str]:
+        try:
+            return [entry.name for entry in os.scandir(self._root) if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return []
+
+    def open(self, folder: str, file: str) -> BinaryIO:
+        return (self._root / folder / file).open("rb", buffering=0)
+
+    @contextlib.contextmanager
+    def draft(self, folder: str) -> Iterator[Draft]:
+        partial = self._root / draft_name(folder)
+        partial.mkdir(parents=True)
+        try:
+            yield _LocalDraft(partial)
+            _sync(partial)
+            partial.rename(self._root / folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        _sync(self._root)
+
+    def changed_at(self, folder: str) -> float:
+        path = self._root / folder
+        return max(each.stat().st_mtime for each in (path, *path.iterdir()))
+
+    def remove(self, folder: str) -> None:
+        path = self._root / folder
+        (path / MANIFEST).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+
+class _LocalDraft:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @contextlib.contextmanager
+    def create(self, file: str) -> Iterator[BinaryIO]:
+        with (self._path / file).open("xb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+
+
+class ObjectStorage:
+    """Folders in a store that fsspec knows. It need not rename: what is created last makes a folder complete.
+
+    Where the store is and who may use it is said as its own library has it, as in AWS_ENDPOINT_URL_S3.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    @cached_property
+    def _fs(self) -> Any:
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+        protocol = self._url.partition("://")[0]
+        try:
+            return url_to_fs(self._url, use_listings_cache=False, skip_instance_cache=True)[0]
+        except ImportError as error:
+            raise MissingExtraError(self._url, EXTRAS.get(protocol, "a package"), str(error)) from error
+        except ValueError as error:
+            allowed = "a path, or a URL of a protocol that fsspec knows, as s3://bucket/job"
+            raise SpecError("checkpoint.url", self._url, allowed) from error
+
+    def url_of(self, folder: str) -> str:
+        return f"{self._url}/{folder}"
+
+    def check(self) -> None:
+        probe = self.url_of(_probe())
+        self._fs.pipe_file(probe, b"probe")
+        self._fs.rm_file(probe)
+
+    def folders(self) -> list[str]:
+        try:
+            entries = self._fs.ls(self._url, detail=True)
+        except FileNotFoundError:
+            return []
+        return [_last(entry["name"]) for entry in entries if entry["type"] == "directory"]
+
+    def open(self, folder: str, file: str) -> BinaryIO:
+        path = f"{self.url_of(folder)}/{file}"
+        return cast(BinaryIO, self._fs.open(path, "rb", block_size=READ_AT_ONCE, cache_type="none"))
+
+    @contextlib.contextmanager
+    def draft(self, folder: str) -> Iterator[Draft]:
+        try:
+            yield _ObjectDraft(self._fs, self.url_of(folder))
+        except Exception:
+            with contextlib.suppress(Exception):  # what is left is a draft, and the first error is the one to tell
+                self.remove(folder)
+            raise
+
+    def changed_at(self, folder: str) -> float:
+        files = self._fs.find(self.url_of(folder))
+        return max((self._fs.modified(file).timestamp() for file in files), default=time.time())
+
+    def remove(self, folder: str) -> None:
+        url = self.url_of(folder)
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(f"{url}/{MANIFEST}")
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm(url, recursive=True)
+
+
+class _ObjectDraft:
+    def __init__(self, fs: Any, url: str) -> None:
+        self._fs = fs
+        self._url = url
+
+    def create(self, file: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        return cast(BinaryIO, self._fs.open(f"{self._url}/{file}", "wb"))
+
+
+def draft_name(folder: str) -> str:
+    """Return how a local draft of a folder is named."""
+    return f".{folder}.partial"
+
+
+def finished_name(name: str) -> str:
+    """Return how a folder is named once it is finished."""
+    return name.removeprefix(".").removesuffix(".partial")
+
+
+def _probe() -> str:
+    return f".probe-{secrets.token_hex(4)}"
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _sync(folder: Path) -> None:
+    """Have a folder's entries on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

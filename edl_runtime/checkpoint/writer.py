@@ -1,0 +1,116 @@
+"""Checkpoints written beside a running training."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from edl_runtime.checkpoint.buffers import HostBuffers
+from edl_runtime.checkpoint.manifest import CheckpointInfo, Position
+from edl_runtime.checkpoint.snapshot import Snapshot
+from edl_runtime.checkpoint.store import CheckpointStore
+from edl_runtime.errors import CheckpointError, EdlError
+
+NICENESS = 5
+"""How far the thread that writes stands back for those that compute."""
+
+log = structlog.get_logger(__name__)
+
+Capture = Callable[[], Snapshot]
+
+
+class CheckpointWriter:
+    """Writes checkpoints to a store and prunes it, one at a time, in a thread of its own.
+
+    `saved` is told each finished checkpoint and the seconds that it took, `failed` each error; both in that thread. Use
+    it from one thread, and `close` it.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        saved: Callable[[CheckpointInfo, float], None] | None = None,
+        failed: Callable[[EdlError], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._saved = saved
+        self._failed = failed
+        self._buffers = HostBuffers()
+        self._thread: threading.Thread | None = None
+        self._last: CheckpointInfo | None = None
+
+    def prepare(self, capture: Capture) -> None:
+        """Get the memory that `save` copies to, so that the first one is as quick as the others."""
+        if self.wait(0):
+            self._buffers.copy(capture())
+
+    def save(self, capture: Capture) -> bool:
+        """Copy what `capture` returns, which may be views of live memory, and write it in the background.
+
+        Returns False, and calls nothing, while the one before is still being written: the training is not held up, and
+        this checkpoint is left out. What fails later is logged and told, never raised here.
+        """
+        if not self.wait(0):
+            log.warning("checkpoint.skipped", url=self._store.spec.url, reason="the one before is still being written")
+            return False
+        snapshot = self._buffers.copy(capture())
+        self._thread = threading.Thread(target=self._write_aside, args=(snapshot,), name="edl-checkpoint", daemon=True)
+        self._thread.start()
+        return True
+
+    def save_now(self, capture: Capture) -> CheckpointInfo:
+        """Write what `capture` returns, after the one that is being written, and return once it is stored.
+
+        If that was of the same step, it is returned. Raises CheckpointError.
+        """
+        self.wait()
+        snapshot = capture()
+        if self._last is not None and self._last.position == Position(snapshot.generation, snapshot.step):
+            return self._last
+        return self._write(snapshot)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return once nothing is being written any more; False if something still is after `timeout_s`."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
+            self._thread = None
+        return True
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Wait as `wait`, and free the memory. What is still being written then is lost if the process ends."""
+        self._buffers = HostBuffers()
+        return self.wait(timeout_s)
+
+    def _write_aside(self, snapshot: Snapshot) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        with contextlib.suppress(EdlError):
+            self._write(snapshot)
+
+    def _write(self, snapshot: Snapshot) -> CheckpointInfo:
+        began = time.monotonic()
+        try:
+            info = self._store.write(snapshot)
+        except EdlError as error:
+            log.warning("checkpoint.failed", generation=snapshot.generation, step=snapshot.step, cause=str(error))
+            if self._failed is not None:
+                self._failed(error)
+            raise
+        took_s = time.monotonic() - began
+        self._last = info
+        log.info("checkpoint.saved", url=info.url, size_mb=info.size_bytes / 1e6, took_s=took_s)
+        if self._saved is not None:
+            self._saved(info, took_s)
+        try:
+            self._store.prune()
+        except CheckpointError as error:
+            log.warning("checkpoint.not_pruned", cause=str(error))
+        return info
