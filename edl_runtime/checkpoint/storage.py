@@ -51,7 +51,7 @@ class Storage(Protocol):
         """
 
     def changed_at(self, folder: str) -> float:
-        """Return the Unix time at which something last changed in a folder."""
+        """Return the Unix time at which something last changed in a folder; now, if it has gone."""
 
     def remove(self, folder: str) -> None:
         """Remove a folder, its manifest first: an interruption leaves a draft. Does nothing if it has gone."""
@@ -61,7 +61,7 @@ def storage_at(url: str) -> Storage:
     """Return the place that a path or URL names. Raises nothing: `Storage.check` tells whether it can be used."""
     protocol, separator, path = url.partition("://")
     if separator and protocol not in ("file", "local"):
-        return ObjectStorage(url.rstrip("/"))
+        return ObjectStorage(f"{protocol}://{path.rstrip('/')}")
     return LocalStorage(Path(path if separator else url).expanduser().absolute())
 
 
@@ -104,7 +104,10 @@ class LocalStorage:
 
     def changed_at(self, folder: str) -> float:
         path = self._root / folder
-        return max(each.stat().st_mtime for each in (path, *path.iterdir()))
+        try:
+            return max(each.stat().st_mtime for each in (path, *path.iterdir()))
+        except FileNotFoundError:
+            return time.time()
 
     def remove(self, folder: str) -> None:
         path = self._root / folder
