@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from edl_runtime.elastic.channel import Unpacker, pack
-from edl_runtime.elastic.messages import FromTrainer, ToTrainer
+from edl_runtime.elastic.messages import FromTrainer, Start, ToTrainer
 from edl_runtime.elastic.script import Script
 
 log = structlog.get_logger(__name__)
@@ -78,6 +78,10 @@ class Trainer:
             self._writer.close()
             await self._process.wait()
 
+    def start(self, environ: Mapping[str, str]) -> None:
+        """Let it be its script, with these variables on top of what it began with."""
+        self.say(Start(environ=dict(environ)))
+
     def say(self, message: ToTrainer) -> None:
         """Tell it something; nothing happens when it is gone."""
         if not self._writer.is_closing():
@@ -102,7 +106,7 @@ class Trainer:
         except ConnectionError:
             pass
         except msgspec.DecodeError as error:
-            log.error("trainer.unintelligible", pid=self.pid, error=str(error))
+            log.warning("trainer.unintelligible", pid=self.pid, error=str(error))
             self.kill()
 
     def _kill_session(self) -> None:

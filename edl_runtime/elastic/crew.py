@@ -1,0 +1,242 @@
+"""An instance's trainer and its standby: begun, told, heard and ended as `gears` orders."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import assert_never
+
+import msgspec
+import structlog
+
+from edl_runtime.elastic.environment import Communication, plain_environment
+from edl_runtime.elastic.gears import Begin, Kill, Mine, Order, Phase, Run, Spare, Tell, Terminate
+from edl_runtime.elastic.messages import (
+    Beat,
+    Failed,
+    Finished,
+    Join,
+    Leave,
+    Loaded,
+    Lost,
+    Note,
+    Ready,
+    Saved,
+    Stepped,
+    Up,
+)
+from edl_runtime.elastic.script import Script
+from edl_runtime.elastic.trainers import Ended, Heard, Trainer
+
+log = structlog.get_logger(__name__)
+
+News = Up | Stepped | Lost | Saved | Note
+"""What a trainer says that concerns others."""
+
+
+class Fall(msgspec.Struct, frozen=True, kw_only=True):
+    """A trainer has ended that was not to.
+
+    `final`: no other would fare better. `generation`: the one that it was told to be in, 0 for none.
+    """
+
+    reason: str
+    exit_code: int
+    generation: int
+    final: bool
+    lived_s: float
+
+
+class Crew:
+    """The processes of one instance. Attended to by `tasks`; `heard` is called after each thing that any of them says.
+
+    - `mine`: how far the trainer is. `elastic`: whether its script turned out to join generations by itself.
+    - `live`, `seen`, `waits_for`: as the trainer said last.
+    - `falls`, `news`: what has not been dealt with yet, in order.
+    - `finished`: the trainer has trained all there is and has ended.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        member: str,
+        environ: Mapping[str, str],
+        communication: Communication,
+        *,
+        tasks: asyncio.TaskGroup,
+        heard: Callable[[], None],
+    ) -> None:
+        self.mine = Mine()
+        self.elastic = script.elastic
+        self.live = False
+        self.seen = 0
+        self.waits_for = 0
+        self.finished = False
+        self.falls: list[Fall] = []
+        self.news: list[News] = []
+        self._script = script
+        self._member = member
+        self._environ = environ
+        self._communication = communication
+        self._tasks = tasks
+        self._heard = heard
+        self._trainer: Trainer | None = None
+        self._standby: Trainer | None = None
+        self._begun_at = 0.0
+        self._killed: Kill | None = None
+        self._said_last: Failed | None = None
+
+    @property
+    def pid(self) -> int:
+        """The trainer's process id, 0 without one."""
+        return self._trainer.pid if self._trainer else 0
+
+    async def carry_out(self, order: Order) -> None:
+        """Do it, and note in `mine` that it is done. Raises OSError when no process can be begun."""
+        match order:
+            case Begin():
+                await self._begin(fresh=order.fresh)
+            case Spare():
+                self._standby = await self._new(nice=True)
+                self._change(spare="loading")
+            case Run():
+                self._run(order)
+            case Tell():
+                self._tell(order)
+            case Terminate():
+                self._phase("leaving")
+                if self._trainer:
+                    self._trainer.terminate()
+            case Kill():
+                self._kill(order)
+            case _:
+                assert_never(order)
+
+    async def _begin(self, *, fresh: bool) -> None:
+        if fresh and self._standby:
+            self._standby.kill()
+            self._standby = None
+            self._change(spare="absent")
+        loaded = self.mine.spare == "loaded"
+        self._trainer = self._standby or await self._new(nice=False)
+        self._standby = None
+        self.live, self.waits_for, self._killed, self._said_last = False, 0, None, None
+        self._begun_at = time.monotonic()
+        self._change(spare="absent", up=0, fallen=0, aborted=0, peers=())
+        self._phase("loaded" if loaded else "loading")
+        log.info("trainer.begun", pid=self._trainer.pid, loaded=loaded)
+
+    async def _new(self, *, nice: bool) -> Trainer:
+        trainer = await Trainer.begin(self._script, self._environ, nice=nice)
+        self._tasks.create_task(trainer.attend(self._hear))
+        return trainer
+
+    def _run(self, order: Run) -> None:
+        assert self._trainer is not None  # noqa: S101 -- only what is loaded is told to run
+        if order.generation is None:
+            self._trainer.start({})
+            self._phase("starting")
+            return
+        number = order.generation.number
+        self._trainer.start(plain_environment(order.generation, self._member, self._communication))
+        self._change(told=number, up=number, peers=order.generation.members)
+        self._phase("member")
+
+    def _tell(self, order: Tell) -> None:
+        assert self._trainer is not None  # noqa: S101 -- only what runs is told something
+        match order.message:
+            case Join(generation=number):
+                self._change(told=number, peers=order.generation.members if order.generation else ())
+                self._phase("member")
+            case Leave():
+                self._phase("leaving")
+            case message:
+                self._change(aborted=getattr(message, "generation", 0))
+        self._trainer.say(order.message)
+        log.info("trainer.told", message=type(order.message).__name__.lower(), **msgspec.structs.asdict(order.message))
+
+    def _kill(self, order: Kill) -> None:
+        if self._trainer and self._killed is None:
+            log.info("trainer.killed", pid=self._trainer.pid, why=order.why)
+            self._killed = order
+            self._trainer.kill()
+
+    def _hear(self, trainer: Trainer, said: Heard) -> None:
+        if trainer is self._trainer:
+            self._hear_trainer(said)
+        elif trainer is self._standby:
+            self._hear_standby(said)
+        self._heard()
+
+    def _hear_standby(self, said: Heard) -> None:
+        if isinstance(said, Loaded):
+            self._change(spare="loaded")
+        elif isinstance(said, Ended):
+            self._standby = None
+            self._change(spare="failed")
+            log.warning("standby.ended", exit_code=said.exit_code)
+
+    def _hear_trainer(self, said: Heard) -> None:
+        match said:
+            case Loaded():
+                self._phase("loaded")
+            case Ready():
+                self.elastic, self.live, self.seen = True, said.live, said.seen
+                if self.mine.phase == "starting":
+                    self._phase("ready")
+            case Up():
+                self.live = said.live
+                self._change(up=said.generation, since=time.monotonic())
+                self.news.append(said)
+            case Lost():
+                self._change(fallen=max(self.mine.fallen, said.generation))
+                self.news.append(said)
+            case Stepped() | Saved() | Note():
+                self.news.append(said)
+            case Beat():
+                self.waits_for = said.waits_for or 0
+            case Finished():
+                self._phase("done" if said.why == "done" else "leaving")
+            case Failed():
+                self._said_last = said
+            case Ended():
+                self._end(said.exit_code)
+
+    def _end(self, exit_code: int) -> None:
+        mine, self._trainer = self.mine, None
+        self.waits_for = 0
+        log.info("trainer.ended", exit_code=exit_code, phase=mine.phase, generation=mine.told)
+        all_trained = mine.phase == "done" or (mine.phase == "member" and not self.elastic)
+        planned = mine.phase == "leaving" or (self._killed is not None and self._killed.planned)
+        if exit_code == 0 and all_trained:
+            self.finished = True
+        elif not planned:
+            self.falls.append(self._fall(exit_code))
+        self._phase("absent")
+
+    def _fall(self, exit_code: int) -> Fall:
+        said = self._said_last
+        if self._killed:
+            reason = f"its trainer was killed, for {self._killed.why}"
+        elif said:
+            reason = said.reason
+        elif exit_code == 0:
+            reason = "its script ended before it had gone through all of its data, which every rank has to"
+        else:
+            reason = (
+                f"its trainer exited with {exit_code}" if exit_code > 0 else f"signal {-exit_code} ended its trainer"
+            )
+        return Fall(
+            reason=reason,
+            exit_code=exit_code,
+            generation=self.mine.told,
+            final=exit_code == 0 or (said is not None and said.final),
+            lived_s=time.monotonic() - self._begun_at,
+        )
+
+    def _phase(self, phase: Phase) -> None:
+        self._change(phase=phase, since=time.monotonic())
+
+    def _change(self, **changes: object) -> None:
+        self.mine = msgspec.structs.replace(self.mine, **changes)

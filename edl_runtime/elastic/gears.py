@@ -1,0 +1,222 @@
+"""What an agent does with its trainer, as a function of what the group has agreed on and of what the trainer has said.
+
+A generation is entered *live* by the trainer that is there, *warm* by the standby after it has left, *cold* by a new
+process. A plain script is started anew for each generation in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from edl_runtime.elastic.generation import Generation, GroupView
+from edl_runtime.elastic.messages import Abort, Gear, Join, Leave, ToTrainer
+
+LET_GO_S = 2.0
+"""How long a trainer may take to leave when nobody trains with it any more."""
+
+LONGEST_LEAVE_S = 60.0
+"""How long a trainer may take to leave at the end of a step that others take part in."""
+
+ALONE_AFTER_S = 2.0
+"""After so long without a generation that does without it, an instance that was told to go goes all the same."""
+
+SPARE_AFTER_S = 1.0
+"""How long a trainer is up before a standby for the next is begun: till then it has enough to do."""
+
+Phase = Literal["absent", "loading", "loaded", "starting", "ready", "member", "leaving", "done"]
+
+
+class Mine(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent knows of its own trainer.
+
+    - `phase`: loading what its script imports; loaded; starting, up to where an elastic script can join; ready to do
+      so; a member of a generation, or on its way; told to leave; done with all there is to train.
+    - `since`: when that began.
+    - `told`: the generation that it was last told to be in, and `peers` its members; 0 for none.
+    - `up`: the last that it was up in; `fallen`: the last whose communication has failed it.
+    - `aborted`: the last that it was told to let go of.
+    - `spare`: how far its standby is; one that failed is not replaced before it is missed.
+    """
+
+    phase: Phase = "absent"
+    since: float = 0.0
+    told: int = 0
+    peers: tuple[str, ...] = ()
+    up: int = 0
+    fallen: int = 0
+    aborted: int = 0
+    spare: Literal["absent", "loading", "loaded", "failed"] = "absent"
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is in a generation that works, as far as it knows."""
+        return self.phase == "member" and self.up > self.fallen
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose trainer it is, and what is wished of this instance.
+
+    - `elastic`: its script joins generations by itself. `gear`: the fastest that the job's owner allows.
+    - `instances`: most that the job may have.
+    - `leaving_since`: when it was told to go, None while it is not; it has `grace_s` from then on.
+    - `finished`: its trainer has trained all there is and has ended.
+    """
+
+    member: str
+    elastic: bool
+    gear: Gear = "live"
+    instances: int = 1
+    leaving_since: float | None = None
+    grace_s: float = 10.0
+    finished: bool = False
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """Make the standby the trainer, or with `fresh` and without a standby a new process."""
+
+    fresh: bool = False
+
+
+class Spare(msgspec.Struct, frozen=True):
+    """Begin a standby."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Start the script: for this generation if it is plain."""
+
+    generation: Generation | None = None
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Say this to the trainer."""
+
+    message: ToTrainer
+    generation: Generation | None = None
+
+
+class Terminate(msgspec.Struct, frozen=True):
+    """Ask a plain script to end."""
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """End the trainer at once. `planned`: it is nobody's failure."""
+
+    why: str
+    planned: bool = True
+
+
+Order = Begin | Spare | Run | Tell | Terminate | Kill
+
+
+def orders(mine: Mine, place: Place, view: GroupView, now: float) -> list[Order]:
+    """Return what to do now; nothing of it is to be done again once `mine` says that it has been."""
+    return [*_about_losses(mine, view), *_about_trainer(mine, place, view, now), *_about_spare(mine, place, view, now)]
+
+
+def _about_losses(mine: Mine, view: GroupView) -> Iterator[Order]:
+    """Let a trainer go that may wait for somebody who is gone: no communication outlives one of its members."""
+    if mine.phase not in ("member", "leaving"):
+        return
+    suspected = view.suspicion.generation if view.suspicion else 0
+    broken = mine.told if mine.told == suspected or any(_is_gone(view, peer, mine.told) for peer in mine.peers) else 0
+    if broken > max(mine.aborted, mine.fallen):
+        yield Tell(Abort(generation=broken))
+
+
+def _is_gone(view: GroupView, peer: str, generation: int) -> bool:
+    there = view.find(peer)
+    if there is None:
+        return peer not in view.granted and peer not in view.left and peer not in view.finished
+    return there.member.lost >= generation
+
+
+def _about_trainer(mine: Mine, place: Place, view: GroupView, now: float) -> Iterator[Order]:
+    ending = view.outcome is not None or view.stop is not None or place.leaving_since is not None
+    match mine.phase:
+        case "absent":
+            if not ending and not place.finished:
+                cold = view.generation is not None and view.rank(place.member) is not None
+                yield Begin(fresh=cold and view.generation is not None and view.generation.gear == "cold")
+        case "loading" | "loaded" | "starting" | "ready" if ending:
+            yield Kill("it is not needed any more")
+        case "loaded" if place.elastic:
+            yield Run()
+        case "loaded" | "ready" if (next_one := _next(mine, place, view)) is not None:
+            yield Tell(_join(next_one, place), next_one) if place.elastic else Run(next_one)
+        case "member" if place.elastic:
+            yield from _about_member(mine, place, view, now)
+        case "member":
+            if ending or _is_over(mine, view):
+                yield Terminate()
+        case "leaving":
+            if now >= mine.since + _leaves_within_s(mine, place, view):
+                yield Kill("it did not leave in time")
+        case "done" if view.outcome is not None and view.outcome.kind == "failed":
+            yield Kill("the job has failed")
+
+
+def _about_member(mine: Mine, place: Place, view: GroupView, now: float) -> Iterator[Order]:
+    following = _next(mine, place, view)
+    if view.outcome is not None:
+        yield Kill("the job has ended")
+    elif view.stop is not None:
+        yield Tell(Leave(reason=view.stop, checkpoint=True))
+    elif following is None and _is_over(mine, view):
+        left = place.leaving_since is not None
+        yield Tell(Leave(reason="told to leave" if left else "the others go on without it", checkpoint=False))
+    elif place.leaving_since is not None and following is None and _goes_alone(place, view, now):
+        yield Tell(Leave(reason="told to leave", checkpoint=True))
+    elif following is not None and following.gear == "live":
+        yield Tell(_join(following, place), following)
+    elif following is not None:
+        yield Tell(Leave(reason=following.reason, checkpoint=True))
+
+
+def _about_spare(mine: Mine, place: Place, view: GroupView, now: float) -> Iterator[Order]:
+    ending = view.outcome is not None or view.stop is not None or place.leaving_since is not None
+    if ending or place.gear == "cold" or mine.spare != "absent":
+        return
+    if mine.trains and now >= mine.since + SPARE_AFTER_S:
+        yield Spare()
+
+
+def _next(mine: Mine, place: Place, view: GroupView) -> Generation | None:
+    """Return the generation that the trainer is to be in from now on, None when it is in it or there is none."""
+    rank = view.rank(place.member)
+    return view.generation if rank is not None and _is_over(mine, view) else None
+
+
+def _is_over(mine: Mine, view: GroupView) -> bool:
+    return view.generation is not None and view.generation.number > mine.told
+
+
+def _goes_alone(place: Place, view: GroupView, now: float) -> bool:
+    """Whether an instance that is told to go waits in vain for the others to go on without it."""
+    members = view.generation.members if view.generation else ()
+    found = [view.find(member) for member in members]
+    all_leave = all(there is None or there.member.leaving or there.member.finished for there in found)
+    waited_s = now - (place.leaving_since if place.leaving_since is not None else now)
+    return all_leave or waited_s >= ALONE_AFTER_S
+
+
+def _leaves_within_s(mine: Mine, place: Place, view: GroupView) -> float:
+    if place.leaving_since is not None:
+        return place.grace_s
+    if not place.elastic:
+        return LET_GO_S
+    included = view.rank(place.member) is not None or view.stop is not None
+    works = mine.up == mine.told and mine.fallen < mine.told and mine.aborted < mine.told
+    return LONGEST_LEAVE_S if included and works else LET_GO_S
+
+
+def _join(generation: Generation, place: Place) -> Join:
+    return Join(
+        generation=generation.number,
+        rank=generation.members.index(place.member),
+        world_size=len(generation.members),
+        store=generation.store,
+        instances=place.instances,
+    )

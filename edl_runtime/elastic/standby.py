@@ -1,0 +1,132 @@
+"""A trainer's process before it is one: `python -m edl_runtime.elastic.standby …`, begun by an agent.
+
+It imports what its script will import, says so, waits to be told to start, and then is that script: `__main__`, with
+its arguments. A program that is no Python script takes its place when told to start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from edl_runtime.elastic.link import AgentLink
+from edl_runtime.elastic.messages import Failed, Loaded
+from edl_runtime.errors import EdlError
+
+NICENESS = 10
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Load, wait and run, as the flags say: `--agent FD,PID [--nice] [--load A,B] [--script] -- COMMAND…`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--agent", required=True)
+    parser.add_argument("--nice", action="store_true")
+    parser.add_argument("--load", default="")
+    parser.add_argument("--script", action="store_true")
+    parser.add_argument("command", nargs="+")
+    flags = parser.parse_args(arguments)
+    descriptor, agent = map(int, flags.agent.split(","))
+    _end_with(agent)
+    nice = flags.nice and _can_undo_niceness()
+    if nice:
+        os.nice(NICENESS)
+    link = AgentLink.from_fd(descriptor)
+    load(name for name in flags.load.split(",") if name)
+    link.say(Loaded())
+    start = link.wait_for_start()
+    if nice:
+        _forget_niceness()
+    os.environ.update(start.environ)
+    if flags.script:
+        run_script(link, flags.command)
+    else:
+        os.execvp(flags.command[0], flags.command)  # noqa: S606 -- a program needs no shell
+
+
+def load(modules: Iterable[str]) -> None:
+    """Import what can be: whatever is wrong with a module is its script's to find out."""
+    for name in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    if paddle := sys.modules.get("paddle"):
+        paddle.disable_signal_handler()  # else it answers SIGTERM itself, by an error of its own
+
+
+def run_script(link: AgentLink, command: Sequence[str]) -> None:
+    """Run a script as `python SCRIPT ARGUMENTS…` does, and tell the agent how it failed, if it did."""
+    sys.argv = list(command)
+    sys.path[0] = str(Path(command[0]).resolve().parent)
+    try:
+        runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as ending:
+        if ending.code not in (None, 0):
+            link.say(Failed(reason=f"exited: {ending.code}", final=False))
+        raise
+    except BaseException as error:  # noqa: BLE001 -- the interpreter's own last resort, which a script is used to
+        own = error.with_traceback(_below_runpy(error))
+        traceback.print_exception(own)
+        sys.stderr.flush()
+        said = "".join(traceback.format_exception_only(own)).strip()
+        wrong_input = isinstance(error, EdlError) and isinstance(error, ValueError)
+        link.say(Failed(reason=said, final=wrong_input))
+        raise SystemExit(1) from None
+
+
+def _below_runpy(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the script's own first line on."""
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    return trace
+
+
+def _end_with(agent: int) -> None:
+    """Have the system kill this process when its agent dies, where it can (Linux)."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != agent:
+        sys.exit("edl: the agent is gone")
+
+
+def _can_undo_niceness() -> bool:
+    """Whether who gives way now may stop to do so later: elsewhere than on Linux, and without the right, not."""
+    answers: list[bool] = []
+
+    def try_it() -> None:
+        try:
+            before = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, 0, before + 1)
+            os.setpriority(os.PRIO_PROCESS, 0, before)
+        except OSError:
+            return
+        answers.append(True)
+
+    if sys.platform == "linux":  # where a thread has a priority of its own, so that one can try
+        trial = threading.Thread(target=try_it)
+        trial.start()
+        trial.join()
+    return bool(answers)
+
+
+def _forget_niceness() -> None:
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - names only
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, int(thread)) - NICENESS)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
