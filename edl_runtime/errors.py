@@ -439,3 +439,107 @@ class OtherModelError(ElasticError, ValueError):
             shown.append(f"  and {len(self.differences) - len(shown)} more")
         head = f"{self.origin} is of another model or optimizer than this script's:"
         return "\n".join([head, *shown, "Build the same model, or name another place for its checkpoints"])
+
+
+class LedgerError(EdlError):
+    """Raised when a ledger of shards can't do what it was asked."""
+
+
+class StaleGenerationError(LedgerError):
+    """Raised when a worker of one generation wants to change a ledger that is another's."""
+
+    def __init__(self, job: str, generation: int, current: int) -> None:
+        super().__init__(job, generation, current)
+        self.job = job
+        self.generation = generation
+        self.current = current
+
+    def __str__(self) -> str:
+        return (
+            f"generation {self.generation} of job {self.job!r} may not change its ledger, which is that of generation "
+            f"{self.current}; what this process trained since is not part of the model, and it has to join anew"
+        )
+
+
+class LedgerMissingError(LedgerError, LookupError):
+    """Raised when Redis knows nothing of a job's ledger, as after a restart without its data."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(job)
+        self.job = job
+
+    def __str__(self) -> str:
+        return f"Redis has no ledger of job {self.job!r}; go back to a checkpoint, model and ledger, to go on"
+
+
+class LeaseLostError(LedgerError):
+    """Raised when a worker has finished a shard that it does not hold."""
+
+    def __init__(self, job: str, worker: str, ticket: int) -> None:
+        super().__init__(job, worker, ticket)
+        self.job = job
+        self.worker = worker
+        self.ticket = ticket
+
+    def __str__(self) -> str:
+        return (
+            f"{self.worker!r} does not hold ticket {self.ticket} of job {self.job!r}; it was taken for dead, or the job "
+            "went back to a checkpoint. What it trained since must not be in the model: let it join anew"
+        )
+
+
+class ShardsChangedError(LedgerError, ValueError):
+    """Raised when the shards, or how they are shuffled, are others than when a training began."""
+
+    def __init__(self, before: int, now: int) -> None:
+        super().__init__(before, now)
+        self.before = before
+        self.now = now
+
+    def __str__(self) -> str:
+        return (
+            f"these {self.now} shards are not the {self.before} that this training began with, in the same order and "
+            "shuffled by the same seed. Give it the same, or another path for its checkpoints to start anew; shards "
+            "that come in time are a stream"
+        )
+
+
+class StreamError(LedgerError, ValueError):
+    """Raised when shards can't be added to a stream: after its end, after a gap, or in place of others."""
+
+    def __init__(self, job: str, reason: str) -> None:
+        super().__init__(job, reason)
+        self.job = job
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"these shards can't be added to the stream of job {self.job!r}: {self.reason}"
+
+
+class InstanceSupersededError(ElasticError):
+    """Raised when an instance was started anew, and an agent of before would go on."""
+
+    def __init__(self, job: str, instance: int) -> None:
+        super().__init__(job, instance)
+        self.job = job
+        self.instance = instance
+
+    def __str__(self) -> str:
+        return (
+            f"instance {self.instance} of job {self.job!r} was started anew, so this one ends; give each instance that "
+            "is to train its own EDL_INSTANCE"
+        )
+
+
+class JobTakenError(ElasticError):
+    """Raised when a job of that name was submitted anew, or another one of it still trains."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(job)
+        self.job = job
+
+    def __str__(self) -> str:
+        return (
+            f"instances of another submission of job {self.job!r} are alive; stop that one first, or give this one "
+            "another name"
+        )

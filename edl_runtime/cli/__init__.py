@@ -16,6 +16,7 @@ from edl_runtime.errors import EX_CONFIG, EdlError, ModelError, PoolMismatchErro
 SUMMARIES = {
     "compare": "Compare ways to distil with your own model and script.",
     "discovery": "Tell students behind HTTP which teachers are theirs.",
+    "events": "Show what happened to a job's trainers.",
     "jobs": "Show the jobs and pools of this machine.",
     "logs": "Show what a job's instances wrote.",
     "pools": "Show pools and the teachers registered in them.",

@@ -13,7 +13,20 @@ script touches one slot and Redis Cluster works.
 | pools | set of names; readers drop those without members | for ever | register | `edl pools` |
 | quarantine | string, JSON of teachers a student shuns, address → why | 10 s from the last | student | `edl pools` |
 | progress | string, JSON of the last report | an hour from the last | student | Airflow, `edl jobs` |
+| log position | string, JSON of how much of the job's log is in a task's | a day from the last | Airflow | Airflow |
 | checkpoints | stream of those that landed, as JSON; the last 1,000 or so | 30 days from the last | agents | Airflow |
+| ledger:state | hash, a ledger of shards: fence and counts | a week from the last use | Lua | Lua |
+| ledger:doing | hash, ticket → where its lease began, and whose it is | as state | Lua | Lua |
+| ledger:back | sorted set, ticket that came back → record to go on at | as state | Lua | Lua |
+| ledger:acked | sorted set, ticket and where its lease began → step that finished it | as state | Lua | Lua |
+| ledger:failures | hash, ticket → JSON of why it failed | as state | Lua | Lua |
+| ledger:names | hash, number → name of a stream's shard | as state | Lua | workers |
+| ledger:answers | hash, worker → what it was last leased | as state | Lua | Lua |
+| group leases | sorted set, member id → deadline in ms of the group's clock | a day from the last beat | Lua | Lua |
+| group records | hash, member id → JSON of the trainers' member | as above | beat | Lua |
+| group beats | hash, member id → its fence, last beat, standing and since when, generations | as above | beat | Lua |
+| group state | hash: the generation that counts, its state, clock, suspicion, stop, outcome | as above | Lua | Lua |
+| group events | stream of JSON; the last 2,000 or so | as above | Lua | agents, `edl events` |
 """
 
 from __future__ import annotations
@@ -65,8 +78,22 @@ def progress(namespace: str, job: str) -> str:
     return f"edl:{{{namespace}/{job}}}:progress"
 
 
+def log_position(namespace: str, job: str) -> str:
+    return f"edl:{{{namespace}/{job}}}:log-position"
+
+
 def checkpoints(namespace: str, stream: str) -> str:
     return f"edl:{{{namespace}/{stream}}}:checkpoints"
+
+
+def group_events(namespace: str, job: str) -> str:
+    return f"edl:{{{namespace}/{job}}}:group:events"
+
+
+def of_group(namespace: str, job: str) -> list[str]:
+    """Return the keys that every script of a trainer group takes, in its order."""
+    whats = ("leases", "records", "beats", "state", "events")
+    return [f"edl:{{{namespace}/{job}}}:group:{what}" for what in whats]
 
 
 def of_service(service: Service) -> list[str]:
@@ -76,3 +103,13 @@ def of_service(service: Service) -> list[str]:
 
 def _of(service: Service, what: str) -> str:
     return f"edl:{{{service.namespace}/{service.pool}}}:{service.role}:{what}"
+
+
+def of_ledger(namespace: str, job: str) -> list[str]:
+    """Return the keys that every Lua script of a ledger takes, in its order."""
+    parts = ("state", "doing", "back", "acked", "failures", "names", "answers")
+    return [f"edl:{{{namespace}/{job}}}:ledger:{part}" for part in parts]
+
+
+def ledger_names(namespace: str, job: str) -> str:
+    return f"edl:{{{namespace}/{job}}}:ledger:names"

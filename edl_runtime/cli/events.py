@@ -1,0 +1,47 @@
+"""`edl events`: what happened to a job's trainers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+
+import click
+import msgspec
+
+from edl_runtime.elastic.events import Event, follow, read
+from edl_runtime.errors import SpecError
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.client import connect
+
+
+@click.command
+@click.argument("job")
+@click.option("-f", "--follow", "goes_on", is_flag=True, help="Go on with what happens, until the job has ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+def events(job: str, *, goes_on: bool, as_json: bool) -> None:
+    """Show what happened to the trainers of JOB: time, generation, what, and the rest as the kind of event has it.
+
+    A generation's line says which gear it is entered by and why; the line "resumed", how long training paused for it.
+
+    Asks the Redis of EDL_REDIS_URL about the namespace EDL_NAMESPACE, which keeps events for a day.
+    """
+    settings = RuntimeSettings.from_env(os.environ)
+    if not settings.redis_url:
+        raise SpecError("EDL_REDIS_URL", "", "the Redis that the trainers register in, as redis://127.0.0.1:6379/0")
+
+    def show(event: Event) -> None:
+        click.echo(msgspec.json.encode(event) if as_json else event.line())
+
+    async def show_all() -> None:
+        async with connect(settings.redis_url) as client:
+            if goes_on:
+                async with contextlib.aclosing(follow(client, settings.namespace, job)) as happening:
+                    async for event in happening:
+                        show(event)
+                        if event.kind == "ended":
+                            return
+            for event in await read(client, settings.namespace, job):
+                show(event)
+
+    asyncio.run(show_all())

@@ -1,0 +1,140 @@
+"""What happened to a job's trainers: one stream of events a job, which Redis keeps for a day after the last."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import structlog
+
+from edl_runtime.elastic.messages import Gear
+from edl_runtime.store import keys
+from edl_runtime.store.client import unavailable_if_lost
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+BLOCK_MS = 700
+"""Longest single wait inside Redis; below the client's time limit for an answer."""
+
+Kind = Literal[
+    "registered",
+    "loading",
+    "ready",
+    "leaving",
+    "left",
+    "lost",
+    "gone",
+    "superseded",
+    "finished",
+    "suspected",
+    "forming",
+    "active",
+    "resumed",
+    "restored",
+    "waiting",
+    "stop",
+    "ended",
+    "saved",
+    "failed",
+    "note",
+]
+
+log = structlog.get_logger(__name__)
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that happened.
+
+    Of an instance's agent (`instance`): "registered", "loading", "ready", "leaving", "left", "gone" (its lease ran
+    out), "superseded" (started anew), "finished", "lost" (its trainer ended within a generation), "failed".
+
+    Of a generation: "forming" with its members' instances by rank, gear and reason; "active" when all are up, after
+    `total_s`; "resumed" when all have finished a step in it, `total_s` after it was proposed; `pause_s` is then the
+    longest that an instance which trained before it was without a finished step, None when none had. "suspected": a
+    member may be dead. "restored": Redis had forgotten it. "waiting": there can be none, and why.
+
+    Of the job: "stop" was asked for; it "ended" (`outcome`); a checkpoint was "saved"; a "note" of a trainer.
+
+    - `id`, `at`: the event's place in the stream, and its time in Unix seconds of Redis's clock, both from Redis.
+    """
+
+    kind: Kind
+    id: str = ""
+    at: float = 0.0
+    generation: int = 0
+    instance: int | None = None
+    members: tuple[int, ...] = ()
+    gear: Gear | None = None
+    reason: str = ""
+    pause_s: float | None = None
+    total_s: float | None = None
+    step: int | None = None
+    epoch: int | None = None
+    url: str = ""
+    outcome: str = ""
+    metrics: dict[str, float] = {}
+
+    def line(self) -> str:
+        """Return this event as a line for people, with the time of this machine's zone."""
+        when = dt.datetime.fromtimestamp(self.at, dt.UTC).astimezone()
+        words = [
+            f"instance {self.instance}" if self.instance is not None else "",
+            f"instances {' '.join(map(str, self.members))}" if self.members else "",
+            self.gear or "",
+            self.outcome,
+            "" if self.step is None else f"step {self.step}",
+            "" if self.epoch is None else f"epoch {self.epoch}",
+            *(f"{name} {value:.4g}" for name, value in self.metrics.items()),
+            "" if self.pause_s is None else f"pause {self.pause_s:.2f} s",
+            "" if self.total_s is None else f"total {self.total_s:.2f} s",
+            self.url,
+            self.reason,
+        ]
+        number = str(self.generation) if self.generation else "-"
+        told = " · ".join(word for word in words if word)
+        return f"{when:%H:%M:%S}.{when.microsecond // 1000:03d}  {number:>4}  {self.kind:<10}  {told}".rstrip()
+
+
+_decoder = msgspec.json.Decoder(Event)
+
+
+async def read(client: Redis, namespace: str, job: str, *, after: str = "-") -> list[Event]:
+    """Return the job's events, oldest first; only those after the event with id `after`, if given.
+
+    Raises RegistryUnavailableError.
+    """
+    start = after if after == "-" else f"({after}"
+    with unavailable_if_lost(client):
+        entries: Any = await client.xrange(keys.group_events(namespace, job), min=start)
+    return _events(entries)
+
+
+async def follow(client: Redis, namespace: str, job: str) -> AsyncGenerator[Event, None]:
+    """Yield the job's events so far and then each as it happens, for ever; close it when leaving it early.
+
+    In a Redis that was emptied it goes on with what happens then. Raises RegistryUnavailableError.
+    """
+    stream = keys.group_events(namespace, job)
+    last = "0-0"
+    while True:
+        with unavailable_if_lost(client):
+            answer: Any = await client.xread({stream: last}, count=100, block=BLOCK_MS)
+        for _, entries in answer:
+            last = entries[-1][0]
+            for event in _events(entries):
+                yield event
+
+
+def _events(entries: list[tuple[str, dict[str, str]]]) -> list[Event]:
+    events = []
+    for entry_id, fields in entries:
+        try:
+            event = _decoder.decode(fields["event"])
+        except msgspec.ValidationError as error:  # of another version
+            log.warning("event.unreadable", event=fields["event"][:200], cause=str(error))
+            continue
+        events.append(msgspec.structs.replace(event, id=entry_id, at=int(entry_id.partition("-")[0]) / 1000))
+    return events

@@ -1,0 +1,203 @@
+"""The trainers of a job as Redis has them: one agent's way to be among them, to see them and to change them.
+
+Each verb is one Lua script, so each change is made whole or not at all; what a script refuses, another agent was first
+with. Nothing here decides: see `agreement`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from edl_runtime.elastic.events import Event
+from edl_runtime.elastic.generation import Generation, GroupView, Outcome, Presence, Suspicion, TrainerMember
+from edl_runtime.errors import InstanceSupersededError, JobTakenError
+from edl_runtime.store import keys
+from edl_runtime.store.client import run_script, unavailable_if_lost
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+BEAT_EVERY_S = 0.25
+"""How often an agent is to beat, besides at once whenever its member changes or `changed` says that there is news."""
+RETRY_EVERY_S = 0.25
+"""How often it is to try while Redis is away. All are back within this, before anything is decided."""
+QUIET_S = 1.0
+"""For so long nothing is decided in a Redis that was empty: the highest generation may yet be brought back."""
+BLOCK_S = 0.7
+"""Longest single wait inside Redis; below the client's time limit for an answer."""
+
+# Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
+_member_decoder = msgspec.json.Decoder(TrainerMember)
+_generation_decoder = msgspec.json.Decoder(Generation)
+_outcome_decoder = msgspec.json.Decoder(Outcome)
+
+
+class Membership:
+    """One agent's part in the group of `job`. It keeps its fence, and what it has seen last.
+
+    `run`: a word that all instances of one submission of the job share, and no other: with it a job that is
+    submitted anew is not taken for one that has ended. Where it is "" for all, as with jobs started by hand, the first
+    to register where nobody is alive starts an ended job anew.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        namespace: str,
+        job: str,
+        *,
+        run: str = "",
+        ttl_s: float = 3.0,
+        quiet_s: float = QUIET_S,
+    ) -> None:
+        self._client = client
+        self._job = job
+        self._group = keys.of_group(namespace, job)
+        self._events = keys.group_events(namespace, job)
+        self._run_word = run
+        self._ttl_ms = _ms(ttl_s)
+        self._quiet_ms = _ms(quiet_s)
+        self._id = ""
+        self._fence = 0
+        self._seen = GroupView(now=0.0)
+        self._newest_event = "0-0"
+
+    async def beat(self, member: TrainerMember) -> GroupView:
+        """Register, or renew the lease and replace the record, and return the whole group as it is then.
+
+        A Redis that knows of no generation as high as that of the last view gets it back, and its members leases, so
+        that nobody is taken for dead.
+
+        Raises InstanceSupersededError when a later agent has this instance's number, JobTakenError when another
+        submission of the job is alive, RegistryUnavailableError.
+        """
+        self._id = member.id
+        known = self._seen.generation
+        answer = await self._run(
+            "beat",
+            self._quiet_ms,
+            msgspec.json.encode(member).decode(),
+            member.index,
+            member.standing,
+            member.lost,
+            member.up,
+            member.stepped,
+            "" if member.pause_s is None else _ms(member.pause_s),
+            member.seen,
+            self._run_word,
+            round(self._seen.now * 1000),
+            self._seen.number,
+            known.number if known else 0,
+            msgspec.json.encode(known).decode() if known else "",
+            " ".join(known.members) if known else "",
+            self._seen.stop or "",
+            msgspec.json.encode(self._seen.outcome).decode() if self._seen.outcome else "",
+        )
+        if answer[0] == "superseded":
+            raise InstanceSupersededError(self._job, member.index)
+        if answer[0] == "taken":
+            raise JobTakenError(self._job)
+        _, self._fence, now_ms, state, members, self._newest_event = answer
+        self._seen = _view(now_ms, dict(zip(state[::2], state[1::2], strict=True)), members)
+        return self._seen
+
+    async def propose(self, draft: Generation) -> Generation | None:
+        """Publish `draft` as the next generation and return it with its number; None when it can't be any more.
+
+        It can't when there has been another since the last `beat`, when this agent or a member of the draft has
+        no lease or is not ready, and when the job has ended. Raises RegistryUnavailableError.
+        """
+        _, rest = msgspec.json.encode(draft).decode().split(",", 1)  # the number comes first
+        members = " ".join(draft.members)
+        published = await self._run("propose", draft.after, rest, members, draft.gear, draft.reason)
+        return _generation_decoder.decode(published) if published else None
+
+    async def suspect(self, generation: int, reason: str) -> bool:
+        """Say that a member of `generation` may be dead; each has to beat anew to count as alive.
+
+        False when that is not the generation that counts, or somebody said so before. Raises RegistryUnavailableError.
+        """
+        return bool(await self._run("suspect", generation, reason))
+
+    async def leave(self) -> None:
+        """End this agent's lease. Its trainer has to have ended. Raises RegistryUnavailableError."""
+        await self._run("leave")
+
+    async def end(self, outcome: Outcome) -> None:
+        """Say how the job has ended; the first to say so counts. Raises RegistryUnavailableError."""
+        await self._run("end", msgspec.json.encode(outcome).decode(), outcome.kind, outcome.reason)
+
+    async def announce(self, event: Event) -> None:
+        """Add to the job's events; "waiting" only when it was not the last said. Raises RegistryUnavailableError."""
+        text = msgspec.json.encode(msgspec.structs.replace(event, id="", at=0.0)).decode()
+        await self._run("announce", text, event.kind, event.reason)
+
+    async def changed(self, timeout_s: float = BEAT_EVERY_S) -> bool:
+        """Wait until there are events that the last `beat` did not know of, and return whether there are.
+
+        Returns after `timeout_s` at the latest, or a little later. Raises RegistryUnavailableError.
+        """
+        block_ms = max(1, math.floor(min(timeout_s, BLOCK_S) * 1000))
+        with unavailable_if_lost(self._client):
+            return bool(await self._client.xread({self._events: self._newest_event}, count=1, block=block_ms))
+
+    async def _run(self, script: str, *args: str | int) -> Any:
+        head: list[str | int] = [self._id, self._fence, self._ttl_ms]
+        return await run_script(self._client, f"group_{script}", self._group, [*head, *args])
+
+
+async def request_stop(client: Redis, namespace: str, job: str, reason: str) -> bool:
+    """Ask a job's trainers to end with a checkpoint; the first reason counts.
+
+    False when nobody is registered who could. Raises RegistryUnavailableError.
+    """
+    return bool(await run_script(client, "group_stop", keys.of_group(namespace, job), [reason or "asked to stop"]))
+
+
+def _view(now_ms: int, state: Mapping[str, str], members: Sequence[Sequence[str]]) -> GroupView:
+    generation = _generation_decoder.decode(state["generation"]) if "generation" in state else None
+    present, granted = [], {}
+    for member_id, deadline, record, fence, beaten_at, since in members:
+        if record:
+            member = msgspec.structs.replace(_member_decoder.decode(record), fence=int(fence))
+            present.append(Presence(member=member, deadline=_s(deadline), beaten_at=_s(beaten_at), since=_s(since)))
+        else:
+            granted[member_id] = _s(deadline)
+    return GroupView(
+        now=_s(now_ms),
+        members=tuple(sorted(present, key=lambda each: each.member.fence)),
+        granted=granted,
+        number=int(state["number"]),
+        generation=generation,
+        state="active" if state.get("formed") == "active" else "forming",
+        since=_s(state.get("since", 0)),
+        finished=frozenset(state.get("finished", "").split()),
+        left=frozenset(state.get("left", "").split()),
+        suspicion=_suspicion(generation, state),
+        stop=state.get("stop"),
+        outcome=_outcome_decoder.decode(state["outcome"]) if "outcome" in state else None,
+        quiet_until=_s(state["quiet_until"]),
+    )
+
+
+def _suspicion(generation: Generation | None, state: Mapping[str, str]) -> Suspicion | None:
+    if generation is None or "suspected_at" not in state:
+        return None
+    return Suspicion(
+        generation=generation.number,
+        by=state["suspected_by"],
+        reason=state["suspected_for"],
+        since=_s(state["suspected_at"]),
+    )
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _s(ms: str | float) -> float:
+    return float(ms) / 1000

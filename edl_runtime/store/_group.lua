@@ -1,0 +1,122 @@
+-- Stands at the head of every script of a trainer group: its clock, its leases, and what its generation has reached.
+--
+--   KEYS[1] leases   sorted set, member id -> deadline in ms of the group's clock
+--   KEYS[2] records  hash, member id -> JSON of the member
+--   KEYS[3] beats    hash, member id -> "FENCE BEATEN SINCE STANDING LOST UP STEPPED PAUSE"
+--   KEYS[4] state    hash: run, fence, wall, clock, quiet_until, number (the highest), generation (JSON), current (its
+--                    number), members, formed, since, proposed_at, resumed, finished, left, suspected_*, stop, outcome,
+--                    waits
+--   KEYS[5] events   stream of {event = JSON}, the last 2,000 or so
+--   ARGV[1] member id, ARGV[2] its fence (0 before it has one), ARGV[3] lease in ms
+
+-- The group's clock goes by Redis's, but never back, and never on by more than a third of a lease at once: while nobody
+-- beats, because Redis or all agents were stopped, no lease runs out. An empty Redis goes on from `known`.
+local function tick(ttl, known)
+  local time = redis.call('TIME')
+  local wall = time[1] * 1000 + math.floor(time[2] / 1000)
+  local last = redis.call('HMGET', KEYS[4], 'wall', 'clock')
+  local now = math.max(wall, known)
+  if last[1] then
+    now = last[2] + math.min(math.max(wall - last[1], 0), math.floor(ttl / 3))
+  end
+  redis.call('HSET', KEYS[4], 'wall', wall, 'clock', now)
+  return now, wall
+end
+
+local function get(field)
+  return redis.call('HGET', KEYS[4], field)
+end
+
+local function number(field)
+  return tonumber(get(field) or 0)
+end
+
+local function set(...)
+  redis.call('HSET', KEYS[4], ...)
+end
+
+local function unset(...)
+  redis.call('HDEL', KEYS[4], ...)
+end
+
+local function keep()
+  for _, key in ipairs({KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]}) do
+    redis.call('EXPIRE', key, 86400)
+  end
+end
+
+local function announce_json(json)
+  redis.call('XADD', KEYS[5], 'MAXLEN', '~', 2000, '*', 'event', json)
+  keep()
+end
+
+local function announce(kind, event)
+  event.kind = kind
+  announce_json(cjson.encode(event))
+end
+
+local function index_of(id)
+  return tonumber(string.match(id, '^%d+'))
+end
+
+local function indexes(ids)
+  local found = {}
+  for id in string.gmatch(ids, '%S+') do
+    found[#found + 1] = index_of(id)
+  end
+  return found
+end
+
+local function announce_of(kind, id)
+  announce(kind, {instance = index_of(id), generation = number('current')})
+end
+
+-- Whether a field that holds ids holds this one.
+local function has(field, id)
+  return string.find(' ' .. (get(field) or '') .. ' ', ' ' .. id .. ' ', 1, true) ~= nil
+end
+
+local function add(field, id)
+  if not has(field, id) then
+    local ids = get(field)
+    set(field, ids and ids ~= '' and ids .. ' ' .. id or id)
+  end
+end
+
+local function drop(id, why)
+  redis.call('ZREM', KEYS[1], id)
+  redis.call('HDEL', KEYS[2], id)
+  redis.call('HDEL', KEYS[3], id)
+  announce_of(why, id)
+end
+
+local function purge(now)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now)) do
+    drop(id, 'gone')
+  end
+end
+
+local function beat_of(id)
+  local beat = redis.call('HGET', KEYS[3], id)
+  if not beat then
+    return nil
+  end
+  local of = {}
+  of.fence, of.beaten, of.since, of.standing, of.lost, of.up, of.stepped, of.pause =
+    string.match(beat, '^(%d+) (%d+) (%d+) (%a+) (%d+) (%d+) (%d+) (%S+)$')
+  for _, field in ipairs({'fence', 'beaten', 'since', 'lost', 'up', 'stepped', 'pause'}) do
+    of[field] = tonumber(of[field]) -- nil for the pause of one that has not trained before
+  end
+  return of
+end
+
+local function put_beat(id, of)
+  redis.call('HSET', KEYS[3], id, string.format('%.0f %.0f %.0f %s %.0f %.0f %.0f %s',
+    of.fence, of.beaten, of.since, of.standing, of.lost, of.up, of.stepped, of.pause or '-'))
+end
+
+-- Whether the caller is who it says, and has a lease.
+local function is_held()
+  local beat = beat_of(ARGV[1])
+  return beat ~= nil and beat.fence == tonumber(ARGV[2])
+end

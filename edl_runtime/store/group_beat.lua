@@ -1,0 +1,147 @@
+-- Register, or renew a lease, and return the group. Brings back what an emptied Redis has lost.
+--
+--   KEYS[1] leases   sorted set, member id -> deadline in ms
+--   KEYS[2] records  hash, member id -> JSON of the member
+--   KEYS[3] beats    hash, member id -> its fence, times and state
+--   KEYS[4] state    hash, the generation and all that is said of it
+--   KEYS[5] events   stream of {event = JSON}
+--   ARGV[1] member id, ARGV[2] its fence (0 before it has one), ARGV[3] lease in ms,
+--   ARGV[4] for how many ms nothing is to be decided in a Redis that has forgotten a generation, or all,
+--   ARGV[5] JSON of the member, ARGV[6] its index, ARGV[7] standing, ARGV[8] lost, ARGV[9] up, ARGV[10] stepped,
+--   ARGV[11] pause in ms or '', ARGV[12] seen, ARGV[13] the word of its run,
+--   and what it saw last: ARGV[14] the clock, ARGV[15] the highest number, ARGV[16] number of the generation, 0 for
+--   none, ARGV[17] its JSON, ARGV[18] its members, ARGV[19] stop, ARGV[20] outcome, '' for none.
+--
+-- Answers {'beaten', fence, now in ms, state as a flat list, members as {id, deadline, JSON or '', fence, beaten,
+-- since}, id of the newest event}; {'superseded'}: a later agent has the index; {'taken'}: another run has the job.
+
+local id, ttl, quiet, standing = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[7]
+local now, wall = tick(ttl, tonumber(ARGV[14]))
+
+-- An earlier run that has ended, or whose members are all gone, makes place for this one; its numbers are not reused.
+local run = get('run')
+if run ~= ARGV[13] or (run == '' and ARGV[2] == '0' and get('outcome')) then
+  purge(now)
+  local alive = redis.call('EXISTS', KEYS[1]) == 1
+  if run and run ~= ARGV[13] and alive and not get('outcome') then
+    return {'taken'}
+  end
+  if run ~= ARGV[13] or not alive then
+    redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
+    unset('generation', 'current', 'members', 'formed', 'since', 'proposed_at', 'resumed', 'finished', 'left',
+      'suspected_at', 'suspected_by', 'suspected_for', 'stop', 'outcome', 'waits')
+  end
+  set('run', ARGV[13])
+end
+
+-- What Redis has forgotten.
+if not get('number') then
+  set('number', 0, 'quiet_until', now + quiet)
+end
+if tonumber(ARGV[15]) > number('number') then
+  set('number', ARGV[15])
+end
+if tonumber(ARGV[16]) > number('current') then
+  set('generation', ARGV[17], 'current', ARGV[16], 'members', ARGV[18], 'formed', 'forming', 'since', now,
+    'proposed_at', now, 'resumed', 1, 'quiet_until', now + quiet)
+  unset('left', 'suspected_at', 'suspected_by', 'suspected_for')
+  if ARGV[19] ~= '' then
+    redis.call('HSETNX', KEYS[4], 'stop', ARGV[19])
+  end
+  if ARGV[20] ~= '' then
+    redis.call('HSETNX', KEYS[4], 'outcome', ARGV[20])
+  end
+  for member in string.gmatch(ARGV[18], '%S+') do
+    redis.call('ZADD', KEYS[1], 'NX', now + ttl, member)
+  end
+  announce('restored', {generation = tonumber(ARGV[16]), members = indexes(ARGV[18])})
+end
+if tonumber(ARGV[12]) > number('number') then
+  set('number', ARGV[12])
+end
+
+-- Of two agents of one instance the later one counts. An agent keeps its fence for as long as it lives.
+local before = beat_of(id)
+local fence = tonumber(ARGV[2])
+if fence == 0 and before then
+  fence = before.fence -- it was registered, and did not hear of it
+end
+for _, other in ipairs(redis.call('HKEYS', KEYS[3])) do
+  if other ~= id and index_of(other) == tonumber(ARGV[6]) then
+    if fence ~= 0 and beat_of(other).fence > fence then
+      return {'superseded'}
+    end
+    drop(other, 'superseded')
+  end
+end
+if fence == 0 then
+  fence = redis.call('HINCRBY', KEYS[4], 'fence', 1)
+  if fence == 1 then -- start at the clock, above every token that Redis may have forgotten
+    fence = wall
+  end
+end
+if fence > number('fence') then
+  set('fence', fence)
+end
+
+local beat = {fence = fence, beaten = now, since = before and before.since or now, standing = standing,
+  lost = tonumber(ARGV[8]), up = tonumber(ARGV[9]), stepped = tonumber(ARGV[10]), pause = tonumber(ARGV[11])}
+local fell = before and beat.lost > before.lost
+if fell or (before and before.standing ~= standing) then
+  beat.since = now
+end
+redis.call('ZADD', KEYS[1], now + ttl, id)
+redis.call('HSET', KEYS[2], id, ARGV[5])
+put_beat(id, beat)
+if standing == 'finished' then
+  add('finished', id)
+end
+if not before then
+  announce_of('registered', id)
+elseif fell then
+  announce_of('lost', id)
+end
+if standing ~= (before and before.standing or 'loading') then
+  announce_of(standing, id)
+end
+purge(now)
+
+-- How far the generation has come.
+local function all(reached)
+  local any = false
+  for member in string.gmatch(get('members') or '', '%S+') do
+    any = true
+    local of = beat_of(member)
+    if not has('finished', member) and not (of and reached(of)) then
+      return false
+    end
+  end
+  return any
+end
+
+local current = number('current')
+local total_s = (now - number('proposed_at')) / 1000
+if get('formed') == 'forming' and all(function(of) return of.up >= current end) then
+  set('formed', 'active', 'since', now)
+  announce('active', {generation = current, members = indexes(get('members')), total_s = total_s})
+end
+if get('formed') == 'active' and not get('resumed') and all(function(of) return of.stepped >= current end) then
+  set('resumed', 1)
+  local pause = -1
+  for member in string.gmatch(get('members'), '%S+') do
+    local of = beat_of(member)
+    pause = math.max(pause, of and of.pause or -1)
+  end
+  announce('resumed', {generation = current, members = indexes(get('members')), total_s = total_s,
+    pause_s = pause >= 0 and pause / 1000 or nil})
+end
+keep()
+
+local members = {}
+for _, member in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  local of = beat_of(member) or {fence = 0, beaten = 0, since = 0}
+  local record = redis.call('HGET', KEYS[2], member) or ''
+  members[#members + 1] = {member, redis.call('ZSCORE', KEYS[1], member), record, of.fence, of.beaten, of.since}
+end
+local newest = redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 1)[1] or {'0-0'}
+return {'beaten', fence, now, redis.call('HGETALL', KEYS[4]), members, newest[1]}
