@@ -483,8 +483,8 @@ class LeaseLostError(LedgerError):
 
     def __str__(self) -> str:
         return (
-            f"{self.worker!r} does not hold ticket {self.ticket} of job {self.job!r}; it was taken for dead, or the job "
-            "went back to a checkpoint. What it trained since must not be in the model: let it join anew"
+            f"{self.worker!r} does not hold ticket {self.ticket} of job {self.job!r}; it was taken for dead, or the "
+            "job went back to a checkpoint. What it trained since must not be in the model: let it join anew"
         )
 
 

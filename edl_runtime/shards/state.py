@@ -1,0 +1,104 @@
+"""What a ledger hands out, what of it a checkpoint holds, and what it tells people."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from edl_runtime.errors import SpecError
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How a ledger goes through its shards.
+
+    - `epochs`: how often, one after the other; the next starts when each shard of the one before is finished.
+    - `shuffle`: in an order of each epoch's own, by `seed`. A stream can't be shuffled.
+    - `failure_limit`: a shard that failed so often in an epoch is set aside for the rest of it.
+    """
+
+    epochs: int = 1
+    seed: int = 0
+    shuffle: bool = False
+    failure_limit: int = 3
+
+    def __post_init__(self) -> None:
+        for field, least in (("epochs", 1), ("seed", 0), ("failure_limit", 1)):
+            if getattr(self, field) < least:
+                raise SpecError(field, getattr(self, field), f"{least} or more")
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """A piece of the data that a worker has leased: `name` in `epoch`, from record number `start` on.
+
+    `ticket` is another for each shard and epoch, and the same each time that this one is leased.
+    """
+
+    ticket: int
+    name: str
+    epoch: int
+    start: int = 0
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a shard failed, once for each time, and how many of its records are in the model."""
+
+    reasons: tuple[str, ...]
+    offset: int = 0
+
+
+class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint holds of a ledger; JSON of it is a few bytes for each shard in hand, and for each failed one.
+
+    Tickets below `next` are done unless they are `pending`, at the record with which to go on, or `dropped`. `names`
+    are those of a stream's shards that are still to come, by number. `digest` says which list and shuffling it is of,
+    "" for a stream. `step` is the checkpoint's.
+    """
+
+    step: int = 0
+    digest: str = ""
+    added: int = 0
+    closed: bool = False
+    epoch: int = 0
+    next: int = 0
+    dropped: int = 0
+    pending: tuple[tuple[int, int], ...] = ()
+    failures: dict[int, Failure] = {}
+    names: dict[int, str] = {}
+
+
+class SetAside(msgspec.Struct, frozen=True):
+    """A shard that failed too often: only its first `offset` records count in this epoch."""
+
+    shard: str
+    epoch: int
+    offset: int
+    reasons: tuple[str, ...]
+
+
+class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Shards of all epochs by where they are; those to come of an open stream are not counted.
+
+    `acked` are in the model, and `done` also in a checkpoint, the last of which is `committed` (a step).
+    """
+
+    generation: int
+    epoch: int
+    epochs: int
+    added: int
+    closed: bool
+    committed: int
+    todo: int
+    doing: int
+    acked: int
+    done: int
+    set_aside: tuple[SetAside, ...]
+
+
+def digest_of(shards: Sequence[str] | None, plan: Plan) -> str:
+    """Return what two workers have in common that mean the same shard by the same ticket; "" for a stream."""
+    if shards is None:
+        return ""
+    content = msgspec.json.encode([list(shards), plan.seed if plan.shuffle else None])
+    return hashlib.sha256(content).hexdigest()[:16]

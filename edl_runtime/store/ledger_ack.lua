@@ -1,0 +1,41 @@
+-- Note which step applied the last record of leased shards. Of all that are given, or of none.
+--
+--   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed
+--   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
+--   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
+--   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, later than the last commit
+--   KEYS[5] failures  hash, ticket -> JSON {"reasons": [...], "offset": records that had been applied}
+--   KEYS[6] names     hash, number -> name of a shard; empty when all workers were given the list
+--   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and JSON of the answer
+--   ARGV[1] generation, ARGV[2] worker, ARGV[3] step, ARGV[4] on: ticket, start, ticket, start, ...
+--
+-- Answers {'ok'}, also when it was done already; {'missing'}; {'stale', generation}; {'lost', ticket} when another
+-- worker has that lease, or nobody.
+
+local state = read_state()
+local refused = refusal(state, ARGV[1])
+if refused then
+  return refused
+end
+
+local tickets = {}
+for place = 4, #ARGV, 2 do
+  table.insert(tickets, ARGV[place])
+end
+local finished, acked = {}, {}
+for place, lease in ipairs(redis.call('HMGET', KEYS[2], unpack(tickets))) do
+  local ticket, start = tickets[place], ARGV[2 * place + 3]
+  if lease == start .. ' ' .. ARGV[2] then
+    table.insert(finished, ticket)
+    table.insert(acked, ARGV[3])
+    table.insert(acked, ticket .. ' ' .. start)
+  elseif lease or tonumber(ticket) >= state.next or redis.call('ZSCORE', KEYS[3], ticket) then
+    return {'lost', ticket}
+  end
+end
+if #finished > 0 then
+  redis.call('HDEL', KEYS[2], unpack(finished))
+  redis.call('ZADD', KEYS[4], unpack(acked))
+end
+keep()
+return {'ok'}

@@ -1,0 +1,70 @@
+-- Hand out tickets: first those that came back, then the next of the epoch; of the next epoch when all of one are
+-- finished. Those of shards that were set aside are dropped on the way.
+--
+--   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed
+--   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
+--   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
+--   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, later than the last commit
+--   KEYS[5] failures  hash, ticket -> JSON {"reasons": [...], "offset": records that had been applied}
+--   KEYS[6] names     hash, number -> name of a shard; empty when all workers were given the list
+--   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and JSON of the answer
+--   ARGV[1] generation, ARGV[2] worker, ARGV[3] how many at most, ARGV[4] number of the worker's call; with that of
+--   its last one, whose answer it has not got, it gets the same answer
+--
+-- Answers {'ok', 1 when there may be more later else 0, added, closed, ticket, start, ticket, start, ...};
+-- {'missing'}; {'stale', generation}.
+
+local state = read_state()
+local refused = refusal(state, ARGV[1])
+if refused then
+  return refused
+end
+
+local call = '^' .. ARGV[4] .. ' '
+local before = redis.call('HGET', KEYS[7], ARGV[2])
+if before and string.find(before, call) then
+  return cjson.decode((string.gsub(before, call, '')))
+end
+
+local worker, wanted = ARGV[2], tonumber(ARGV[3])
+local answer = {'ok', 1, state.added, state.closed}
+local leases = {}
+local failing = redis.call('EXISTS', KEYS[5]) == 1
+
+local function take(ticket, start)
+  if failing and #failures_of(ticket).reasons >= state.limit then
+    drop()
+    return
+  end
+  table.insert(answer, ticket)
+  table.insert(answer, start)
+  table.insert(leases, ticket)
+  table.insert(leases, start .. ' ' .. worker)
+end
+
+local in_back = redis.call('ZCARD', KEYS[3])
+while #leases < 2 * wanted do
+  if in_back > 0 then
+    local first = redis.call('ZPOPMIN', KEYS[3])
+    in_back = in_back - 1
+    take(first[1], first[2])
+  elseif state.next < (state.epoch + 1) * state.added then
+    take(whole(state.next), '0')
+    state.next = state.next + 1
+  elseif state.closed == 1 and #leases == 0 and state.epoch + 1 < state.epochs
+    and redis.call('HLEN', KEYS[2]) == 0 then
+    state.epoch = state.epoch + 1
+  else
+    break
+  end
+end
+
+if #leases > 0 then
+  redis.call('HSET', KEYS[2], unpack(leases))
+  redis.call('HSET', KEYS[7], worker, ARGV[4] .. ' ' .. cjson.encode(answer))
+elseif state.closed == 1 and redis.call('HLEN', KEYS[2]) == 0 then
+  answer[2] = 0
+end
+redis.call('HSET', KEYS[1], 'next', whole(state.next), 'epoch', whole(state.epoch))
+keep()
+return answer

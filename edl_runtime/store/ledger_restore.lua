@@ -1,0 +1,51 @@
+-- Make the ledger what a checkpoint says: all that was leased or acked since is to be leased again.
+--
+-- Shards that were added to a stream since then stay. So does what is known of failures, unless this is a new start.
+--
+--   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed
+--   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
+--   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
+--   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, later than the last commit
+--   KEYS[5] failures  hash, ticket -> JSON {"reasons": [...], "offset": records that had been applied}
+--   KEYS[6] names     hash, number -> name of a shard; empty when all workers were given the list
+--   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and JSON of the answer
+--   ARGV[1] generation, ARGV[2] epochs, ARGV[3] failures that set a shard aside, ARGV[4] '1' for a new start,
+--   ARGV[5] JSON of the state
+--
+-- Answers {'ok'}; {'stale', generation} when a later one has begun.
+
+local before = read_state()
+if before.generation and before.generation > tonumber(ARGV[1]) then
+  return {'stale', before.generation}
+end
+
+local state = cjson.decode(ARGV[5])
+local stream = state.digest == ''
+local same = (redis.call('HGET', KEYS[1], 'digest') or '') == state.digest
+local added, closed = state.added, state.closed
+if stream and same then
+  added, closed = math.max(added, before.added or 0), closed or before.closed == 1
+else
+  redis.call('DEL', KEYS[6])
+end
+if ARGV[4] == '1' or not same then
+  redis.call('DEL', KEYS[5])
+end
+
+redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[7])
+redis.call('HSET', KEYS[1], 'generation', ARGV[1], 'epochs', ARGV[2], 'limit', ARGV[3], 'digest', state.digest,
+  'added', whole(added), 'closed', closed and 1 or 0, 'epoch', whole(state.epoch), 'next', whole(state.next),
+  'dropped', whole(state.dropped), 'committed', whole(state.step))
+for _, pending in ipairs(state.pending) do
+  redis.call('ZADD', KEYS[3], whole(pending[2]), whole(pending[1]))
+end
+for ticket, record in pairs(state.failures) do
+  if #record.reasons > #failures_of(ticket).reasons then
+    redis.call('HSET', KEYS[5], ticket, cjson.encode(record))
+  end
+end
+for number, name in pairs(state.names) do
+  redis.call('HSET', KEYS[6], number, name)
+end
+keep()
+return {'ok'}
