@@ -1,0 +1,286 @@
+"""The ledger on a real Redis through thousands of changes, beside plain Python and beside a model that is trained."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from property.ledger_model import LIMIT, LedgerModel
+
+from edl_runtime.errors import StaleGenerationError
+from edl_runtime.shards.ledger import Ledger
+from edl_runtime.shards.state import LedgerState, Plan, Shard
+from edl_runtime.store import keys
+from edl_runtime.store.client import connect
+
+RECORDS = 3
+"""In each shard."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class Worker:
+    """A trainer with the shards that it holds, of the first of which so many records are applied."""
+
+    name: str
+    ledger: Ledger
+    held: list[Shard] = field(default_factory=list)
+    at: int = 0
+    position: tuple[int, int] | None = None
+
+    def take(self, shards: list[Shard]) -> None:
+        if not self.held and shards:
+            self.at = shards[0].start
+        self.held += shards
+
+    def drop_first(self) -> None:
+        del self.held[0]
+        self.at = self.held[0].start if self.held else 0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What of a step was saved: the ledger's state as JSON, what plain Python makes of it, and the trained model."""
+
+    step: int
+    state: bytes
+    ledger: LedgerModel
+    applied: dict[int, int]
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Workers of one group. `applied` is the trained model: how many records of each ticket are in it, in order."""
+
+    def __init__(self, redis_url: str) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.client = connect(redis_url)
+        self.namespace = f"test-{uuid.uuid4().hex[:8]}"
+        self.workers: list[Worker] = []
+        self.gone: list[Worker] = []
+        self.checkpoints: list[Checkpoint] = []
+        self.applied: dict[int, int] = {}
+        self.generation = self.step = self.born = 0
+
+    def run(self, asking: Coroutine[Any, Any, Answer]) -> Answer:
+        return self.runner.run(asking)
+
+    @initialize(count=st.integers(0, 6), epochs=st.integers(1, 2), stream=st.booleans(), seed=st.integers(0, 3))
+    def start(self, *, count: int, epochs: int, stream: bool, seed: int) -> None:
+        self.stream = stream
+        self.names = [f"s{number}" for number in range(count)]
+        self.plan = Plan(epochs=epochs, seed=seed, shuffle=not stream, failure_limit=LIMIT)
+        self.model = LedgerModel(epochs, added=0 if stream else count, closed=not stream)
+        self.join()
+        self.begin_anew(None)
+        if stream:
+            self.produce(0)
+
+    @rule(more=st.integers(0, 3))
+    @precondition(lambda self: self.stream and not self.model.closed)
+    def produce(self, more: int) -> None:
+        """The producer does not know how far it was, so it adds all again."""
+        self.names += [f"s{len(self.names) + number}" for number in range(more)]
+        self.run(self.workers[0].ledger.add(self.names, first=0))
+        self.model.added = len(self.names)
+
+    @rule()
+    @precondition(lambda self: self.stream)
+    def close(self) -> None:
+        if not self.model.closed:
+            self.produce(0)  # a Redis that forgot some may have to be told again
+        self.run(self.workers[0].ledger.close_stream())
+        self.model.closed = True
+
+    @rule()
+    @precondition(lambda self: len(self.workers) < 4)
+    def join(self) -> None:
+        self.born += 1
+        shards = None if self.stream else self.names
+        name = f"w {self.born}"
+        ledger = Ledger(self.client, self.namespace, "job", worker=name, shards=shards, plan=self.plan)
+        ledger.generation = self.generation
+        self.workers.append(Worker(name, ledger))
+
+    @rule(data=st.data(), most=st.integers(1, 4), answer_lost=st.booleans())
+    def read_ahead(self, data: st.DataObject, *, most: int, answer_lost: bool) -> None:
+        worker = self.any_worker(data)
+        expected = self.model.lease(worker.name, most)
+        given = self.run(worker.ledger.lease(most))
+        if answer_lost and given:
+            worker.ledger._call -= 1
+            given = self.run(worker.ledger.lease(most))
+        assert (given if not given else [(shard.ticket, shard.start) for shard in given]) == expected
+        worker.take(given or [])
+
+    @rule(amounts=st.lists(st.integers(0, RECORDS), min_size=4, max_size=4))
+    def train(self, amounts: list[int]) -> None:
+        self.step += 1
+        for worker, amount in zip(self.workers, amounts, strict=False):
+            self.apply(worker, amount)
+        for worker in self.workers:
+            self.acknowledge(worker)
+
+    @rule(data=st.data())
+    def break_a_shard(self, data: st.DataObject) -> None:
+        worker = self.any_worker(data)
+        if worker.held:
+            shard, offset = worker.held[0], worker.at
+            assert self.run(worker.ledger.fail(shard, "broken", applied=offset)) == self.model.fail(
+                shard.ticket, offset
+            )
+            assert not self.run(worker.ledger.fail(shard, "broken", applied=offset))
+            worker.drop_first()
+
+    @rule(
+        data=st.data(),
+        moment=st.sampled_from(["between", "before its acknowledgement", "a step ahead"]),
+        failed=st.booleans(),
+    )
+    @precondition(lambda self: len(self.workers) > 1)
+    def die(self, data: st.DataObject, *, moment: str, failed: bool) -> None:
+        """A worker is lost; the others go on with their model, and what of its shards is not in that comes back."""
+        dead = self.any_worker(data)
+        if moment == "before its acknowledgement":
+            self.step += 1
+            self.apply(dead, RECORDS)
+        elif moment == "a step ahead" and dead.held:
+            shard = dead.held[0]
+            self.run(dead.ledger.ack([shard], self.step + 1))
+            self.model.ack(shard.ticket, self.step + 1)
+        positions = self.positions()
+        self.workers.remove(dead)
+        self.gone.append(dead)
+        self.generation += 1
+        for worker in self.workers:
+            self.run(worker.ledger.begin(self.generation))
+        alive = [worker.name for worker in self.workers]
+        expected = self.model.release(self.step, positions, alive, failed=failed)
+        reason = "its worker died" if failed else ""
+        assert self.run(self.workers[0].ledger.release(self.step, positions, alive, failed=reason)) == expected
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.gone)
+    def come_from_the_past(self, data: st.DataObject) -> None:
+        """Whoever was left behind changes nothing, whatever it tries."""
+        ghost = data.draw(st.sampled_from(self.gone))
+        shard = Shard(0, "s0", 0)
+        asked = data.draw(st.sampled_from(["lease", "ack", "fail", "release", "commit", "begin", "restore"]))
+        arguments: dict[str, tuple[Any, ...]] = {
+            "ack": ([shard], 1),
+            "fail": (shard, "no"),
+            "release": (0, {}, []),
+            "commit": (99, {}),
+            "begin": (ghost.ledger.generation,),
+            "restore": (None, ghost.ledger.generation),
+        }
+        with pytest.raises(StaleGenerationError):
+            self.run(getattr(ghost.ledger, asked)(*arguments.get(asked, ())))
+
+    @rule()
+    def save(self) -> None:
+        state = self.run(self.workers[0].ledger.commit(self.step, self.positions()))
+        ledger = self.model.commit(self.step, self.positions())
+        self.checkpoints.append(Checkpoint(self.step, msgspec.json.encode(state), ledger, dict(self.applied)))
+
+    @rule(data=st.data(), what=st.sampled_from(["nothing", "everything"]))
+    @precondition(lambda self: self.checkpoints)
+    def go_back(self, data: st.DataObject, what: Literal["nothing", "everything"]) -> None:
+        """The whole group starts again from one of its checkpoints; Redis may have forgotten everything."""
+        saved = data.draw(st.sampled_from(self.checkpoints))
+        self.checkpoints = self.checkpoints[: self.checkpoints.index(saved) + 1]
+        forgotten = what == "everything"
+        if forgotten:
+            self.run(self.client.delete(*keys.of_ledger(self.namespace, "job")))
+        self.gone += self.workers
+        self.workers = []
+        self.join()
+        self.model = saved.ledger.restored(self.model, forgotten=forgotten, stream=self.stream)
+        self.applied, self.step = dict(saved.applied), saved.step
+        self.begin_anew(msgspec.json.decode(saved.state, type=LedgerState))
+
+    @invariant()
+    @precondition(lambda self: self.generation)
+    def the_report_is_true(self) -> None:
+        report = self.run(self.workers[0].ledger.report())
+        found = {"todo": report.todo, "doing": report.doing, "acked": report.acked, "done": report.done}
+        assert found | {"set_aside": len(report.set_aside)} == self.model.counts()
+        assert (report.generation, report.epoch, report.added) == (self.generation, self.model.epoch, self.model.added)
+
+    def teardown(self) -> None:
+        """In the end each record is in the model once an epoch, but for those of shards that were set aside."""
+        try:
+            if self.generation:
+                if self.stream:
+                    self.close()
+                self.drain()
+                tickets = set(range(self.model.epochs * self.model.added))
+                left = {ticket for ticket in tickets if self.applied.get(ticket, 0) != RECORDS}
+                assert left <= self.model.dropped
+        finally:
+            self.run(self.client.aclose())
+            self.runner.close()
+
+    def drain(self) -> None:
+        while any([self.has_work(worker) for worker in self.workers]):  # noqa: C419 - each of them has to lease
+            self.train([RECORDS] * 4)
+
+    def has_work(self, worker: Worker) -> bool:
+        if not worker.held:
+            expected = self.model.lease(worker.name, 1)
+            given = self.run(worker.ledger.lease())
+            assert (given is None) == (expected is None)
+            worker.take(given or [])
+            return given is not None
+        return True
+
+    def any_worker(self, data: st.DataObject) -> Worker:
+        return self.workers[data.draw(st.integers(0, len(self.workers) - 1))]
+
+    def positions(self) -> dict[int, int]:
+        return dict(worker.position for worker in self.workers if worker.position)
+
+    def begin_anew(self, state: LedgerState | None) -> None:
+        self.generation += 1
+        self.run(self.workers[0].ledger.restore(state, self.generation))
+
+    def apply(self, worker: Worker, amount: int) -> None:
+        """A step of one worker: what it applies continues what of the shard is in the model, without gap or repeat."""
+        if worker.held and (amount or worker.at == RECORDS):
+            ticket = worker.held[0].ticket
+            assert self.applied.get(ticket, 0) == worker.at
+            worker.at = min(RECORDS, worker.at + amount)
+            self.applied[ticket] = worker.at
+            worker.position = ticket, worker.at
+
+    def acknowledge(self, worker: Worker) -> None:
+        if worker.held and worker.at == RECORDS and worker.position == (worker.held[0].ticket, RECORDS):
+            shard = worker.held[0]
+            self.run(worker.ledger.ack([shard], self.step))
+            self.run(worker.ledger.ack([shard], self.step))
+            self.model.ack(shard.ticket, self.step)
+            worker.drop_first()
+
+
+@pytest.mark.slow
+def test_the_ledger_is_as_plain_python_says_and_the_model_is_right(redis_url: str) -> None:
+    """Leases, deaths, broken shards, checkpoints and ways back in any order: each record counts once an epoch."""
+    run_state_machine_as_test(
+        lambda: LedgerMachine(redis_url), settings=settings(max_examples=80, stateful_step_count=40)
+    )
