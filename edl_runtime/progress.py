@@ -34,6 +34,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     - `quarantined`: teachers that are asked nothing for a while, address → why.
     - `limit`: who could change the speed: "teachers", "source", "student" or "balanced", "no_answer" when no teacher
       answers, and "" while that is not known; see `verdict`.
+    - `instances`, `generation`: how many trainers train together, and in which generation; 0 where they don't.
     - `note`: what is being done, in the script's own words ("seed 2 of 3, distilled").
     - `updated_at`: Unix seconds of the student's clock.
 
@@ -58,6 +59,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: dict[str, str] = {}
     limit: str = ""
     time_left_s: float | None = None
+    instances: int = 0
+    generation: int = 0
     note: str = ""
 
     def line(self) -> str:
@@ -66,6 +69,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
             f"step {self.step}/{self.total_steps}" if self.total_steps else f"step {self.step}",
             "" if self.loss is None else f"loss {self.loss:.4f}",
             f"{self.samples_per_s:,.0f} samples/s",
+            _count(self.instances, "instance", "instances"),
             self._teachers(),
             f"{self.cached:,} from the cache" if self.cached else "",
             f"waits {_percent(self.waiting)}" if round(100 * self.waiting) else "",

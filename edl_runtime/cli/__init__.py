@@ -14,6 +14,7 @@ import click
 from edl_runtime.errors import EX_CONFIG, EdlError, ModelError, PoolMismatchError, SpecError, UnknownJobError
 
 SUMMARIES = {
+    "agent": "Run one instance of an elastic training.",
     "compare": "Compare ways to distil with your own model and script.",
     "discovery": "Tell students behind HTTP which teachers are theirs.",
     "events": "Show what happened to a job's trainers.",

@@ -38,13 +38,15 @@ News = Up | Stepped | Lost | Saved | Note
 class Fall(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer has ended that was not to.
 
-    `final`: no other would fare better. `generation`: the one that it was told to be in, 0 for none.
+    - `final`: no other would fare better; `wrong_input`: for what it was given is wrong.
+    - `generation`: the one that it was told to be in, 0 for none.
     """
 
     reason: str
     exit_code: int
     generation: int
     final: bool
+    wrong_input: bool
     lived_s: float
 
 
@@ -53,7 +55,6 @@ class Crew:
 
     - `mine`: how far the trainer is. `elastic`: whether its script turned out to join generations by itself.
     - `live`, `seen`, `waits_for`: as the trainer said last.
-    - `falls`, `news`: what has not been dealt with yet, in order.
     - `finished`: the trainer has trained all there is and has ended.
     """
 
@@ -65,7 +66,7 @@ class Crew:
         communication: Communication,
         *,
         tasks: asyncio.TaskGroup,
-        heard: Callable[[], None],
+        heard: Callable[[Heard], None],
     ) -> None:
         self.mine = Mine()
         self.elastic = script.elastic
@@ -73,8 +74,9 @@ class Crew:
         self.seen = 0
         self.waits_for = 0
         self.finished = False
-        self.falls: list[Fall] = []
-        self.news: list[News] = []
+        self._falls: list[Fall] = []
+        self._news: list[News] = []
+        self._spoke = False
         self._script = script
         self._member = member
         self._environ = environ
@@ -91,6 +93,27 @@ class Crew:
     def pid(self) -> int:
         """The trainer's process id, 0 without one."""
         return self._trainer.pid if self._trainer else 0
+
+    def take_falls(self) -> list[Fall]:
+        """Return the trainers that fell since this was last asked."""
+        falls, self._falls = self._falls, []
+        return falls
+
+    def take_news(self) -> list[News]:
+        """Return what the trainer said since this was last asked, in order."""
+        news, self._news = self._news, []
+        return news
+
+    def take_spoke(self) -> bool:
+        """Return whether the trainer said anything since this was last asked."""
+        spoke, self._spoke = self._spoke, False
+        return spoke
+
+    def dismiss(self) -> None:
+        """End all processes at once."""
+        for trainer in (self._trainer, self._standby):
+            if trainer:
+                trainer.kill()
 
     async def carry_out(self, order: Order) -> None:
         """Do it, and note in `mine` that it is done. Raises OSError when no process can be begun."""
@@ -164,10 +187,11 @@ class Crew:
 
     def _hear(self, trainer: Trainer, said: Heard) -> None:
         if trainer is self._trainer:
+            self._spoke = True
             self._hear_trainer(said)
         elif trainer is self._standby:
             self._hear_standby(said)
-        self._heard()
+        self._heard(said)
 
     def _hear_standby(self, said: Heard) -> None:
         if isinstance(said, Loaded):
@@ -185,15 +209,8 @@ class Crew:
                 self.elastic, self.live, self.seen = True, said.live, said.seen
                 if self.mine.phase == "starting":
                     self._phase("ready")
-            case Up():
-                self.live = said.live
-                self._change(up=said.generation, since=time.monotonic())
-                self.news.append(said)
-            case Lost():
-                self._change(fallen=max(self.mine.fallen, said.generation))
-                self.news.append(said)
-            case Stepped() | Saved() | Note():
-                self.news.append(said)
+            case Up() | Lost() | Stepped() | Saved() | Note():
+                self._hear_news(said)
             case Beat():
                 self.waits_for = said.waits_for or 0
             case Finished():
@@ -202,6 +219,14 @@ class Crew:
                 self._said_last = said
             case Ended():
                 self._end(said.exit_code)
+
+    def _hear_news(self, said: News) -> None:
+        if isinstance(said, Up):
+            self.live = said.live
+            self._change(up=said.generation, since=time.monotonic())
+        elif isinstance(said, Lost):
+            self._change(fallen=max(self.mine.fallen, said.generation))
+        self._news.append(said)
 
     def _end(self, exit_code: int) -> None:
         mine, self._trainer = self.mine, None
@@ -212,11 +237,12 @@ class Crew:
         if exit_code == 0 and all_trained:
             self.finished = True
         elif not planned:
-            self.falls.append(self._fall(exit_code))
+            self._falls.append(self._fall(exit_code))
         self._phase("absent")
 
     def _fall(self, exit_code: int) -> Fall:
         said = self._said_last
+        wrong_input = said is not None and said.final
         if self._killed:
             reason = f"its trainer was killed, for {self._killed.why}"
         elif said:
@@ -231,7 +257,8 @@ class Crew:
             reason=reason,
             exit_code=exit_code,
             generation=self.mine.told,
-            final=exit_code == 0 or (said is not None and said.final),
+            final=exit_code == 0 or wrong_input,
+            wrong_input=wrong_input,
             lived_s=time.monotonic() - self._begun_at,
         )
 

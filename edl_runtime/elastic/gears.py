@@ -23,6 +23,9 @@ LONGEST_LEAVE_S = 60.0
 ALONE_AFTER_S = 2.0
 """After so long without a generation that does without it, an instance that was told to go goes all the same."""
 
+GRACE_SHARE = 0.8
+"""What of an instance's grace its trainer has; the rest is for its agent."""
+
 SPARE_AFTER_S = 1.0
 """How long a trainer is up before a standby for the next is begun: till then it has enough to do."""
 
@@ -134,33 +137,39 @@ def _is_gone(view: GroupView, peer: str, generation: int) -> bool:
 
 
 def _about_trainer(mine: Mine, place: Place, view: GroupView, now: float) -> Iterator[Order]:
-    ending = view.outcome is not None or view.stop is not None or place.leaving_since is not None
     match mine.phase:
-        case "absent":
-            if not ending and not place.finished:
-                cold = view.generation is not None and view.rank(place.member) is not None
-                yield Begin(fresh=cold and view.generation is not None and view.generation.gear == "cold")
-        case "loading" | "loaded" | "starting" | "ready" if ending:
-            yield Kill("it is not needed any more")
-        case "loaded" if place.elastic:
-            yield Run()
-        case "loaded" | "ready" if (next_one := _next(mine, place, view)) is not None:
-            yield Tell(_join(next_one, place), next_one) if place.elastic else Run(next_one)
-        case "member" if place.elastic:
-            yield from _about_member(mine, place, view, now)
+        case "absent" if not _is_ending(place, view) and not place.finished:
+            included = view.generation is not None and view.rank(place.member) is not None
+            yield Begin(fresh=included and view.generation is not None and view.generation.gear == "cold")
+        case "loading" | "loaded" | "starting" | "ready":
+            yield from _about_newcomer(mine, place, view)
         case "member":
-            if ending or _is_over(mine, view):
-                yield Terminate()
+            yield from _about_member(mine, place, view, now)
         case "leaving":
-            if now >= mine.since + _leaves_within_s(mine, place, view):
+            if now >= _left_by(mine, place, view):
                 yield Kill("it did not leave in time")
         case "done" if view.outcome is not None and view.outcome.kind == "failed":
             yield Kill("the job has failed")
 
 
+def _about_newcomer(mine: Mine, place: Place, view: GroupView) -> Iterator[Order]:
+    following = _next(mine, place, view)
+    if _is_ending(place, view):
+        yield Kill("it is not needed any more")
+    elif place.elastic and mine.phase == "loaded":
+        yield Run()
+    elif place.elastic and mine.phase == "ready" and following is not None:
+        yield Tell(_join(following, place), following)
+    elif not place.elastic and mine.phase == "loaded" and following is not None:
+        yield Run(following)
+
+
 def _about_member(mine: Mine, place: Place, view: GroupView, now: float) -> Iterator[Order]:
     following = _next(mine, place, view)
-    if view.outcome is not None:
+    if not place.elastic:
+        if _is_ending(place, view) or _is_over(mine, view):
+            yield Terminate()
+    elif view.outcome is not None:
         yield Kill("the job has ended")
     elif view.stop is not None:
         yield Tell(Leave(reason=view.stop, checkpoint=True))
@@ -176,11 +185,14 @@ def _about_member(mine: Mine, place: Place, view: GroupView, now: float) -> Iter
 
 
 def _about_spare(mine: Mine, place: Place, view: GroupView, now: float) -> Iterator[Order]:
-    ending = view.outcome is not None or view.stop is not None or place.leaving_since is not None
-    if ending or place.gear == "cold" or mine.spare != "absent":
+    if _is_ending(place, view) or place.gear == "cold" or mine.spare != "absent":
         return
     if mine.trains and now >= mine.since + SPARE_AFTER_S:
         yield Spare()
+
+
+def _is_ending(place: Place, view: GroupView) -> bool:
+    return view.outcome is not None or view.stop is not None or place.leaving_since is not None
 
 
 def _next(mine: Mine, place: Place, view: GroupView) -> Generation | None:
@@ -202,14 +214,12 @@ def _goes_alone(place: Place, view: GroupView, now: float) -> bool:
     return all_leave or waited_s >= ALONE_AFTER_S
 
 
-def _leaves_within_s(mine: Mine, place: Place, view: GroupView) -> float:
+def _left_by(mine: Mine, place: Place, view: GroupView) -> float:
     if place.leaving_since is not None:
-        return place.grace_s
-    if not place.elastic:
-        return LET_GO_S
+        return place.leaving_since + GRACE_SHARE * place.grace_s
     included = view.rank(place.member) is not None or view.stop is not None
     works = mine.up == mine.told and mine.fallen < mine.told and mine.aborted < mine.told
-    return LONGEST_LEAVE_S if included and works else LET_GO_S
+    return mine.since + (LONGEST_LEAVE_S if place.elastic and included and works else LET_GO_S)
 
 
 def _join(generation: Generation, place: Place) -> Join:

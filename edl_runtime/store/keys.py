@@ -26,6 +26,7 @@ script touches one slot and Redis Cluster works.
 | group records | hash, member id → JSON of the trainers' member | as above | beat | Lua |
 | group beats | hash, member id → its fence, last beat, standing and since when, generations | as above | beat | Lua |
 | group state | hash: the generation that counts, its state, clock, suspicion, stop, outcome | as above | Lua | Lua |
+| group falls | hash: the run, how many trainers fell without progress, and where | a day from the last | Lua | Lua |
 | group events | stream of JSON; the last 2,000 or so | as above | Lua | agents, `edl events` |
 """
 
@@ -90,10 +91,18 @@ def group_events(namespace: str, job: str) -> str:
     return f"edl:{{{namespace}/{job}}}:group:events"
 
 
+def group_state(namespace: str, job: str) -> str:
+    return f"edl:{{{namespace}/{job}}}:group:state"
+
+
 def of_group(namespace: str, job: str) -> list[str]:
     """Return the keys that every script of a trainer group takes, in its order."""
     whats = ("leases", "records", "beats", "state", "events")
     return [f"edl:{{{namespace}/{job}}}:group:{what}" for what in whats]
+
+
+def trainer_falls(namespace: str, job: str) -> str:
+    return f"edl:{{{namespace}/{job}}}:group:falls"
 
 
 def of_service(service: Service) -> list[str]:

@@ -1,0 +1,78 @@
+"""`edl agent`: one instance of an elastic training."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import structlog
+
+from edl_runtime.errors import SpecError
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Bounds, check_name
+
+if TYPE_CHECKING:
+    from edl_runtime.elastic.agent import Ending
+    from edl_runtime.elastic.messages import Gear
+
+GEARS = ("live", "warm", "cold")
+
+
+@click.command
+@click.option("--instances", required=True, metavar="MIN:MAX", help="Fewest and most that train together, as in 1:4.")
+@click.option(
+    "--gear",
+    type=click.Choice(GEARS),
+    default="live",
+    show_default=True,
+    help="The fastest way to change how many they are: without a new process, by one that waits, or by a new one.",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def agent(*, instances: str, gear: Gear, command: tuple[str, ...]) -> None:
+    """Run COMMAND, a training script, as one instance of the job EDL_JOB; put -- before it.
+
+    All agents of a job that reach the same Redis, EDL_REDIS_URL, train together, each as the instance EDL_INSTANCE.
+    EDL_HOST is the address at which the others reach this one.
+
+    SIGTERM takes this instance out of the training at the end of a step. Exits with 0 once all is trained.
+    """
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    bounds = Bounds.parse(instances)
+    settings = RuntimeSettings.from_env(os.environ)
+    if not settings.redis_url:
+        raise SpecError("EDL_REDIS_URL", "", "the Redis by which agents agree, as redis://127.0.0.1:6379/0")
+    check_name("EDL_JOB", settings.job)
+    ending = asyncio.run(_run(command, settings, bounds, gear))
+    if ending.status < 0:
+        signal.signal(-ending.status, signal.SIG_DFL)
+        os.kill(os.getpid(), -ending.status)
+    if ending.reason:
+        click.echo(f"edl: {ending.reason}", err=True)
+    sys.exit(ending.status)
+
+
+async def _run(command: tuple[str, ...], settings: RuntimeSettings, bounds: Bounds, gear: Gear) -> Ending:
+    from edl_runtime.backends.local.capacity import count_gpus
+    from edl_runtime.elastic.agent import Agent
+    from edl_runtime.elastic.script import read_script
+    from edl_runtime.store.client import connect
+
+    gpus = count_gpus(os.environ, Path("/proc/driver/nvidia/gpus"))
+    async with connect(settings.redis_url) as client:
+        agent = Agent(
+            read_script(command),
+            settings,
+            client,
+            bounds=bounds,
+            gear=gear,
+            communication="nccl" if gpus else "gloo",
+        )
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, agent.leave, number)
+        return await agent.run(os.environ)

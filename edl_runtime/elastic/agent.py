@@ -1,0 +1,309 @@
+"""An instance's agent: brings its trainer into the generations that all agents of the job agree on.
+
+It is the only one of its instance that talks to Redis. While Redis is away nothing changes: who trains trains on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from edl_runtime.elastic.agreement import decide, outcome_of, waits_for
+from edl_runtime.elastic.crew import Crew, Fall
+from edl_runtime.elastic.environment import Communication
+from edl_runtime.elastic.events import Event
+from edl_runtime.elastic.gears import Kill, Place, orders
+from edl_runtime.elastic.generation import GroupView, Outcome, TrainerMember
+from edl_runtime.elastic.membership import BEAT_EVERY_S, RETRY_EVERY_S, Membership
+from edl_runtime.elastic.messages import Beat, Gear, Lost, Stepped, Up
+from edl_runtime.elastic.ports import Ports
+from edl_runtime.elastic.reports import Reports
+from edl_runtime.elastic.script import Script
+from edl_runtime.elastic.steps import Steps
+from edl_runtime.elastic.trainers import Heard
+from edl_runtime.elastic.vigil import Vigil
+from edl_runtime.errors import EX_CONFIG, EdlError, RegistryUnavailableError
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Bounds
+from edl_runtime.store import keys
+from edl_runtime.store.client import run_script
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+MOST_FALLS = 3
+"""So often a trainer that fell is replaced without progress in between."""
+
+LONG_LIFE_S = 60.0
+"""A plain script does not tell of its steps; one that ran for so long has come on."""
+
+FALLS_KEPT_MS = 24 * 3600 * 1000
+
+AFTER_OTHERS_S = 1.0
+"""How long an agent stays whose job another instance has failed, so that the exit of that one is seen first."""
+
+SHORTEST_TURN_S = 0.01
+
+log = structlog.get_logger(__name__)
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How an agent ends: with this exit status, or negative by this signal; and why, for people."""
+
+    status: int
+    reason: str = ""
+
+
+class Agent:
+    """One instance of the job in `settings`. `gear`: the fastest that generations may be entered in."""
+
+    def __init__(
+        self,
+        script: Script,
+        settings: RuntimeSettings,
+        client: Redis,
+        *,
+        bounds: Bounds,
+        gear: Gear,
+        communication: Communication,
+    ) -> None:
+        self._script = script
+        self._settings = settings
+        self._client = client
+        self._bounds = bounds
+        self._communication = communication
+        self._me = TrainerMember(
+            id=f"{settings.instance}-{secrets.token_hex(4)}", index=settings.instance, host=settings.host, gear=gear
+        )
+        self._membership = Membership(
+            client, settings.namespace, settings.job, run=settings.run, ttl_s=settings.lease_ttl_s
+        )
+        self._reports = Reports(client, settings, self._membership)
+        self._ports = Ports(settings.host)
+        self._vigil = Vigil(self._me.id, settings.step_limit_s)
+        self._steps = Steps()
+        self._view = GroupView(now=0.0)
+        self._frozen = False
+        self._wake = asyncio.Event()
+        self._leaving_since: float | None = None
+        self._signal = signal.SIGTERM
+        self._verdict: Outcome | None = None
+        self._status = 1
+        self._over_since: float | None = None
+        self._lost_because = ""
+
+    def leave(self, number: signal.Signals) -> None:
+        """Go, at the end of a step and without hurry, as `number` asks; `run` then returns its negative."""
+        if self._leaving_since is None:
+            log.info("agent.leaving", signal=number.name)
+            self._leaving_since, self._signal = time.monotonic(), number
+            self._wake.set()
+
+    async def run(self, environ: Mapping[str, str]) -> Ending:
+        """Train until the job has ended or this instance has left; no process is left then. `environ`: of trainers.
+
+        Raises InstanceSupersededError, JobTakenError; SpecError when EDL_HOST is no address of this machine.
+        """
+        failure: EdlError | None = None
+        with self._ports:
+            async with asyncio.TaskGroup() as tasks:
+                crew = Crew(self._script, self._me.id, environ, self._communication, tasks=tasks, heard=self._heard)
+                helpers = [tasks.create_task(self._watch()), tasks.create_task(self._reports.run())]
+                try:
+                    ending = await self._work(crew)
+                except EdlError as error:  # which a task group would wrap
+                    failure = error
+                crew.dismiss()
+                for helper in helpers:
+                    helper.cancel()
+        if failure:
+            raise failure
+        return ending
+
+    async def _work(self, crew: Crew) -> Ending:
+        while True:
+            self._wake.clear()
+            rest_s = await self._turn(crew)
+            if ending := self._ending(crew):
+                await self._reports.finish()
+                with suppress(RegistryUnavailableError):
+                    await self._membership.leave()
+                return ending
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), rest_s)
+
+    def _heard(self, said: Heard) -> None:
+        if not isinstance(said, Beat | Stepped):
+            self._wake.set()
+
+    async def _watch(self) -> None:
+        """Wake the loop when there is news in Redis."""
+        while True:
+            try:
+                if await self._membership.changed():
+                    self._wake.set()
+                    await asyncio.sleep(SHORTEST_TURN_S)  # until the loop has looked
+            except RegistryUnavailableError:
+                await asyncio.sleep(RETRY_EVERY_S)
+
+    async def _turn(self, crew: Crew) -> float:
+        """Look and act; return for how long nothing is to be done unless there is news, in seconds."""
+        self._take_in(crew)
+        for fall in crew.take_falls():
+            await self._judge(crew, fall)
+        try:
+            self._view = await self._membership.beat(self._record(crew))
+            if self._frozen:
+                log.info("agent.thawed", generation=self._view.number)
+            self._frozen = False
+            rest_s = min(BEAT_EVERY_S, await self._lead(crew))
+        except RegistryUnavailableError as error:
+            if not self._frozen:
+                log.warning("agent.frozen", cause=str(error))
+            self._frozen, rest_s = True, RETRY_EVERY_S
+        if self._verdict and self._view.outcome is None:
+            self._view = msgspec.structs.replace(self._view, outcome=self._verdict)
+        self._ports.renew(self._view.number)
+        await self._steer(crew)
+        return max(SHORTEST_TURN_S, rest_s)
+
+    def _take_in(self, crew: Crew) -> None:
+        generation = self._view.generation
+        for said in crew.take_news():
+            match said:
+                case Up():
+                    self._change(failures=0, step=said.step)
+                    log.info("trainer.up", generation=said.generation, step=said.step, source=said.source)
+                case Stepped():
+                    self._steps.add(said)
+                    steps = self._steps
+                    self._change(step=steps.step, stepped=steps.generation, pause_s=steps.pause_s)
+                    if generation and self._view.rank(self._me.id) == 0:
+                        instances = len(generation.members)
+                        self._reports.show(steps.progress(instances=instances, generation=generation.number))
+                case Lost():
+                    self._lost_because = said.reason
+                case _:
+                    self._reports.tell(said)
+
+    async def _judge(self, crew: Crew, fall: Fall) -> None:
+        """Decide whether a trainer that fell is replaced."""
+        generation, rank = self._view.generation, self._view.rank(self._me.id)
+        self._change(
+            lost=max(self._me.lost, generation.number if generation and rank is not None else fall.generation),
+            failures=self._me.failures + (crew.mine.up < crew.mine.told),
+        )
+        stepped = max((each.member.stepped for each in self._view.members), default=0) or self._me.stepped
+        never_ran = fall.exit_code > 0 and crew.elastic and not stepped
+        falls = MOST_FALLS + 1 if fall.final or never_ran else await self._count(fall)
+        log.warning(
+            "trainer.fell", reason=fall.reason, exit_code=fall.exit_code, generation=fall.generation, falls=falls
+        )
+        said = f"instance {self._me.index}: {fall.reason}"
+        if falls <= MOST_FALLS:
+            with suppress(RegistryUnavailableError):
+                await self._membership.announce(Event(kind="failed", instance=self._me.index, reason=fall.reason))
+            return
+        if not fall.final and not never_ran:
+            said = f"{said}; no progress since {MOST_FALLS} others were replaced"
+        self._verdict = Outcome("failed", said)
+        self._status = EX_CONFIG if fall.wrong_input else 1
+
+    async def _count(self, fall: Fall) -> int:
+        """Return how often trainers of the job have fallen without progress in between, 1 if Redis can't tell."""
+        long_life = not self._script.elastic and fall.lived_s >= LONG_LIFE_S
+        key = keys.trainer_falls(self._settings.namespace, self._settings.job)
+        arguments: list[str | int] = [self._settings.run, fall.generation, self._me.step, int(long_life), FALLS_KEPT_MS]
+        try:
+            return int(await run_script(self._client, "trainers_fall", [key], arguments))
+        except RegistryUnavailableError:
+            return 1
+
+    async def _lead(self, crew: Crew) -> float:
+        """Do what any agent may do for all. Return after how many seconds there may be more to do."""
+        view = self._view
+        if view.generation and crew.mine.fallen == view.generation.number and view.suspicion is None:
+            await self._membership.suspect(view.generation.number, self._lost_because)
+        if view.outcome:
+            return BEAT_EVERY_S
+        if outcome := self._verdict or outcome_of(view):
+            await self._membership.end(outcome)
+            return 0.0
+        if draft := decide(view, self._bounds, self._me.id):
+            await self._membership.propose(draft)
+            return 0.0
+        wait = waits_for(view, self._bounds)
+        if wait.why and wait.for_s == math.inf:
+            await self._membership.announce(Event(kind="waiting", reason=wait.why))
+        return wait.for_s
+
+    async def _steer(self, crew: Crew) -> None:
+        """Have the trainer do what it is to do now."""
+        now = time.monotonic()
+        hangs = self._vigil.look(
+            self._view, spoke=crew.take_spoke(), waits_for=crew.waits_for, median_s=self._steps.median_s, now=now
+        )
+        if hangs and crew.mine.phase == "member":
+            await crew.carry_out(Kill(hangs, planned=False))
+        before = None
+        while crew.mine != before:  # an order may make room for the next
+            before = crew.mine
+            for order in orders(before, self._place(crew), self._view, now):
+                await crew.carry_out(order)
+
+    def _place(self, crew: Crew) -> Place:
+        return Place(
+            member=self._me.id,
+            elastic=crew.elastic,
+            gear=self._me.gear,
+            instances=self._bounds.max,
+            leaving_since=self._leaving_since,
+            grace_s=self._settings.grace_s,
+            finished=crew.finished,
+        )
+
+    def _record(self, crew: Crew) -> TrainerMember:
+        """Return what others are to know of this instance."""
+        view, phase = self._view, crew.mine.phase
+        ending = view.outcome is not None or view.stop is not None or self._leaving_since is not None
+        rank = view.rank(self._me.id)
+        on_its_way = rank is not None and view.generation is not None and self._me.lost < view.generation.number
+        can_join = phase in ("ready", "member", "leaving", "done") or (phase == "loaded" and not crew.elastic)
+        self._change(
+            store_port=self._ports.store,
+            trainer_port=self._ports.trainer,
+            ready=can_join or crew.finished or (on_its_way and not ending),
+            leaving=self._leaving_since is not None,
+            live=crew.live,
+            standby=crew.mine.spare == "loaded",
+            up=crew.mine.up,
+            waits_for=crew.waits_for,
+            finished=crew.finished,
+            seen=max(self._me.seen, crew.seen, view.number),
+        )
+        return self._me
+
+    def _change(self, **changes: object) -> None:
+        self._me = msgspec.structs.replace(self._me, **changes)
+
+    def _ending(self, crew: Crew) -> Ending | None:
+        if crew.mine.phase != "absent":
+            return None
+        outcome = self._view.outcome
+        if self._verdict:
+            return Ending(self._status, self._verdict.reason)
+        if outcome and outcome.kind != "failed":
+            return Ending(0, outcome.reason)
+        if outcome:
+            self._over_since = self._over_since or time.monotonic()
+            return Ending(1, outcome.reason) if time.monotonic() >= self._over_since + AFTER_OTHERS_S else None
+        return Ending(-self._signal) if self._leaving_since is not None else None

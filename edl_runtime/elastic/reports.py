@@ -1,0 +1,115 @@
+"""What an agent tells the rest of the world of its trainer: progress, checkpoints and notes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import structlog
+
+from edl_runtime import progress
+from edl_runtime.checkpoint import landed
+from edl_runtime.elastic.events import Event
+from edl_runtime.elastic.membership import Membership
+from edl_runtime.elastic.messages import Note, Saved
+from edl_runtime.errors import RegistryUnavailableError
+from edl_runtime.settings import RuntimeSettings
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+PROGRESS_EVERY_S = 1.0
+
+RETRY_AFTER_S = 1.0
+
+MOST_WAITING = 1000
+"""So much is kept to be told while Redis is away; then the oldest is forgotten."""
+
+log = structlog.get_logger(__name__)
+
+
+class Reports:
+    """Tells Redis, in order and as soon as it can be told; whoever reports never waits. `run` it in a task."""
+
+    def __init__(self, client: Redis, settings: RuntimeSettings, membership: Membership) -> None:
+        self._client = client
+        self._settings = settings
+        self._membership = membership
+        self._waiting: deque[Saved | Note] = deque(maxlen=MOST_WAITING)
+        self._progress: progress.Progress | None = None
+        self._news = asyncio.Event()
+
+    def tell(self, said: Saved | Note) -> None:
+        """Pass on what the trainer said."""
+        self._waiting.append(said)
+        self._news.set()
+
+    def show(self, report: progress.Progress | None) -> None:
+        """Have this be the job's progress."""
+        self._progress = report
+        self._news.set()
+
+    async def run(self) -> None:
+        """Tell until cancelled."""
+        shown_at = 0.0
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                await self._tell_all()
+                if self._progress and time.monotonic() >= shown_at + PROGRESS_EVERY_S:
+                    shown_at = time.monotonic()
+                    await self._show()
+            except RegistryUnavailableError:  # the agent's loop says so
+                await asyncio.sleep(RETRY_AFTER_S)
+                self._news.set()
+
+    async def finish(self) -> None:
+        """Tell what is left, if Redis can be told."""
+        try:
+            await self._tell_all()
+            await self._show()
+        except RegistryUnavailableError as error:
+            log.warning("reports.lost", cause=str(error))
+
+    async def _tell_all(self) -> None:
+        while self._waiting:
+            await self._tell(self._waiting[0])
+            self._waiting.popleft()
+
+    async def _tell(self, said: Saved | Note) -> None:
+        instance = self._settings.instance
+        if isinstance(said, Note):
+            await self._membership.announce(Event(kind="note", instance=instance, reason=said.text))
+            return
+        await self._membership.announce(
+            Event(
+                kind="saved",
+                instance=instance,
+                generation=said.generation,
+                step=said.step,
+                epoch=said.epoch,
+                url=said.url,
+                total_s=said.took_s,
+                metrics=said.metrics,
+            )
+        )
+        job = self._settings.job
+        checkpoint = landed.Landed(
+            job=job,
+            step=said.step,
+            epoch=said.epoch,
+            generation=said.generation,
+            url=said.url,
+            at=time.time(),
+            metrics=said.metrics,
+        )
+        stream = self._settings.checkpoint_stream or job
+        await landed.publish(self._client, self._settings.namespace, stream, checkpoint)
+
+    async def _show(self) -> None:
+        report, self._progress = self._progress, None
+        if report:
+            await progress.publish(self._client, self._settings.namespace, self._settings.job, report)

@@ -1,0 +1,59 @@
+"""Whether an instance's trainer hangs: it is silent, or does not arrive where all others wait for it. Pure."""
+
+from __future__ import annotations
+
+from edl_runtime.elastic.generation import GroupView
+
+SILENT_S = 2.0
+"""A trainer says twice a second that it lives; one that does not for so long is stopped or stuck."""
+
+SHORTEST_WAIT_S = 1.5
+STEPS_WAITED = 5.0
+"""Others wait for it when they have waited so long, and so many times the time that a step takes."""
+
+LONGEST_TICK_S = 0.5
+"""An agent that was stopped itself does not know what was said meanwhile: no look counts for more."""
+
+
+class Vigil:
+    """Watches over one instance's trainer. `step_limit_s`: how long others wait for one that lives."""
+
+    def __init__(self, member: str, step_limit_s: float) -> None:
+        self._member = member
+        self._step_limit_s = step_limit_s
+        self._looked_at: float | None = None
+        self._silent_s = 0.0
+        self._waits: dict[str, tuple[int, float]] = {}
+
+    def look(self, view: GroupView, *, spoke: bool, waits_for: int, median_s: float, now: float) -> str:
+        """Return why the trainer counts as hung, "" while it does not. Look again and again.
+
+        - `spoke`: it has said something since the last look.
+        - `waits_for`: the step at whose end it waits itself, as it said last, 0 for none.
+        - `median_s`: what a step takes.
+        """
+        tick_s = min(now - self._looked_at, LONGEST_TICK_S) if self._looked_at is not None else 0.0
+        self._looked_at = now
+        self._silent_s = 0.0 if spoke else self._silent_s + tick_s
+        waited_s = self._waited_s(view, tick_s)
+        if not waited_s:
+            return ""
+        longest, shortest = max(waited_s), min(waited_s)
+        if self._silent_s > SILENT_S and longest > max(SHORTEST_WAIT_S, STEPS_WAITED * median_s):
+            return f"it has said nothing for {self._silent_s:.1f} s, and others wait for it"
+        if not waits_for and shortest > self._step_limit_s:
+            return f"all others have waited {shortest:.0f} s for it at the end of a step"
+        return ""
+
+    def _waited_s(self, view: GroupView, tick_s: float) -> list[float]:
+        """Return how long each other member of the generation has waited at the end of its step."""
+        members = view.generation.members if view.generation else ()
+        before, self._waits = self._waits, {}
+        for member in members:
+            there = view.find(member)
+            if member == self._member or there is None or there.member.finished:
+                continue
+            step = there.member.waits_for
+            known, waited_s = before.get(member, (0, 0.0))
+            self._waits[member] = (step, waited_s + tick_s if step and step == known else 0.0)
+        return [waited_s for _, waited_s in self._waits.values()]
