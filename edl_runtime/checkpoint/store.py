@@ -99,9 +99,9 @@ class CheckpointStore:
     def prune(self, *, now: float | None = None, dry_run: bool = False) -> Sequence[str]:
         """Remove what `spec` does not keep, and what was abandoned before it was finished; return the names.
 
-        The newest `keep_last` whole ones stay, and with them all that is newer, and what this store reads or writes at
-        this moment. Each loses its manifest first: an interruption leaves nothing that looks whole. `now` is a Unix
-        time.
+        The newest `keep_last` whole ones stay, with them newer ones that have a manifest, and what this store reads or
+        writes at this moment; all, while none is whole. Each loses its manifest first: an interruption leaves nothing
+        that looks whole. `now` is a Unix time.
         """
         whole = self._newest_whole()
         if not whole:

@@ -74,4 +74,4 @@ def _type_of(name: str, array: np.ndarray) -> str:
     try:
         return _NAMES[array.dtype.str]
     except KeyError:
-        raise SpecError(f"checkpoint's {name!r}", array.dtype, f"arrays of {', '.join(_NAMES)}") from None
+        raise SpecError(f"checkpoint's {name!r}", array.dtype, f"arrays of {', '.join(_NAMES.values())}") from None

@@ -1,0 +1,47 @@
+"""Snapshots to keep and to compare, and how checkpoints come to harm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from edl_runtime.checkpoint.snapshot import Snapshot
+from edl_runtime.checkpoint.store import CheckpointStore
+from edl_runtime.specs import Checkpoint
+
+
+def snapshot_at(step: int, generation: int = 1, size: int = 1000) -> Snapshot:
+    """Return a snapshot that tells from each of its numbers which step it is of."""
+    number = float(generation * 1000 + step)
+    return Snapshot(
+        generation=generation,
+        step=step,
+        arrays={
+            "model": {"weight": np.full(size, number, np.float32), "bias": np.full((2, 3), number)},
+            "optimizer": {"moment": np.full(size, number, np.float32)},
+        },
+        extra={"number": number},
+        epoch=step // 10,
+        metrics={"loss": 1 / (step + 1)},
+    )
+
+
+def is_whole(snapshot: Snapshot) -> bool:
+    """Whether all of it is of one `snapshot_at`."""
+    number = snapshot.generation * 1000 + snapshot.step
+    arrays = [array for group in snapshot.arrays.values() for array in group.values()]
+    return len(arrays) == 3 and snapshot.extra == {"number": number} and all((each == number).all() for each in arrays)
+
+
+def stored(place: Path | str, *steps: int, generation: int = 1, keep_last: int = 100) -> CheckpointStore:
+    """Return a store with checkpoints of these steps."""
+    store = CheckpointStore(Checkpoint(url=str(place), keep_last=keep_last))
+    for step in steps:
+        store.write(snapshot_at(step, generation))
+    return store
+
+
+def steps_of(store: CheckpointStore) -> list[int]:
+    """Return the steps of which there are checkpoints, newest first."""
+    return [info.manifest.step for info in store.list()]

@@ -1,0 +1,305 @@
+"""Checkpoints in a folder: written, found, loaded, verified and pruned."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from checkpointing import is_whole, snapshot_at, steps_of, stored
+from structlog.testing import capture_logs
+
+from edl_runtime.checkpoint import contents
+from edl_runtime.checkpoint.files import read_checked, write_checked
+from edl_runtime.checkpoint.manifest import MANIFEST
+from edl_runtime.checkpoint.snapshot import Snapshot
+from edl_runtime.checkpoint.store import ABANDONED_AFTER_S, CheckpointStore
+from edl_runtime.errors import (
+    CheckpointStoreError,
+    DamagedCheckpointError,
+    MissingExtraError,
+    SpecError,
+    UnfinishedCheckpointError,
+)
+from edl_runtime.specs import Checkpoint
+
+LATER = 2 * ABANDONED_AFTER_S
+
+
+def folder_of(place: Path, step: int) -> Path:
+    """Return the folder with the checkpoint of a step."""
+    (found,) = place.glob(f"step-{step:09d}-*")
+    return found
+
+
+def flip(path: Path, at: int = -1) -> None:
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_was_written_is_loaded(tmp_path: Path) -> None:
+    """Arrays, what else there is, and what the manifest tells of it."""
+    store = stored(tmp_path / "new" / "place")
+    before = time.time()
+    written = store.write(snapshot_at(step=25, generation=3))
+    found = store.load_newest()
+    assert found is not None
+    info, snapshot = found
+    assert info == written == store.newest() == store.list()[0]
+    assert (snapshot.generation, snapshot.step, snapshot.epoch, snapshot.metrics) == (3, 25, 2, {"loss": 1 / 26})
+    assert is_whole(snapshot)
+    assert snapshot.arrays["model"]["weight"].flags.writeable
+    assert before <= info.manifest.created_at <= time.time()
+    assert Path(info.url).is_dir()
+    assert info.size_bytes == sum(path.stat().st_size for path in Path(info.url).iterdir() if path.name != MANIFEST)
+
+
+def test_where_nothing_is_nothing_is_found(tmp_path: Path) -> None:
+    """A training that starts for the first time has no checkpoint, and looking for one makes no folder."""
+    store = stored(tmp_path / "place")
+    assert store.newest() is None
+    assert store.load_newest() is None
+    assert (list(store.list()), list(store.prune())) == ([], [])
+    assert not (tmp_path / "place").exists()
+
+
+def test_a_snapshot_may_have_nothing_in_it(tmp_path: Path) -> None:
+    """No arrays, no extra."""
+    store = stored(tmp_path)
+    store.write(Snapshot(generation=0, step=0, arrays={"model": {}}))
+    found = store.load_newest()
+    assert found is not None
+    assert found[1] == Snapshot(generation=0, step=0, arrays={"model": {}})
+
+
+def test_a_later_generation_is_newer(tmp_path: Path) -> None:
+    """A straggler of an earlier one hides nothing, however far it has come and however late it writes."""
+    store = stored(tmp_path, 10, generation=2)
+    store.write(snapshot_at(step=500, generation=1))
+    info = store.newest()
+    assert info is not None
+    assert info.position == (2, 10)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "extra.json", MANIFEST])
+@pytest.mark.parametrize("harm", ["torn", "emptied", "longer", "flipped", "missing"])
+def test_a_damaged_one_is_passed_by(tmp_path: Path, file: str, harm: str) -> None:
+    """Whichever file it is and whatever has come to it: the one before is loaded, and a warning says why."""
+    store = stored(tmp_path, 1, 2)
+    path = folder_of(tmp_path, 2) / file
+    if harm == "missing":
+        path.unlink()
+    elif harm == "flipped":
+        flip(path, at=path.stat().st_size // 2)
+    else:
+        content = path.read_bytes()
+        path.write_bytes({"torn": content[:-1], "emptied": b"", "longer": content + b"\0"}[harm])
+    with capture_logs() as logs:
+        found = store.load_newest()
+        newest = store.newest()
+    assert found is not None
+    assert newest is not None
+    assert found[0].manifest.step == newest.manifest.step == 1
+    assert is_whole(found[1])
+    expected = "checkpoint.unfinished" if (file, harm) == (MANIFEST, "missing") else "checkpoint.damaged"
+    assert {(each["event"], each["url"]) for each in logs} == {(expected, str(folder_of(tmp_path, 2)))}
+
+
+def test_damage_is_said(tmp_path: Path) -> None:
+    """Which file, and how much of it is there."""
+    store = stored(tmp_path, 1)
+    folder = folder_of(tmp_path, 1)
+    flip(folder / "model.safetensors")
+    with pytest.raises(DamagedCheckpointError, match=r"model\.safetensors: other content than was written"):
+        store.load(store.list()[0])
+    os.truncate(folder / "model.safetensors", 9)
+    with pytest.raises(DamagedCheckpointError, match=r"model\.safetensors: 9 bytes of \d+"):
+        store.verify(folder.name)
+    (folder / MANIFEST).unlink()
+    with pytest.raises(UnfinishedCheckpointError, match=MANIFEST):
+        store.info(folder.name)
+
+
+def test_a_manifest_of_another_checkpoint_is_not_believed(tmp_path: Path) -> None:
+    """A folder that somebody renamed would be taken for a later one."""
+    stored(tmp_path, 1)
+    folder = folder_of(tmp_path, 1)
+    folder.rename(tmp_path / folder.name.replace("step-000000001", "step-000000099"))
+    assert stored(tmp_path).newest() is None
+
+
+def test_the_newest_stay_and_some_for_good(tmp_path: Path) -> None:
+    """Retention by number and by steps; other people's files stay, too."""
+    store = stored(tmp_path, 5, 10, 12, 20, 25, 30, 35)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "step-5.txt").write_text("mine")
+    lean = CheckpointStore(Checkpoint(url=str(tmp_path), keep_last=2, keep_every=20))
+    doomed = lean.prune(dry_run=True)
+    assert steps_of(store) == [35, 30, 25, 20, 12, 10, 5]
+    assert lean.prune() == doomed
+    assert steps_of(store) == [35, 30, 20]
+    assert list(lean.prune()) == []
+    assert {"notes", "step-5.txt"} < {path.name for path in tmp_path.iterdir()}
+
+
+def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
+    """If the newest are damaged, older ones are all there is: as many whole ones as wished for stay."""
+    store = stored(tmp_path, 1, 2, 3, 4, 5)
+    for step in (4, 5):
+        flip(folder_of(tmp_path, step) / "model.safetensors")
+    lean = CheckpointStore(Checkpoint(url=str(tmp_path), keep_last=2))
+    lean.prune()
+    assert steps_of(store) == [5, 4, 3, 2]
+    lean.write(snapshot_at(6))
+    lean.prune()
+    assert steps_of(store) == [6, 3]
+
+
+def test_where_none_is_whole_all_stays(tmp_path: Path) -> None:
+    """A person may yet save something from them."""
+    store = stored(tmp_path, 1, 2)
+    for step in (1, 2):
+        flip(folder_of(tmp_path, step) / "model.safetensors")
+    (folder_of(tmp_path, 1) / MANIFEST).unlink()
+    assert list(CheckpointStore(Checkpoint(url=str(tmp_path), keep_last=1)).prune(now=time.time() + LATER)) == []
+    assert steps_of(store) == [2]
+
+
+def test_an_earlier_generation_removes_none_of_a_later(tmp_path: Path) -> None:
+    """A straggler that writes and prunes finds its own to be old."""
+    store = stored(tmp_path, 10, 20, generation=2)
+    straggler = CheckpointStore(Checkpoint(url=str(tmp_path), keep_last=2))
+    straggler.write(snapshot_at(step=900, generation=1))
+    straggler.prune()
+    assert [info.position for info in store.list()] == [(2, 20), (2, 10)]
+
+
+def test_what_was_left_unfinished_is_removed_once_nobody_writes_to_it(tmp_path: Path) -> None:
+    """A draft, and a removal that was interrupted; neither is before an hour has passed without a change."""
+    store = stored(tmp_path, 1, 2)
+    half_removed = folder_of(tmp_path, 1)
+    (half_removed / MANIFEST).unlink()
+    draft = tmp_path / f".{folder_of(tmp_path, 2).name[:-8]}0a1b2c3d.partial"
+    draft.mkdir()
+    (draft / "model.safetensors").write_bytes(b"half")
+    assert list(store.prune()) == []
+    assert set(store.prune(now=time.time() + LATER)) == {half_removed.name, draft.name}
+    assert [path.name for path in tmp_path.iterdir()] == [folder_of(tmp_path, 2).name]
+
+
+def test_an_interrupted_removal_leaves_nothing_that_looks_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest goes first."""
+    store = stored(tmp_path, 1, 2)
+
+    def interrupted(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        CheckpointStore(Checkpoint(url=str(tmp_path), keep_last=1)).prune()
+    assert steps_of(store) == [2]
+
+
+def test_one_that_is_removed_while_it_is_loaded_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process prunes between two files of it."""
+    store = stored(tmp_path, 1, 2)
+
+    def slow(*args: object, **kwargs: object) -> np.ndarray:
+        monkeypatch.setattr(contents, "read_checked", read_checked)
+        CheckpointStore(Checkpoint(url=str(tmp_path), keep_last=1)).prune()
+        return read_checked(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(contents, "read_checked", slow)
+    info = store.list()[1]
+    assert is_whole(store.load(info))
+    assert not Path(info.url).exists()
+
+
+def test_a_store_removes_none_that_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a training restores while its writer prunes."""
+    stored(tmp_path, 1, 2)
+    store = stored(tmp_path, keep_last=1)
+
+    def slow(*args: object, **kwargs: object) -> np.ndarray:
+        store.prune()
+        return read_checked(*args, **kwargs)  # type: ignore[arg-type]
+
+    info = store.list()[1]
+    store.newest()
+    monkeypatch.setattr(contents, "read_checked", slow)
+    assert is_whole(store.load(info))
+    assert Path(info.url).exists()
+
+
+def test_a_path_that_can_not_be_written_to_is_told_at_the_start(tmp_path: Path) -> None:
+    """The error names the path and says what to do."""
+    (tmp_path / "file").write_text("not a folder")
+    store = stored(tmp_path / "file" / "place")
+    with pytest.raises(CheckpointStoreError, match=rf"{tmp_path}/file/place .*name another place \(EDL_CHECKPOINT\)"):
+        store.check()
+    with pytest.raises(CheckpointStoreError):
+        store.write(snapshot_at(1))
+
+
+def test_a_check_leaves_nothing_behind(tmp_path: Path) -> None:
+    """But the folder, which is made."""
+    stored(tmp_path / "place").check()
+    assert list((tmp_path / "place").iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["file://{}", "local://{}", "{}/", "~/place"])
+def test_paths_are_written_in_several_ways(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a URL, with a slash at its end, from the home folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    info = stored(url.format(tmp_path / "place")).write(snapshot_at(1))
+    assert Path(info.url).parent == tmp_path / "place"
+
+
+def test_an_unknown_protocol_is_refused() -> None:
+    """With the URL."""
+    with pytest.raises(SpecError, match=r"checkpoint\.url: got 'gopher://a/b'"):
+        stored("gopher://a/b").check()
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the extra that brings it."""
+    monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
+    with pytest.raises(
+        MissingExtraError, match=r"s3://bucket/job need the extra s3 \(pip install 'edl-airflow\[s3\]'\)"
+    ):
+        stored("s3://bucket/job").check()
+
+
+def test_arrays_that_can_not_be_stored_are_refused(tmp_path: Path) -> None:
+    """And leave nothing behind."""
+    snapshot = msgspec.structs.replace(snapshot_at(1), arrays={"model": {"names": np.array(["a"])}})
+    with pytest.raises(SpecError, match="'names'"):
+        stored(tmp_path).write(snapshot)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_trouble_that_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few times; a full disk is no such trouble."""
+    tries: list[int] = []
+
+    def fail(*_: object) -> None:
+        tries.append(1)
+        raise OSError(troubles.pop(0), "no")
+
+    monkeypatch.setattr(contents, "write_checked", fail)
+    troubles = [errno.ENOSPC]
+    with pytest.raises(CheckpointStoreError, match="no"):
+        stored(tmp_path).write(snapshot_at(1))
+    assert len(tries) == 1
+    troubles = [errno.ETIMEDOUT]
+    monkeypatch.setattr(contents, "write_checked", lambda *args: fail() if troubles else write_checked(*args))
+    assert is_whole(stored(tmp_path).load(stored(tmp_path).write(snapshot_at(1))))
+    assert len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,177 @@
+"""Checkpoints written beside a training."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+from checkpointing import is_whole, snapshot_at, steps_of, stored
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
+from structlog.testing import capture_logs
+
+from edl_runtime.checkpoint.manifest import CheckpointInfo
+from edl_runtime.checkpoint.snapshot import Snapshot
+from edl_runtime.checkpoint.writer import CheckpointWriter
+from edl_runtime.errors import CheckpointStoreError, EdlError
+
+
+class HeldFileSystem(MemoryFileSystem):  # type: ignore[misc]
+    """A store that answers nothing until it is let go."""
+
+    protocol = "held"
+    store: dict[str, Any] = {}  # noqa: RUF012 - fsspec's own way
+    pseudo_dirs = [""]  # noqa: RUF012 - as above
+    free = threading.Event()
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if "w" in mode:
+            assert self.free.wait(30)
+        return super()._open(path, mode, **options)
+
+
+@pytest.fixture
+def held() -> Iterator[threading.Event]:
+    """A file system "held" that writes once this is set."""
+    fsspec.register_implementation("held", HeldFileSystem, clobber=True)
+    HeldFileSystem.free.clear()
+    yield HeldFileSystem.free
+    HeldFileSystem.free.set()
+    HeldFileSystem.store.clear()
+
+
+def test_it_is_there_once_it_has_been_waited_for(tmp_path: Path) -> None:
+    """And whoever wants to know is told, with what it took."""
+    told: list[tuple[CheckpointInfo, float]] = []
+    store = stored(tmp_path)
+    writer = CheckpointWriter(store, saved=lambda info, took_s: told.append((info, took_s)))
+    assert writer.save(lambda: snapshot_at(5))
+    assert writer.close()
+    ((info, took_s),) = told
+    assert is_whole(store.load(info))
+    assert took_s > 0
+
+
+def test_the_arrays_are_those_of_the_moment(held: threading.Event) -> None:
+    """A training goes on in the same memory while they are written."""
+    store = stored("held://place")
+    writer = CheckpointWriter(store)
+    snapshot = snapshot_at(5)
+    assert writer.save(lambda: snapshot)
+    for group in snapshot.arrays.values():
+        for array in group.values():
+            array[:] = -1
+    held.set()
+    writer.close()
+    found = store.load_newest()
+    assert found is not None
+    assert is_whole(found[1])
+
+
+def test_memory_is_used_again(tmp_path: Path) -> None:
+    """Fresh memory costs more than the copy; another shape gets memory of its own."""
+    writer = CheckpointWriter(stored(tmp_path))
+    writer.prepare(lambda: snapshot_at(0))
+    first = writer._buffers.copy(snapshot_at(1)).arrays["model"]["weight"]
+    assert np.shares_memory(first, writer._buffers.copy(snapshot_at(2)).arrays["model"]["weight"])
+    assert writer._buffers.copy(snapshot_at(3, size=7)).arrays["model"]["weight"].shape == (7,)
+
+
+def test_a_slow_store_does_not_hold_up_the_training(held: threading.Event) -> None:
+    """One that is due while another is being written is left out, with a word, and the next one is written."""
+    store = stored("held://place")
+    writer = CheckpointWriter(store)
+    taken: list[int] = []
+
+    def capture(step: int) -> Snapshot:
+        taken.append(step)
+        return snapshot_at(step)
+
+    began = time.monotonic()
+    with capture_logs() as logs:
+        assert [writer.save(partial(capture, step)) for step in (1, 2, 3)] == [True, False, False]
+    assert not writer.wait(0.01)
+    assert time.monotonic() - began < 5
+    assert taken == [1]
+    assert [each["event"] for each in logs] == ["checkpoint.skipped", "checkpoint.skipped"]
+    held.set()
+    assert writer.wait(30)
+    assert writer.save(lambda: capture(4))
+    assert writer.close(30)
+    assert steps_of(store) == [4, 1]
+
+
+def test_closing_waits_no_longer_than_it_may(held: threading.Event) -> None:
+    """A store that hangs must not hold up the end of a training."""
+    writer = CheckpointWriter(stored("held://place"))
+    writer.save(lambda: snapshot_at(1))
+    assert not writer.close(timeout_s=0.01)
+    held.set()
+    assert writer.close()
+
+
+def test_a_failure_is_told_and_the_next_is_tried(tmp_path: Path) -> None:
+    """It never reaches the training."""
+    failures: list[EdlError] = []
+    place = tmp_path / "place"
+    place.write_text("in the way")
+    store = stored(place)
+    writer = CheckpointWriter(store, failed=failures.append)
+    with capture_logs() as logs:
+        assert writer.save(lambda: snapshot_at(1))
+        assert writer.wait(30)
+    assert [type(each) for each in failures] == [CheckpointStoreError]
+    assert [(each["event"], each["step"]) for each in logs] == [("checkpoint.failed", 1)]
+    place.unlink()
+    assert writer.save(lambda: snapshot_at(2))
+    assert writer.close(30)
+    assert steps_of(store) == [2]
+
+
+def test_the_last_one_is_written_at_once_or_fails_loudly(tmp_path: Path) -> None:
+    """It is the one that the next run goes on from."""
+    store = stored(tmp_path / "place")
+    writer = CheckpointWriter(store)
+    writer.save(lambda: snapshot_at(1))
+    assert is_whole(store.load(writer.save_now(lambda: snapshot_at(2))))
+    assert steps_of(store) == [2, 1]
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointStoreError):
+        CheckpointWriter(stored(tmp_path / "file")).save_now(lambda: snapshot_at(1))
+    writer.close()
+
+
+def test_the_last_one_is_not_written_twice(tmp_path: Path) -> None:
+    """If the one of that step was being written, that is it."""
+    store = stored(tmp_path)
+    writer = CheckpointWriter(store)
+    writer.save(lambda: snapshot_at(7))
+    assert writer.save_now(lambda: snapshot_at(7)) == store.newest()
+    assert steps_of(store) == [7]
+    writer.close()
+
+
+def test_old_ones_are_removed_as_new_ones_come(tmp_path: Path) -> None:
+    """As many stay as the spec says."""
+    store = stored(tmp_path, keep_last=2)
+    writer = CheckpointWriter(store)
+    for step in range(5):
+        assert writer.save(partial(snapshot_at, step))
+        assert writer.wait(30)
+    writer.close()
+    assert steps_of(store) == [4, 3]
+
+
+def test_what_capture_raises_is_the_trainings_own(tmp_path: Path) -> None:
+    """A mistake in it is no trouble with a store, and the writer goes on."""
+    writer = CheckpointWriter(stored(tmp_path))
+    with pytest.raises(ZeroDivisionError):
+        writer.save(lambda: snapshot_at(1 // 0))
+    assert writer.save(lambda: snapshot_at(1))
+    assert writer.close(30)
