@@ -23,6 +23,7 @@ SUMMARIES = {
     "logs": "Show what a job's instances wrote.",
     "pools": "Show pools and the teachers registered in them.",
     "resize": "Change the number of a pool's or job's instances.",
+    "run": "Train a script by as many instances as wanted.",
     "stop": "Stop a job or pool.",
     "teacher": "Serve a model to students.",
 }

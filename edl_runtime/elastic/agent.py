@@ -21,7 +21,7 @@ from edl_runtime.elastic.agreement import decide, outcome_of, waits_for
 from edl_runtime.elastic.crew import Crew, Fall
 from edl_runtime.elastic.environment import Communication
 from edl_runtime.elastic.events import Event
-from edl_runtime.elastic.gears import Kill, Place, orders
+from edl_runtime.elastic.gears import Kill, Post, orders
 from edl_runtime.elastic.generation import GroupView, Outcome, TrainerMember
 from edl_runtime.elastic.membership import BEAT_EVERY_S, RETRY_EVERY_S, Membership
 from edl_runtime.elastic.messages import Beat, Gear, Lost, Stepped, Up
@@ -45,6 +45,9 @@ MOST_FALLS = 3
 
 LONG_LIFE_S = 60.0
 """A plain script does not tell of its steps; one that ran for so long has come on."""
+
+ALONE_S = 60.0
+"""How long an agent whose trainer has trained all there is waits for a Redis that is away: all end at the same step."""
 
 FALLS_KEPT_MS = 24 * 3600 * 1000
 
@@ -92,7 +95,7 @@ class Agent:
         self._vigil = Vigil(self._me.id, settings.step_limit_s)
         self._steps = Steps()
         self._view = GroupView(now=0.0)
-        self._frozen = False
+        self._frozen_since: float | None = None
         self._wake = asyncio.Event()
         self._leaving_since: float | None = None
         self._signal = signal.SIGTERM
@@ -162,14 +165,15 @@ class Agent:
             await self._judge(crew, fall)
         try:
             self._view = await self._membership.beat(self._record(crew))
-            if self._frozen:
+            if self._frozen_since is not None:
                 log.info("agent.thawed", generation=self._view.number)
-            self._frozen = False
+            self._frozen_since = None
             rest_s = min(BEAT_EVERY_S, await self._lead(crew))
         except RegistryUnavailableError as error:
-            if not self._frozen:
+            if self._frozen_since is None:
                 log.warning("agent.frozen", cause=str(error))
-            self._frozen, rest_s = True, RETRY_EVERY_S
+                self._frozen_since = time.monotonic()
+            rest_s = RETRY_EVERY_S
         if self._verdict and self._view.outcome is None:
             self._view = msgspec.structs.replace(self._view, outcome=self._verdict)
         self._ports.renew(self._view.number)
@@ -257,11 +261,11 @@ class Agent:
         before = None
         while crew.mine != before:  # an order may make room for the next
             before = crew.mine
-            for order in orders(before, self._place(crew), self._view, now):
+            for order in orders(before, self._post(crew), self._view, now):
                 await crew.carry_out(order)
 
-    def _place(self, crew: Crew) -> Place:
-        return Place(
+    def _post(self, crew: Crew) -> Post:
+        return Post(
             member=self._me.id,
             elastic=crew.elastic,
             gear=self._me.gear,
@@ -303,6 +307,8 @@ class Agent:
             return Ending(self._status, self._verdict.reason)
         if outcome and outcome.kind != "failed":
             return Ending(0, outcome.reason)
+        if crew.finished and self._frozen_since is not None and time.monotonic() >= self._frozen_since + ALONE_S:
+            return Ending(0)
         if outcome:
             self._over_since = self._over_since or time.monotonic()
             return Ending(1, outcome.reason) if time.monotonic() >= self._over_since + AFTER_OTHERS_S else None

@@ -110,10 +110,11 @@ class Crew:
         return spoke
 
     def dismiss(self) -> None:
-        """End all processes at once."""
+        """End all processes at once; nothing is heard of them any more."""
         for trainer in (self._trainer, self._standby):
             if trainer:
                 trainer.kill()
+        self._trainer = self._standby = None
 
     async def carry_out(self, order: Order) -> None:
         """Do it, and note in `mine` that it is done. Raises OSError when no process can be begun."""

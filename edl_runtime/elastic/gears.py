@@ -59,7 +59,7 @@ class Mine(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase == "member" and self.up > self.fallen
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class Post(msgspec.Struct, frozen=True, kw_only=True):
     """Whose trainer it is, and what is wished of this instance.
 
     - `elastic`: its script joins generations by itself. `gear`: the fastest that the job's owner allows.
@@ -114,9 +114,9 @@ class Kill(msgspec.Struct, frozen=True):
 Order = Begin | Spare | Run | Tell | Terminate | Kill
 
 
-def orders(mine: Mine, place: Place, view: GroupView, now: float) -> list[Order]:
+def orders(mine: Mine, post: Post, view: GroupView, now: float) -> list[Order]:
     """Return what to do now; nothing of it is to be done again once `mine` says that it has been."""
-    return [*_about_losses(mine, view), *_about_trainer(mine, place, view, now), *_about_spare(mine, place, view, now)]
+    return [*_about_losses(mine, view), *_about_trainer(mine, post, view, now), *_about_spare(mine, post, view, now)]
 
 
 def _about_losses(mine: Mine, view: GroupView) -> Iterator[Order]:
@@ -136,68 +136,68 @@ def _is_gone(view: GroupView, peer: str, generation: int) -> bool:
     return there.member.lost >= generation
 
 
-def _about_trainer(mine: Mine, place: Place, view: GroupView, now: float) -> Iterator[Order]:
+def _about_trainer(mine: Mine, post: Post, view: GroupView, now: float) -> Iterator[Order]:
     match mine.phase:
-        case "absent" if not _is_ending(place, view) and not place.finished:
-            included = view.generation is not None and view.rank(place.member) is not None
+        case "absent" if not _is_ending(post, view) and not post.finished:
+            included = view.generation is not None and view.rank(post.member) is not None
             yield Begin(fresh=included and view.generation is not None and view.generation.gear == "cold")
         case "loading" | "loaded" | "starting" | "ready":
-            yield from _about_newcomer(mine, place, view)
+            yield from _about_newcomer(mine, post, view)
         case "member":
-            yield from _about_member(mine, place, view, now)
+            yield from _about_member(mine, post, view, now)
         case "leaving":
-            if now >= _left_by(mine, place, view):
+            if now >= _left_by(mine, post, view):
                 yield Kill("it did not leave in time")
         case "done" if view.outcome is not None and view.outcome.kind == "failed":
             yield Kill("the job has failed")
 
 
-def _about_newcomer(mine: Mine, place: Place, view: GroupView) -> Iterator[Order]:
-    following = _next(mine, place, view)
-    if _is_ending(place, view):
+def _about_newcomer(mine: Mine, post: Post, view: GroupView) -> Iterator[Order]:
+    following = _next(mine, post, view)
+    if _is_ending(post, view):
         yield Kill("it is not needed any more")
-    elif place.elastic and mine.phase == "loaded":
+    elif post.elastic and mine.phase == "loaded":
         yield Run()
-    elif place.elastic and mine.phase == "ready" and following is not None:
-        yield Tell(_join(following, place), following)
-    elif not place.elastic and mine.phase == "loaded" and following is not None:
+    elif post.elastic and mine.phase == "ready" and following is not None:
+        yield Tell(_join(following, post), following)
+    elif not post.elastic and mine.phase == "loaded" and following is not None:
         yield Run(following)
 
 
-def _about_member(mine: Mine, place: Place, view: GroupView, now: float) -> Iterator[Order]:
-    following = _next(mine, place, view)
-    if not place.elastic:
-        if _is_ending(place, view) or _is_over(mine, view):
+def _about_member(mine: Mine, post: Post, view: GroupView, now: float) -> Iterator[Order]:
+    following = _next(mine, post, view)
+    if not post.elastic:
+        if _is_ending(post, view) or _is_over(mine, view):
             yield Terminate()
     elif view.outcome is not None:
         yield Kill("the job has ended")
     elif view.stop is not None:
         yield Tell(Leave(reason=view.stop, checkpoint=True))
     elif following is None and _is_over(mine, view):
-        left = place.leaving_since is not None
+        left = post.leaving_since is not None
         yield Tell(Leave(reason="told to leave" if left else "the others go on without it", checkpoint=False))
-    elif place.leaving_since is not None and following is None and _goes_alone(place, view, now):
+    elif post.leaving_since is not None and following is None and _goes_alone(post, view, now):
         yield Tell(Leave(reason="told to leave", checkpoint=True))
     elif following is not None and following.gear == "live":
-        yield Tell(_join(following, place), following)
+        yield Tell(_join(following, post), following)
     elif following is not None:
         yield Tell(Leave(reason=following.reason, checkpoint=True))
 
 
-def _about_spare(mine: Mine, place: Place, view: GroupView, now: float) -> Iterator[Order]:
-    if _is_ending(place, view) or place.gear == "cold" or mine.spare != "absent":
+def _about_spare(mine: Mine, post: Post, view: GroupView, now: float) -> Iterator[Order]:
+    if _is_ending(post, view) or post.gear == "cold" or mine.spare != "absent":
         return
     if mine.trains and now >= mine.since + SPARE_AFTER_S:
         yield Spare()
 
 
-def _is_ending(place: Place, view: GroupView) -> bool:
-    return view.outcome is not None or view.stop is not None or place.leaving_since is not None
+def _is_ending(post: Post, view: GroupView) -> bool:
+    return view.outcome is not None or view.stop is not None or post.leaving_since is not None
 
 
-def _next(mine: Mine, place: Place, view: GroupView) -> Generation | None:
+def _next(mine: Mine, post: Post, view: GroupView) -> Generation | None:
     """Return the generation that the trainer is to be in from now on, None when it is in it or there is none."""
-    rank = view.rank(place.member)
+    rank = view.rank(post.member)
     return view.generation if rank is not None and _is_over(mine, view) else None
 
 
@@ -205,28 +205,28 @@ def _is_over(mine: Mine, view: GroupView) -> bool:
     return view.generation is not None and view.generation.number > mine.told
 
 
-def _goes_alone(place: Place, view: GroupView, now: float) -> bool:
+def _goes_alone(post: Post, view: GroupView, now: float) -> bool:
     """Whether an instance that is told to go waits in vain for the others to go on without it."""
     members = view.generation.members if view.generation else ()
     found = [view.find(member) for member in members]
     all_leave = all(there is None or there.member.leaving or there.member.finished for there in found)
-    waited_s = now - (place.leaving_since if place.leaving_since is not None else now)
+    waited_s = now - (post.leaving_since if post.leaving_since is not None else now)
     return all_leave or waited_s >= ALONE_AFTER_S
 
 
-def _left_by(mine: Mine, place: Place, view: GroupView) -> float:
-    if place.leaving_since is not None:
-        return place.leaving_since + GRACE_SHARE * place.grace_s
-    included = view.rank(place.member) is not None or view.stop is not None
+def _left_by(mine: Mine, post: Post, view: GroupView) -> float:
+    if post.leaving_since is not None:
+        return post.leaving_since + GRACE_SHARE * post.grace_s
+    included = view.rank(post.member) is not None or view.stop is not None
     works = mine.up == mine.told and mine.fallen < mine.told and mine.aborted < mine.told
-    return mine.since + (LONGEST_LEAVE_S if place.elastic and included and works else LET_GO_S)
+    return mine.since + (LONGEST_LEAVE_S if post.elastic and included and works else LET_GO_S)
 
 
-def _join(generation: Generation, place: Place) -> Join:
+def _join(generation: Generation, post: Post) -> Join:
     return Join(
         generation=generation.number,
-        rank=generation.members.index(place.member),
+        rank=generation.members.index(post.member),
         world_size=len(generation.members),
         store=generation.store,
-        instances=place.instances,
+        instances=post.instances,
     )

@@ -1,0 +1,217 @@
+"""`edl run`: an elastic training on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edl_runtime.backends.base import JobStatus
+from edl_runtime.backends.local import LocalBackend
+from edl_runtime.cli.agent import GEARS
+from edl_runtime.elastic import events
+from edl_runtime.elastic.membership import request_stop
+from edl_runtime.elastic.script import read_script
+from edl_runtime.errors import EX_CONFIG, RegistryUnavailableError, SpecError, UnknownJobError
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import NAME_LIMIT, Bounds, Checkpoint, JobSpec
+from edl_runtime.store.client import connect
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+OWNER = "edl-run/0"
+"""The token of jobs that people run by hand: whoever uses the work folder may replace them."""
+
+SHOWN = frozenset({"forming", "resumed", "failed", "waiting", "saved", "stop", "ended"})
+"""Events that stand among the lines of the log."""
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--instances", required=True, metavar="MIN:MAX", help="Fewest and most that train together, as in 1:4.")
+@click.option("--start", type=int, help="Instances to begin with; by default the fewest.")
+@click.option("--gear", type=click.Choice(GEARS), default="live", show_default=True, help="As in `edl agent`.")
+@click.option("--name", default="", help="Of the job; by default that of the script.")
+@click.option("--checkpoint", default="", metavar="URL", help="Where checkpoints are kept; EDL_CHECKPOINT by default.")
+@click.option("--every-steps", type=click.IntRange(1), help="A checkpoint each so many steps.")
+@click.option("--every-s", type=click.FloatRange(0, min_open=True), help="A checkpoint each so many seconds.")
+@click.option(
+    "--grace-s", type=click.FloatRange(0, min_open=True), default=30.0, show_default=True, help="To leave in."
+)
+@click.option("--detach", is_flag=True, help="Return once it is started; needs EDL_REDIS_URL.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    *,
+    instances: str,
+    start: int | None,
+    gear: str,
+    name: str,
+    checkpoint: str,
+    every_steps: int | None,
+    every_s: float | None,
+    grace_s: float,
+    detach: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Train COMMAND, a script with its arguments, by as many instances as wanted; `edl resize` changes how many.
+
+    Shows what they write and what becomes of them until the job ends. Ctrl-C stops it with a checkpoint, a second one
+    at once. Without EDL_REDIS_URL a Redis is started that lives as long as this command.
+
+    Scripts see the environment of this command. Exits with 0 when all is trained or the job was stopped.
+    """
+    bounds = Bounds.parse(instances)
+    settings = RuntimeSettings.from_env(os.environ)
+    if detach and not settings.redis_url:
+        raise SpecError("EDL_REDIS_URL", "", "the Redis by which the instances agree, for it has to outlive --detach")
+    if not checkpoint and (every_steps or every_s):
+        checkpoint = settings.checkpoint or _missing_checkpoint()
+    keeping = Checkpoint(url=checkpoint, every_steps=every_steps, every_s=every_s).to_env() if checkpoint else {}
+    spec = JobSpec(
+        name=name or _name_of(command),
+        kind="trainer",
+        command=(
+            "python",
+            "-m",
+            "edl_runtime.cli",
+            "agent",
+            "--instances",
+            str(bounds),
+            "--gear",
+            gear,
+            "--",
+            *command,
+        ),
+        bounds=bounds,
+        instances=bounds.min if start is None else start,
+        env=keeping,
+        cwd=str(Path.cwd()),
+        grace_s=grace_s,
+    )
+    read_script(command)
+    sys.exit(asyncio.run(_run(spec, settings, detach=detach)))
+
+
+def _missing_checkpoint() -> str:
+    raise SpecError("--checkpoint", "", "where checkpoints are kept, a path or URL, or EDL_CHECKPOINT in its place")
+
+
+def _name_of(command: tuple[str, ...]) -> str:
+    script = next((word for word in command if word.endswith(".py")), command[0])
+    return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:NAME_LIMIT].rstrip("-")
+
+
+async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool) -> int:
+    backend = LocalBackend(settings.work_dir)
+    async with AsyncExitStack() as stack:
+        url = settings.redis_url or await stack.enter_async_context(_own_redis())
+        client = await stack.enter_async_context(connect(url))
+        shell = {name: value for name, value in os.environ.items() if name not in spec.env}
+        await _forget_if_ended(backend, spec.name)
+        await backend.submit(spec, token=OWNER, secrets={**shell, "EDL_REDIS_URL": url})
+        if detach:
+            click.echo(f"{spec.name} is started; `edl logs -f {spec.name}` shows what it writes")
+            return 0
+        return await _Show(backend, client, settings.namespace, spec.name).run()
+
+
+@asynccontextmanager
+async def _own_redis() -> AsyncIterator[str]:
+    from edl_runtime.store.server import RedisServer
+
+    with tempfile.TemporaryDirectory(prefix="edl-run-") as folder:
+        server = RedisServer(Path(folder))
+        await asyncio.to_thread(server.start)
+        try:
+            yield server.url
+        finally:
+            await asyncio.to_thread(server.stop)
+
+
+async def _forget_if_ended(backend: LocalBackend, name: str) -> None:
+    """Who runs a script again means it, also when it has succeeded before."""
+    try:
+        status = await backend.get(name)
+    except UnknownJobError:
+        return
+    if status.phase != "running":
+        await backend.delete(name)
+
+
+class _Show:
+    """What a person sees of a running job, and what Ctrl-C does to it."""
+
+    def __init__(self, backend: LocalBackend, client: Redis, namespace: str, name: str) -> None:
+        self._backend = backend
+        self._client = client
+        self._namespace = namespace
+        self._name = name
+        self._ranks: dict[int, int] = {}
+        self._interrupts = 0
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Show the job until it ends and return its exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._interrupted)
+        told = asyncio.create_task(self._show_events())
+        try:
+            async for line in self._backend.logs(self._name, follow=True):
+                click.echo(f"{self._prefix(line.instance)} {line.text}")
+            if self._stopping:
+                await asyncio.wait(self._stopping)
+        finally:
+            told.cancel()
+        try:
+            return _exit_status(await self._backend.get(self._name))
+        except UnknownJobError:  # the second Ctrl-C, or `edl stop` from elsewhere
+            click.echo(f"edl: {self._name} was stopped at once", err=True)
+            return 1
+
+    def _prefix(self, instance: int) -> str:
+        rank = self._ranks.get(instance)
+        return f"[{instance}]" if rank is None else f"[{instance} rank {rank}]"
+
+    async def _show_events(self) -> None:
+        while True:
+            try:
+                async for event in events.follow(self._client, self._namespace, self._name):
+                    if event.kind == "forming":
+                        self._ranks = {instance: rank for rank, instance in enumerate(event.members)}
+                    if event.kind in SHOWN:
+                        click.echo(f"edl: {event.line()}", err=True)
+            except RegistryUnavailableError:
+                await asyncio.sleep(1.0)
+
+    def _interrupted(self) -> None:
+        self._interrupts += 1
+        self._stopping.add(asyncio.create_task(self._stop() if self._interrupts == 1 else self._delete()))
+
+    async def _stop(self) -> None:
+        click.echo("edl: stopping with a checkpoint; press Ctrl-C again to stop at once", err=True)
+        try:
+            asked = await request_stop(self._client, self._namespace, self._name, "stopped by Ctrl-C")
+        except RegistryUnavailableError:
+            asked = False
+        if not asked:
+            await self._delete()
+
+    async def _delete(self) -> None:
+        await self._backend.delete(self._name)
+
+
+def _exit_status(status: JobStatus) -> int:
+    if status.phase == "succeeded":
+        return 0
+    click.echo(f"edl: {status.name} failed: {status.reason}", err=True)
+    return EX_CONFIG if EX_CONFIG in {instance.exit_code for instance in status.instances} else 1
