@@ -1,4 +1,4 @@
-"""Does a task's work: wait for the pool, start the student, follow it. Workers and triggerers run the same code.
+"""Does a task's work: wait for the pool, start to train, follow it. Workers and triggerers run the same code.
 
 `begin` and `conduct` look, ask `decide` and act. All of it can be done again from the start (by another triggerer,
 by the next try) and finds what is there already.
@@ -13,9 +13,10 @@ from typing import Protocol
 
 import msgspec
 
-from edl_airflow.decisions import Decision, View, decide
+from edl_airflow.decisions import View, decide
+from edl_airflow.joblog import Position
 from edl_airflow.telling import Say, Teller, latest
-from edl_airflow.work import Outcome, Work
+from edl_airflow.work import LandedCheckpoint, Outcome, Training, Work
 from edl_runtime.backends.base import Backend, JobStatus, owner_of, refuse_strangers
 from edl_runtime.errors import RegistryUnavailableError, UnknownJobError
 from edl_runtime.progress import Progress
@@ -25,7 +26,7 @@ LOOK_EVERY_S = 0.5
 
 
 class Site(Protocol):
-    """Where the work is done: what a connection leads to."""
+    """Where the work is done: what a connection leads to. All but the backend raises RegistryUnavailableError."""
 
     @property
     def backend(self) -> Backend: ...
@@ -36,11 +37,35 @@ class Site(Protocol):
         ...
 
     async def teachers(self, pool: str) -> list[str]:
-        """Return the addresses of the registered teachers. Raises RegistryUnavailableError."""
+        """Return the addresses of the registered teachers."""
         ...
 
     async def progress(self, job: str) -> Progress | None:
-        """Return the job's last report. Raises RegistryUnavailableError."""
+        """Return the job's last report."""
+        ...
+
+    async def training(self, job: str) -> Training | None:
+        """Return what the job's agents have agreed on, None if there are none."""
+        ...
+
+    async def checkpoint(self, stream: str) -> LandedCheckpoint | None:
+        """Return the last checkpoint that has landed in the stream."""
+        ...
+
+    async def generations(self, job: str) -> int:
+        """Return how many memberships of its trainers the job has had."""
+        ...
+
+    async def ask_to_end(self, job: str, reason: str) -> bool:
+        """Ask a job's trainers to end with a checkpoint; False when there are none yet. The first reason counts."""
+        ...
+
+    async def log_position(self, job: str) -> Position | None:
+        """Return how much of the job's log is in its task's log already."""
+        ...
+
+    async def keep_log_position(self, job: str, position: Position) -> None:
+        """Keep that for whoever goes on."""
         ...
 
 
@@ -50,43 +75,48 @@ async def begin(work: Work, site: Site) -> Outcome | None:
     Only for the first half of a try: it makes this try's token the owner. Returns the outcome if the work has
     ended already. Raises what the registry and the backend raise; `stop_all_tries` then leaves nothing.
     """
-    adopted = await _adopts_student(work, site.backend)
+    adopted = await _adopts_trainers(work, site.backend)
     if not adopted:
-        await site.teachers(work.pool)  # a Redis that is away is an error now, and an outage to ride out later
+        await site.progress(work.name)  # a Redis that is away is an error now, and an outage to ride out later
     if work.pool_job:
         await site.backend.submit(work.pool_job, token=work.token, secrets=site.secrets)
-    if work.student_job and adopted:
-        await site.backend.submit(work.student_job, token=work.token, secrets=site.secrets)
+    if adopted:
+        await _start(work, site)
     view = await _look(work, site, started=adopted)
-    decision: Decision = decide(work, view, time.time())
-    return await _ended(decision, view, site) if isinstance(decision, Outcome) else None
+    decision = decide(work, view, time.time())
+    if decision == "start_trainer" and not work.pool:
+        await _start(work, site)
+    return await _ended(work, decision, view, site) if isinstance(decision, Outcome) else None
 
 
 async def conduct(work: Work, site: Site, say: Say) -> Outcome:
-    """Go on until the work has ended, logging progress with `say`.
+    """Go on until the work has ended, logging progress and what the job writes with `say`.
 
     Rides out a Redis that is away: the training goes on, and the backend tells when it ends. Raises BackendError.
     """
-    teller = Teller(work, say)
-    started = False
-    while True:
-        view = await _look(work, site, started=started)
-        started = view.started
-        decision = decide(work, view, time.time())
-        if isinstance(decision, Outcome):
-            return await _ended(decision, view, site)
-        if decision == "start_student" and work.student_job:
-            await site.backend.submit(work.student_job, token=work.token, secrets=site.secrets)
-            say(f"Started the student {work.student_job.name!r}")
-            started = True
-            continue
-        await teller.tell(view, site)
-        await asyncio.sleep(LOOK_EVERY_S)
+    async with Teller(work, site, say) as teller:
+        started = asked = False
+        while True:
+            view = await _look(work, site, started=started)
+            started = view.started
+            decision = decide(work, view, time.time())
+            if isinstance(decision, Outcome):
+                await teller.finish(view)
+                return await _ended(work, decision, view, site)
+            if decision == "start_trainer":
+                await _start(work, site)
+                say(f"Started {work.name!r}")
+                started = True
+                continue
+            if decision == "end_trainer" and not asked:
+                asked = await _ask_to_end(work, site, say)
+            await teller.tell(view)
+            await asyncio.sleep(LOOK_EVERY_S)
 
 
 async def stop(work: Work, backend: Backend) -> None:
-    """End everything that carries this try's token, student and pool at the same time; their logs are kept."""
-    names = [job.name for job in (work.student_job, work.pool_job) if job]
+    """End everything that carries this try's token, trainers and pool at the same time; their logs are kept."""
+    names = [job.name for job in (work.trainer_job, work.pool_job) if job]
     await asyncio.gather(*(backend.delete(name, token=work.token) for name in names))
 
 
@@ -104,12 +134,17 @@ async def job_status(backend: Backend, name: str) -> JobStatus | None:
         return None
 
 
-async def _adopts_student(work: Work, backend: Backend) -> bool:
-    """Return whether an earlier try's student is as good as a new one; stop it if it is not."""
-    earlier = await job_status(backend, work.student_job.name) if work.student_job else None
-    if not earlier or not work.student_job:
+async def _start(work: Work, site: Site) -> None:
+    if work.trainer_job:
+        await site.backend.submit(work.trainer_job, token=work.token, secrets=site.secrets)
+
+
+async def _adopts_trainers(work: Work, backend: Backend) -> bool:
+    """Return whether an earlier try's training is as good as a new one; stop it if it is not."""
+    earlier = await job_status(backend, work.trainer_job.name) if work.trainer_job else None
+    if not earlier or not work.trainer_job:
         return False
-    if earlier.digest == work.student_job.digest and earlier.phase != "failed":
+    if earlier.digest == work.trainer_job.digest and earlier.phase != "failed":
         return True
     refuse_strangers(earlier, work.token)
     await backend.delete(earlier.name)
@@ -117,22 +152,36 @@ async def _adopts_student(work: Work, backend: Backend) -> bool:
 
 
 async def _look(work: Work, site: Site, *, started: bool) -> View:
-    student = await job_status(site.backend, work.student_job.name) if work.student_job else None
-    started = started or student is not None
-    pool = await job_status(site.backend, work.pool) if work.pool_job or not started else None
-    if started:
-        return View(pool=pool, student=student, started=True)
+    trainer = await job_status(site.backend, work.trainer_job.name) if work.trainer_job else None
+    started = started or trainer is not None
+    pool = await job_status(site.backend, work.pool) if work.pool_job or (work.pool and not started) else None
+    if started or not work.pool:
+        return View(pool=pool, trainer=trainer, started=started)
     try:
         return View(pool=pool, teachers=tuple(await site.teachers(work.pool)))
     except RegistryUnavailableError:
         return View(pool=pool, teachers=None)
 
 
-async def _ended(outcome: Outcome, view: View, site: Site) -> Outcome:
-    if not view.student:
-        return outcome
+async def _ask_to_end(work: Work, site: Site, say: Say) -> bool:
     try:
-        progress = await latest(view.student, site)
+        asked = await site.ask_to_end(work.name, "its time to train is over")
+    except RegistryUnavailableError:
+        return False
+    if asked:
+        say(f"The time to train is over: {work.name!r} was asked to end with a checkpoint")
+    return asked
+
+
+async def _ended(work: Work, outcome: Outcome, view: View, site: Site) -> Outcome:
+    """Add what Redis knows of how far the training came, if it answers."""
+    try:
+        return msgspec.structs.replace(
+            outcome,
+            progress=await latest(view.trainer, site) if view.trainer else None,
+            training=await site.training(work.name) if view.trainer else None,
+            generations=await site.generations(work.name) if view.trainer else 0,
+            landed=await site.checkpoint(work.stream) if work.stream else None,
+        )
     except RegistryUnavailableError:
         return outcome
-    return msgspec.structs.replace(outcome, answered=progress.answered) if progress else outcome

@@ -14,26 +14,29 @@ from edl_runtime.errors import EX_CONFIG
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """What there is now. `teachers` is None while Redis is away, a job None while the backend knows none.
 
-    `started`: the student has been seen or started, so its absence means that somebody removed it.
+    `started`: the trainer job has been seen or started, so its absence means that somebody removed it.
     """
 
     pool: JobStatus | None = None
-    student: JobStatus | None = None
+    trainer: JobStatus | None = None
     teachers: tuple[str, ...] | None = ()
     started: bool = False
 
 
-Decision = Outcome | Literal["wait", "start_student"]
+Decision = Outcome | Literal["wait", "start_trainer", "end_trainer"]
 
 
 def decide(work: Work, view: View, now: float) -> Decision:
-    """Return what to do next, or how the work has ended."""
-    for job in (view.pool if work.pool_job else None, view.student):
+    """Return what to do next, or how the work has ended.
+
+    `end_trainer` is to ask the job to end with a checkpoint; it comes until the job has, or its grace is over.
+    """
+    for job in (view.pool if work.pool_job else None, view.trainer):
         if job and job.token != work.token and owner_of(job.token) == owner_of(work.token):
             return Outcome(ended="taken_over", name=job.name)
-    decision = _follow(work, view) if view.student or view.started else _gather(work, view, now)
+    decision = _follow(work, view, now) if view.trainer or view.started else _start(work, view, now)
     if not isinstance(decision, Outcome) and work.deadline is not None and now >= work.deadline:
-        return Outcome(ended="timed_out", name=name_of(work))
+        return Outcome(ended="timed_out", name=work.name)
     return decision
 
 
@@ -54,16 +57,17 @@ def is_hopeless(pool: JobStatus, at_least: int) -> bool:
     return pool.attainable < min(at_least, pool.wanted)
 
 
-def name_of(work: Work) -> str:
-    """Return the name of what the work is mainly about."""
-    return work.student_job.name if work.student_job else work.pool
-
-
 def lack(work: Work, view: View) -> str:
     """Say what the wait for teachers is waiting for."""
     if view.teachers is None:
         return "Redis does not answer"
     return f"{len(view.teachers)} of the {work.at_least} wanted are registered"
+
+
+def _start(work: Work, view: View, now: float) -> Decision:
+    if work.ends_at is not None and now >= work.ends_at:
+        return Outcome(ended="stopped", name=work.name, reason="the time to train was over before it could begin")
+    return _gather(work, view, now) if work.pool else "start_trainer"
 
 
 def _gather(work: Work, view: View, now: float) -> Decision:
@@ -73,7 +77,7 @@ def _gather(work: Work, view: View, now: float) -> Decision:
     if pool and pool.phase == "failed":
         return failure(pool)
     if len(teachers) >= work.at_least:
-        return "start_student" if work.student_job else Outcome(ended="ready", name=work.pool, teachers=teachers)
+        return "start_trainer" if work.trainer_job else Outcome(ended="ready", name=work.pool, teachers=teachers)
     if pool and is_hopeless(pool, work.at_least):
         return failure(pool)
     if now >= work.pool_deadline:
@@ -81,19 +85,28 @@ def _gather(work: Work, view: View, now: float) -> Decision:
     return "wait"
 
 
-def _follow(work: Work, view: View) -> Decision:
-    student = view.student
-    if not student or student.token != work.token:
-        return _removed(name_of(work))
-    if student.phase == "failed":
-        return _with_the_pools(failure(student), view.pool)
-    if student.phase == "succeeded":
-        return Outcome(ended="succeeded", name=student.name, result=student.result)
-    return "wait"
+def _follow(work: Work, view: View, now: float) -> Decision:
+    job = view.trainer
+    if not job or job.token != work.token:
+        return _removed(work.name)
+    if job.phase == "failed":
+        return _with_the_pools(failure(job), view.pool)
+    if job.phase == "succeeded":
+        return Outcome(ended="succeeded", name=job.name, result=job.result)
+    if work.ends_at is None or now < work.ends_at:
+        return "wait"
+    if now < work.ends_at + work.stop_grace_s:
+        return "end_trainer"
+    return Outcome(
+        ended="stopped",
+        name=job.name,
+        result=job.result,
+        reason=f"it did not end by itself within {work.stop_grace_s:.0f} s of being asked to",
+    )
 
 
 def _with_the_pools(outcome: Outcome, pool: JobStatus | None) -> Outcome:
-    """Add what is wrong with the pool: a student that can't find a teacher does not know why."""
+    """Add what is wrong with the pool: a student that finds no teacher does not know why."""
     if not pool or not pool.reason:
         return outcome
     said = (f"the last lines of pool {pool.name!r}:", *pool.last_lines) if pool.last_lines else ()

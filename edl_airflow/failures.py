@@ -32,15 +32,29 @@ class UsersMistakeError(AirflowFailException):
     """Raised when trying again can't help: a spec, a model or a connection has to be mended first."""
 
 
-class PoolEndedError(AirflowFailException):
-    """Raised when the pool that a task waits for was there and has ended."""
+class GoneError(AirflowFailException):
+    """Raised when the pool or job that a task waits for was there and has ended."""
 
-    def __init__(self, pool: str) -> None:
-        super().__init__(pool)
-        self.pool = pool
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name = name
+        self.reason = reason
 
     def __str__(self) -> str:
-        return f"pool {self.pool!r} has ended: it was there, and somebody has stopped it"
+        return f"{self.name!r} has ended: {self.reason}"
+
+
+class NotInTimeError(EdlError):
+    """Raised when a job or a checkpoint that a task waits for did not come within the wait limit."""
+
+    def __init__(self, name: str, waited_s: float, lack: str) -> None:
+        super().__init__(name, waited_s, lack)
+        self.name = name
+        self.waited_s = waited_s
+        self.lack = lack
+
+    def __str__(self) -> str:
+        return f"waited {self.waited_s:.0f} s for {self.name!r}: {self.lack}"
 
 
 class TaskKilledError(EdlError):
@@ -69,25 +83,34 @@ def failing_clearly() -> Iterator[None]:
 
 
 def _in_dags_words(error: Exception) -> str:
-    if isinstance(error, OwnedElsewhereError) and error.kind == "pool":
-        advice = "such as 'x-{{ ti.map_index }}', or let EdlDistillOperator make one up: leave teacher_pool out"
-        return f"{error}. Give a name {advice}"
-    return str(error)
+    if not isinstance(error, OwnedElsewhereError):
+        return str(error)
+    field = "teacher_pool" if error.kind == "pool" else "job"
+    return (
+        f"{error}. Give a name such as 'x-{{{{ ti.map_index }}}}', or let the operator make one up: leave {field} out"
+    )
 
 
 def failure_of(outcome: Outcome, waits_s: float) -> BaseException | None:
     """Return the error to raise for `outcome`, None if all went well. `waits_s`: the wait limit, for its message."""
+    error: BaseException | None = None
     match outcome.ended:
         case "ready" | "succeeded":
-            return None
+            pass
         case "failed":
             failed = JobFailedError(outcome.name, outcome.reason, outcome.last_lines)
-            return UsersMistakeError(str(failed)) if outcome.permanent else failed
+            error = UsersMistakeError(str(failed)) if outcome.permanent else failed
+        case "stopped":
+            if not outcome.landed or outcome.landed["job"] != outcome.name:
+                error = JobFailedError(outcome.name, f"{outcome.reason}, and it has left no checkpoint")
         case "gone":
-            return PoolEndedError(outcome.name)
+            error = GoneError(outcome.name, outcome.reason)
         case "no_teacher":
-            return NoTeacherError(outcome.name, waits_s, outcome.reason)
+            error = NoTeacherError(outcome.name, waits_s, outcome.reason)
+        case "not_yet":
+            error = NotInTimeError(outcome.name, waits_s, outcome.reason)
         case "timed_out":
-            return AirflowTaskTimeout(f"{outcome.name!r} took longer than the task's execution_timeout")
+            error = AirflowTaskTimeout(f"{outcome.name!r} took longer than the task's execution_timeout")
         case "taken_over":
-            return JobFailedError(outcome.name, "a later try of this task has taken it over")
+            error = JobFailedError(outcome.name, "a later try of this task has taken it over")
+    return error

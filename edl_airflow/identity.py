@@ -38,6 +38,12 @@ def pool_name(ti: TaskInstance) -> str:
     return _name(ti, "teachers")
 
 
+def checkpoint_stream(dag_id: str, task_id: str, map_index: int | None = None) -> str:
+    """Return where the checkpoints of a task are told, in all its runs: "DAG/TASK", "DAG/TASK/3" for a mapped one."""
+    mapped = map_index is not None and map_index >= 0
+    return f"{dag_id}/{task_id}/{map_index}" if mapped else f"{dag_id}/{task_id}"
+
+
 def owner(ti: TaskInstance) -> str:
     """Return who all jobs and pools of this task instance belong to, in every try: the name of its job."""
     return job_name(ti)

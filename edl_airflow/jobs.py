@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.specs import Bounds, JobSpec, TeacherSpec, TrainerSpec
+from edl_runtime.specs import Bounds, Checkpoint, JobSpec, TeacherSpec, TrainerSpec
+
+if TYPE_CHECKING:
+    from edl_runtime.elastic.messages import Gear
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """A Python callable, `package.module:function`."""
@@ -59,7 +65,7 @@ def student_job(
     teacher_wait_s: float,
     folder: Path,
 ) -> JobSpec:
-    """Return the job that trains the student. A relative `cwd` is one below `folder`; an empty one stays empty.
+    """Return the job that trains the student, one process. A relative `cwd` is one below `folder`.
 
     `pool_digest`: of the pool that the task runs for it, so that other teachers make another job; "" without.
     """
@@ -71,9 +77,49 @@ def student_job(
         bounds=Bounds(1, 1),
         instances=1,
         env={**settings.to_env(), **student.env},
-        cwd=str(folder / student.cwd) if student.cwd else "",
+        cwd=_cwd(student, folder),
         pool_digest=pool_digest,
     )
+
+
+def trainer_job(
+    name: str,
+    trainer: TrainerSpec,
+    bounds: Bounds,
+    *,
+    gear: Gear,
+    checkpoint: Checkpoint | None,
+    stream: str,
+    namespace: str,
+    folder: Path,
+) -> JobSpec:
+    """Return the job of elastic trainers, `bounds.min` of them to begin with, each an `edl agent` that runs the script.
+
+    A relative `cwd`, and a relative path of checkpoints, is one below `folder`. `stream`: where checkpoints are told
+    when they land. The agents start with -P, so that no file in their folder takes the place of a library.
+    """
+    settings = RuntimeSettings(namespace=namespace, job=name, checkpoint_stream=stream)
+    words = ["python", "-P", "-m", "edl_runtime.cli", "agent", "--instances", str(bounds), "--gear", gear, "--"]
+    return JobSpec(
+        name=name,
+        kind="trainer",
+        command=(*words, *trainer.command),
+        bounds=bounds,
+        instances=bounds.min,
+        env={**settings.to_env(), **(_below(checkpoint, folder).to_env() if checkpoint else {}), **trainer.env},
+        cwd=_cwd(trainer, folder),
+    )
+
+
+def _cwd(trainer: TrainerSpec, folder: Path) -> str:
+    """Return the folder to start in; empty for one of the job's own."""
+    return str(folder / trainer.cwd) if trainer.cwd else ""
+
+
+def _below(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
+    if "://" in checkpoint.url:
+        return checkpoint
+    return msgspec.structs.replace(checkpoint, url=str(folder / checkpoint.url))
 
 
 def _model(model: str, folder: Path) -> str:

@@ -26,7 +26,27 @@ class StudentLogLink(BaseOperatorLink):
     name = "Student log"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        return student_log_url(operator.edl_conn_id, job_name(ti_key))
+        return job_log_url(operator.edl_conn_id, job_name(ti_key))
+
+
+class TrainerLogLink(BaseOperatorLink):
+    """To the merged log of the instances that the task trains with."""
+
+    name = "Trainers' log"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        return job_log_url(operator.edl_conn_id, operator.job or job_name(ti_key))
+
+
+class ResizedLink(BaseOperatorLink):
+    """To the pool, or to the job's log, that the task resizes."""
+
+    name = "Resized"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002 (Airflow's signature)
+        if operator.job:
+            return job_log_url(operator.edl_conn_id, operator.job)
+        return pool_url(operator.edl_conn_id, operator.teacher_pool)
 
 
 class TeacherPoolLink(BaseOperatorLink):
@@ -38,7 +58,7 @@ class TeacherPoolLink(BaseOperatorLink):
         return pool_url(operator.edl_conn_id, operator.teacher_pool or pool_name(ti_key))
 
 
-def student_log_url(conn_id: str, job: str) -> str:
+def job_log_url(conn_id: str, job: str) -> str:
     return f"{_base()}/jobs/{quote(conn_id, safe='')}/{quote(job, safe='')}/log"
 
 

@@ -12,7 +12,7 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "edl-airflow",
         "name": _NAME,
-        "description": "Service distillation with elastic teacher pools.",
+        "description": "Elastic training, and service distillation with elastic teacher pools.",
         "integrations": [{"integration-name": _NAME, "tags": ["software"]}],
         "operators": [
             {
@@ -21,15 +21,29 @@ def get_provider_info() -> dict[str, Any]:
                     "edl_airflow.operators.distill",
                     "edl_airflow.operators.resize",
                     "edl_airflow.operators.teacher_pool",
+                    "edl_airflow.operators.train",
                 ],
             }
         ],
-        "sensors": [{"integration-name": _NAME, "python-modules": ["edl_airflow.sensors.teacher_pool"]}],
+        "sensors": [
+            {
+                "integration-name": _NAME,
+                "python-modules": [
+                    "edl_airflow.sensors.checkpoint",
+                    "edl_airflow.sensors.job",
+                    "edl_airflow.sensors.teacher_pool",
+                ],
+            }
+        ],
         "hooks": [{"integration-name": _NAME, "python-modules": ["edl_airflow.hooks.edl"]}],
         "triggers": [
             {
                 "integration-name": _NAME,
-                "python-modules": ["edl_airflow.triggers.job", "edl_airflow.triggers.teacher_pool"],
+                "python-modules": [
+                    "edl_airflow.triggers.checkpoint",
+                    "edl_airflow.triggers.job",
+                    "edl_airflow.triggers.wait",
+                ],
             }
         ],
         "connection-types": [
@@ -70,5 +84,10 @@ def get_provider_info() -> dict[str, Any]:
                 },
             }
         ],
-        "extra-links": ["edl_airflow.links.StudentLogLink", "edl_airflow.links.TeacherPoolLink"],
+        "extra-links": [
+            "edl_airflow.links.ResizedLink",
+            "edl_airflow.links.StudentLogLink",
+            "edl_airflow.links.TeacherPoolLink",
+            "edl_airflow.links.TrainerLogLink",
+        ],
     }

@@ -7,14 +7,25 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from edl_airflow.hooks.edl import Surroundings
-from edl_airflow.work import Place
+from edl_airflow.joblog import Position
+from edl_airflow.work import LandedCheckpoint, Place, Training
+from edl_runtime import progress
+from edl_runtime.store import keys
+from edl_runtime.store.client import connect, unavailable_if_lost
 
 if TYPE_CHECKING:
     from edl_runtime.backends.base import Backend
+    from edl_runtime.checkpoint.landed import Landed
     from edl_runtime.progress import Progress
     from edl_runtime.registry.members import Member
     from edl_runtime.store.keys import Role
+
+
+POSITION_KEPT_S = 24 * 3600
+"""How long it is known how much of a job's log has been shown, after the last that was."""
 
 
 def backend_at(place: Place) -> Backend:
@@ -38,32 +49,93 @@ async def open_site(surroundings: Surroundings) -> AsyncIterator[Site]:
 
 
 class Site:
-    """Where instances run (`backend`), what they may know (`secrets`) and who is alive. Made by `open_site`."""
+    """Where instances run (`backend`), what they may know (`secrets`) and who is alive. Made by `open_site`.
+
+    All that asks Redis raises RegistryUnavailableError.
+    """
 
     def __init__(self, surroundings: Surroundings) -> None:
-        from edl_runtime import progress
+        from edl_runtime.checkpoint import landed
+        from edl_runtime.elastic import events, glance, membership
         from edl_runtime.registry.directory import Directory
-        from edl_runtime.store.client import connect
 
         self.namespace = surroundings.namespace
         self.secrets = {"EDL_REDIS_URL": surroundings.redis_url}
         self.backend: Backend = backend_at(surroundings.place)
         self._client = connect(surroundings.redis_url)
         self._directory = Directory(self._client, surroundings.namespace)
-        self._read_progress = progress.read
+        self._landed, self._events, self._glance, self._membership = landed, events, glance, membership
 
     async def close(self) -> None:
         """Close the sockets."""
         await self._client.aclose()
 
     async def teachers(self, pool: str) -> list[str]:
-        """Return the addresses of the registered teachers, sorted. Raises RegistryUnavailableError."""
+        """Return the addresses of the registered teachers, sorted."""
         return sorted(member.address for member in await self.members(pool, "teachers"))
 
     async def members(self, pool: str, role: Role) -> list[Member]:
-        """Return the registered teachers or students, by id. Raises RegistryUnavailableError."""
+        """Return the registered teachers or students, by id."""
         return await self._directory.members(pool, role)
 
     async def progress(self, job: str) -> Progress | None:
-        """Return the job's last report. Raises RegistryUnavailableError."""
-        return await self._read_progress(self._client, self.namespace, job)
+        """Return the job's last report."""
+        return await progress.read(self._client, self.namespace, job)
+
+    async def checkpoint(self, stream: str) -> LandedCheckpoint | None:
+        """Return the last checkpoint that has landed in the stream."""
+        found = await self._landed.newest(self._client, self.namespace, stream)
+        return as_result(found) if found else None
+
+    async def next_checkpoints(
+        self, stream: str, last_id: str, *, block_ms: int = 1000
+    ) -> list[tuple[str, LandedCheckpoint]]:
+        """Return what has landed since `last_id` (from the start, if empty), with ids; waits for something to land."""
+        last_id = last_id or self._landed.START
+        found = await self._landed.after(self._client, self.namespace, stream, last_id, block_ms=block_ms)
+        return [(entry_id, as_result(one)) for entry_id, one in found]
+
+    async def end_of_checkpoints(self, stream: str) -> str:
+        """Return the id after which nothing has landed yet."""
+        return await self._landed.end(self._client, self.namespace, stream)
+
+    async def training(self, job: str) -> Training | None:
+        """Return what the job's agents have agreed on, None if there are none."""
+        found = await self._glance.glance(self._client, self.namespace, job)
+        if not found:
+            return None
+        outcome = found.outcome
+        return Training(
+            instances=found.instances,
+            ended=outcome.kind if outcome and outcome.kind != "failed" else "",
+            reason=outcome.reason if outcome else "",
+        )
+
+    async def generations(self, job: str) -> int:
+        """Return how many memberships of its trainers the job has had."""
+        happened = await self._events.read(self._client, self.namespace, job)
+        return len({event.generation for event in happened if event.kind == "active"})
+
+    async def ask_to_end(self, job: str, reason: str) -> bool:
+        """Ask a job's trainers to end with a checkpoint; False when there are none yet."""
+        return await self._membership.request_stop(self._client, self.namespace, job, reason)
+
+    async def log_position(self, job: str) -> Position | None:
+        """Return how much of the job's log is in its task's log already."""
+        with unavailable_if_lost(self._client):
+            kept = await self._client.get(keys.log_position(self.namespace, job))
+        return msgspec.json.decode(kept, type=Position) if kept else None
+
+    async def keep_log_position(self, job: str, position: Position) -> None:
+        """Keep that for whoever goes on."""
+        with unavailable_if_lost(self._client):
+            await self._client.set(
+                keys.log_position(self.namespace, job), msgspec.json.encode(position), ex=POSITION_KEPT_S
+            )
+
+
+def as_result(found: Landed) -> LandedCheckpoint:
+    """Return a checkpoint that has landed as tasks return it."""
+    return LandedCheckpoint(
+        job=found.job, checkpoint=found.url, step=found.step, epoch=found.epoch, metrics=found.metrics, at=found.at
+    )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, Self
 
 from edl_airflow.decisions import View, lack
+from edl_airflow.joblog import JobLog, Logs
 from edl_airflow.work import Work
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.errors import RegistryUnavailableError
@@ -19,41 +20,65 @@ MOST_NAMED = 3
 
 
 class Reports(Protocol):
-    """Where a student's reports are."""
+    """Where a job's reports are."""
 
     async def progress(self, job: str) -> Progress | None:
         """Return the job's last report. Raises RegistryUnavailableError."""
         ...
 
 
+class Source(Reports, Logs, Protocol):
+    """Where both its reports and what it writes are."""
+
+
 class Teller:
-    """Says how far the work is: on each matter only what is new, and progress at most every `progress_every_s`.
+    """Says how far the work is, and what the job writes: only what is new, and at most every `progress_every_s`.
 
     Who limits the speed is said when that changes, and each teacher is named once as one in quarantine: how many are
-    there stands in the lines of progress.
+    there stands in the lines of progress. Used as a context: it reads the job's log meanwhile.
     """
 
-    def __init__(self, work: Work, say: Say) -> None:
+    def __init__(self, work: Work, source: Source, say: Say) -> None:
         self._work = work
+        self._source = source
         self._say = say
+        self._log: JobLog | None = None
         self._said: dict[str, str] = {}
         self._limit = ""
         self._quarantined: set[str] = set()
         self._next_at = 0.0
 
-    async def tell(self, view: View, reports: Reports) -> None:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._log:
+            await self._log.close()
+
+    async def tell(self, view: View) -> None:
         """Say what is new. Never raises because Redis is away."""
         if view.pool and view.pool.reason:
             self._news("pool", f"Pool {view.pool.name!r}: {view.pool.reason}")
-        if not view.student:
+        if not view.trainer:
             self._news("teachers", f"Waiting for teachers of pool {self._work.pool!r}: {lack(self._work, view)}")
-        elif time.monotonic() >= self._next_at:
+            return
+        await self._log_of(view.trainer).tell()
+        if time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + self._work.progress_every_s
-            await self._tell_progress(view.student, reports)
+            await self._tell_progress(view.trainer)
 
-    async def _tell_progress(self, student: JobStatus, reports: Reports) -> None:
+    async def finish(self, view: View) -> None:
+        """Say what the job wrote last."""
+        if view.trainer:
+            await self._log_of(view.trainer).finish()
+
+    def _log_of(self, job: JobStatus) -> JobLog:
+        self._log = self._log or JobLog(job, self._source, self._say, self._work.progress_every_s)
+        return self._log
+
+    async def _tell_progress(self, job: JobStatus) -> None:
         try:
-            progress = await latest(student, reports)
+            progress = await latest(job, self._source)
         except RegistryUnavailableError as error:
             self._news("progress", f"{error}. The training goes on without progress shown here")
             return
@@ -84,7 +109,7 @@ def _named(quarantined: Mapping[str, str]) -> str:
     return "; ".join([*said, f"and {more} more"] if more else said)
 
 
-async def latest(student: JobStatus, reports: Reports) -> Progress | None:
+async def latest(job: JobStatus, reports: Reports) -> Progress | None:
     """Return the last report of this run of the job; an earlier run's may still lie in Redis."""
-    progress = await reports.progress(student.name)
-    return progress if progress and progress.updated_at >= student.created_at else None
+    progress = await reports.progress(job.name)
+    return progress if progress and progress.updated_at >= job.created_at else None

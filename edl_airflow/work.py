@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
+from edl_runtime.progress import Progress
 from edl_runtime.specs import JobSpec
 
 
@@ -19,52 +20,57 @@ class Place(msgspec.Struct, frozen=True):
     backend: Literal["local"] = "local"
 
 
+class LandedCheckpoint(TypedDict):
+    """A checkpoint that has landed: what `EdlCheckpointSensor` returns, and an event of `EdlCheckpointTrigger` carries.
+
+    `job`: which one wrote it; `checkpoint`: its URL; `at`: when it was complete, in Unix seconds.
+    """
+
+    job: str
+    checkpoint: str
+    step: int
+    epoch: int
+    metrics: dict[str, float]
+    at: float
+
+
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool to have, a student to run with it, and how long that may take. Times are Unix seconds.
+    """What a task does: have a pool, or train, or both; and how long that may take. Times are Unix seconds.
 
     - `conn_id`: the Airflow connection; its secrets are looked up wherever the work is done.
     - `place`: where its jobs are, also when the connection is edited or removed meanwhile.
     - `token`: this try's, "OWNER/TRY"; once it has begun, nothing that carries another one is deleted.
-    - `pool`: the pool's name; `pool_job` when this task runs it, None when it is there already.
-    - `at_least`: so many teachers must be registered before the student starts (or the pool counts as started).
+    - `pool`: the pool's name, empty for work without one; `pool_job` when this task runs it, None when it is there
+      already.
+    - `at_least`: so many teachers must be registered before the training starts (or the pool counts as started).
     - `pool_deadline`: when the wait for teachers is given up; `waits_s` is its length, for messages.
-    - `student_job`: None when the pool is all there is to do.
+    - `trainer_job`: None when the pool is all there is to do.
+    - `stream`: where its checkpoints are told, see `edl_runtime.checkpoint.landed`; empty for nowhere.
+    - `ends_at`: when the training is asked to end with a checkpoint, None for never; `stop_grace_s` later it is ended.
     - `deadline`: when all of it is given up, None for never.
-    - `progress_every_s`: seconds between two lines of progress in the task's log, at least.
+    - `progress_every_s`: seconds between two lines of progress, or two bunches of the job's own lines, in the task's
+      log, at least.
     """
 
     conn_id: str
     place: Place
     token: str
-    pool: str
-    pool_deadline: float
-    waits_s: float
+    pool: str = ""
+    pool_deadline: float = 0.0
+    waits_s: float = 0.0
     at_least: int = 1
     pool_job: JobSpec | None = None
-    student_job: JobSpec | None = None
+    trainer_job: JobSpec | None = None
+    stream: str = ""
+    ends_at: float | None = None
+    stop_grace_s: float = 60.0
     deadline: float | None = None
     progress_every_s: float = 5.0
 
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How the work ended.
-
-    - `ended`: `ready` (the pool is there and that was all), `succeeded` or `failed` (a job; `name` says which),
-      `gone` (the pool was there and has ended), `no_teacher` (the wait limit passed), `timed_out` (the task's time
-      was up) or `taken_over` (by a later try).
-    - `teachers`: addresses of the registered teachers, when `ready`.
-    - `answered`: requests answered by each teacher, as the student last reported.
-    - `permanent`: trying again can't help.
-    """
-
-    ended: Literal["ready", "succeeded", "failed", "gone", "no_teacher", "timed_out", "taken_over"]
-    name: str
-    teachers: tuple[str, ...] = ()
-    result: dict[str, Any] | None = None
-    answered: dict[str, int] = {}
-    reason: str = ""
-    last_lines: tuple[str, ...] = ()
-    permanent: bool = False
+    @property
+    def name(self) -> str:
+        """Of what the work is mainly about."""
+        return self.trainer_job.name if self.trainer_job else self.pool
 
 
 class PoolResult(TypedDict):
@@ -72,6 +78,63 @@ class PoolResult(TypedDict):
 
     pool: str
     teachers: list[str]
+
+
+class RunningJob(TypedDict):
+    """What a job's sensor and resize return: the job's name and how many instances train together."""
+
+    job: str
+    instances: int
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job's agents have agreed on.
+
+    - `instances`: how many train together now, or did last; 0 before the first generation is up.
+    - `ended`: whether it has trained all there is ("done") or was asked to end ("stopped"); empty before and for
+      what failed. `reason`: who asked and why.
+    """
+
+    instances: int = 0
+    ended: Literal["", "done", "stopped"] = ""
+    reason: str = ""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How some work, or a wait, has ended.
+
+    - `ended`: `ready` (what was waited for is there, or a pool, and that was all), `succeeded` or `failed` (a job;
+      `name` says which), `stopped` (the time to train was over, and the job did not end by itself), `gone` (what was
+      waited for was there and has ended), `no_teacher` or `not_yet` (the wait limit passed), `timed_out` (the task's
+      time was up) or `taken_over` (by a later try).
+    - `teachers`: addresses of the registered teachers, when a pool is `ready`.
+    - `result`: what the training script left.
+    - `progress`: the job's last report; `training`: what its agents agreed on last, the `generations`-th time;
+      `landed`: its newest checkpoint, or an earlier job's. None, or 0, if there is none or Redis was away.
+    - `permanent`: trying again can't help.
+    """
+
+    ended: Literal[
+        "ready", "succeeded", "failed", "stopped", "gone", "no_teacher", "not_yet", "timed_out", "taken_over"
+    ]
+    name: str
+    teachers: tuple[str, ...] = ()
+    result: dict[str, Any] | None = None
+    progress: Progress | None = None
+    training: Training | None = None
+    generations: int = 0
+    landed: LandedCheckpoint | None = None
+    reason: str = ""
+    last_lines: tuple[str, ...] = ()
+    permanent: bool = False
+
+    def pool_result(self) -> PoolResult:
+        """Return what tasks about a pool return."""
+        return PoolResult(pool=self.name, teachers=list(self.teachers))
+
+    def running_job(self) -> RunningJob:
+        """Return what tasks about a running job return."""
+        return RunningJob(job=self.name, instances=self.training.instances if self.training else 0)
 
 
 class JobResult(TypedDict):
@@ -86,3 +149,24 @@ class JobResult(TypedDict):
     checkpoint: str
     metrics: dict[str, Any]
     answered: dict[str, int]
+
+
+class TrainResult(TypedDict):
+    """What `EdlTrainOperator` returns.
+
+    - `checkpoint`: what the script left with `edl_runtime.result.write_result`, else the newest checkpoint's URL;
+      empty if there is none. `step`, `epoch`: that checkpoint's.
+    - `metrics`: of the newest checkpoint, and what the script left.
+    - `stopped`: whether it was asked to end, as by `ends_by`, before it had trained all there is; `reason`: why.
+    - `instances`: how many trained together at last; `generations`: how many memberships there were.
+    """
+
+    job: str
+    checkpoint: str
+    step: int
+    epoch: int
+    metrics: dict[str, Any]
+    stopped: bool
+    reason: str
+    instances: int
+    generations: int

@@ -99,7 +99,7 @@ class EdlDistillOperator(EdlOperator):
             at_least=bounds.min,
             waits_s=self.wait_timeout_s,
             pool_deadline=time.time() + self.wait_timeout_s,
-            student_job=student_job(
+            trainer_job=student_job(
                 job_name(ti),
                 self.student,
                 pool=pool,
@@ -119,5 +119,5 @@ class EdlDistillOperator(EdlOperator):
             pool=work.pool,
             checkpoint=left.get("checkpoint", ""),
             metrics=left.get("metrics", {}),
-            answered=outcome.answered,
+            answered=outcome.progress.answered if outcome.progress else {},
         )

@@ -1,4 +1,4 @@
-"""Changes how many teachers a pool has."""
+"""Changes how many instances a pool or a job has."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ import msgspec
 from airflow.sdk import BaseOperatorLink, conf
 from airflow.sdk.exceptions import AirflowSkipException
 
-from edl_airflow.failures import PoolEndedError, failing_clearly, failure_of
+from edl_airflow.conductor import job_status
+from edl_airflow.failures import GoneError, failing_clearly, failure_of
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook, Surroundings
-from edl_airflow.links import TeacherPoolLink, push_links
+from edl_airflow.job_wait import JobWait
+from edl_airflow.links import ResizedLink, push_links
 from edl_airflow.operators.base import task_deadline
 from edl_airflow.operators.templates import TextTemplates, as_count, check_seconds, has_template
-from edl_airflow.pool_wait import PoolWait, judge, look, wait_for_pool
+from edl_airflow.pool_wait import PoolWait
 from edl_airflow.site import Site, open_site
-from edl_airflow.work import Outcome, PoolResult
-from edl_runtime.errors import UnknownJobError
+from edl_airflow.waiting import judge, wait_for
+from edl_airflow.work import Outcome, PoolResult, RunningJob
+from edl_runtime.errors import BackendError, SpecError, UnknownJobError
 from edl_runtime.specs import check_name
 
 if TYPE_CHECKING:
@@ -27,28 +30,31 @@ if TYPE_CHECKING:
 
 
 class EdlResizeOperator(TextTemplates):
-    """Change the number of a running pool's teachers, within its bounds; students use them without a restart.
+    """Change the number of a running pool's teachers, or of a running job's instances, within its bounds.
 
-    Returns a `PoolResult`: the teachers that are registered when the pool has its new size. A failed or killed task
-    does not take the wish back. Where the pool has ended already, or ends meanwhile, the task is skipped; a name that
-    no pool ever had is an error.
+    Students use new teachers, and trainers take in new ones, without a restart. Returns a `PoolResult` or a
+    `RunningJob` when the pool or job has its new size: the teachers are registered, the instances train together. A
+    failed or killed task does not take the wish back. Where the pool or job has ended already, or ends meanwhile, the
+    task is skipped; a name that there never was is an error.
 
-    :param teacher_pool: the pool's name (templated)
-    :param instances: the wanted number of teachers (templated)
-    :param wait: succeed only when exactly so many teachers are registered
+    :param teacher_pool: the pool's name; or, and exactly one of them, (templated)
+    :param job: the name of a job of elastic trainers, as `EdlTrainOperator` was given it (templated)
+    :param instances: the wanted number of teachers or instances (templated)
+    :param wait: succeed only when there are exactly so many
     :param wait_timeout_s: seconds to wait for that before the task fails
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
     :param deferrable: wait in the triggerer, without a worker slot
     """
 
-    template_fields: Sequence[str] = ("teacher_pool", "instances", "edl_conn_id")
-    operator_extra_links: Sequence[BaseOperatorLink] = (TeacherPoolLink(),)
+    template_fields: Sequence[str] = ("teacher_pool", "job", "instances", "edl_conn_id")
+    operator_extra_links: Sequence[BaseOperatorLink] = (ResizedLink(),)
     ui_color = "#fff2cc"
 
     def __init__(
         self,
         *,
-        teacher_pool: str,
+        teacher_pool: str | None = None,
+        job: str | None = None,
         instances: int | str,
         wait: bool = True,
         wait_timeout_s: float = 120,
@@ -58,75 +64,89 @@ class EdlResizeOperator(TextTemplates):
     ) -> None:
         super().__init__(**kwargs)
         self.teacher_pool = teacher_pool
+        self.job = job
         self.instances = instances
         self.wait = wait
         self.wait_timeout_s = wait_timeout_s
         self.edl_conn_id = edl_conn_id
         self.deferrable = deferrable
-        if not has_template(teacher_pool):
-            check_name("teacher_pool", teacher_pool)
+        if (teacher_pool is None) == (job is None):
+            raise SpecError(
+                "teacher_pool, job", (teacher_pool, job), "the name of a pool or that of a job, one of them"
+            )
+        for field, name in (("teacher_pool", teacher_pool), ("job", job)):
+            if name is not None and not has_template(name):
+                check_name(field, name)
         if not has_template(instances):
             as_count("instances", instances)
         check_seconds("wait_timeout_s", wait_timeout_s)
 
-    def execute(self, context: Context) -> PoolResult:
-        """Resize the pool; then wait for its teachers, or defer unless they are there already."""
+    def execute(self, context: Context) -> PoolResult | RunningJob:
+        """Resize it; then wait for its instances, or defer unless they are there already."""
         with failing_clearly():
             surroundings = EdlHook(self.edl_conn_id).surroundings()
-            instances = as_count("instances", self.instances)
-            wait = PoolWait(
-                conn_id=self.edl_conn_id,
-                pool=check_name("teacher_pool", self.teacher_pool),
-                at_least=instances,
-                at_most=instances,
-                waits_s=self.wait_timeout_s,
-                pool_deadline=time.time() + self.wait_timeout_s,
-                deadline=task_deadline(self),
-                seen=True,
-            )
+            wait = self._new_wait()
             push_links(self, context)
-            outcome = asyncio.run(self._resize(wait, instances, surroundings))
-        return self._result(wait, outcome) if outcome else self._defer(wait)
+            outcome = asyncio.run(self._resize(wait, as_count("instances", self.instances), surroundings))
+        return self._result(outcome) if outcome else self._defer(wait)
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> PoolResult:  # noqa: ARG002
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> PoolResult | RunningJob:  # noqa: ARG002
         """Finish what the triggerer waited for, on an operator that has never executed."""
-        return self._result(msgspec.convert(event["wait"], PoolWait), msgspec.convert(event, Outcome))
+        return self._result(msgspec.convert(event, Outcome))
 
-    async def _resize(self, wait: PoolWait, instances: int, surroundings: Surroundings) -> Outcome | None:
+    def _new_wait(self) -> PoolWait | JobWait:
+        count = as_count("instances", self.instances)
+        common: dict[str, Any] = {
+            "conn_id": self.edl_conn_id,
+            "at_least": count,
+            "at_most": count,
+            "waits_s": self.wait_timeout_s,
+            "until": time.time() + self.wait_timeout_s,
+            "deadline": task_deadline(self),
+            "seen": True,
+        }
+        if self.job is not None:
+            return JobWait(job=check_name("job", self.job), **common)
+        return PoolWait(pool=check_name("teacher_pool", self.teacher_pool), **common)
+
+    async def _resize(self, wait: PoolWait | JobWait, instances: int, surroundings: Surroundings) -> Outcome | None:
         async with open_site(surroundings) as site:
             try:
-                await site.backend.resize(wait.pool, instances)
-            except UnknownJobError:
-                if not await _was_there(wait.pool, site):
-                    raise
-                return Outcome(ended="gone", name=wait.pool)
-            self.log.info("Pool %r shall have %d teachers", wait.pool, instances)
-            if not self.wait:
-                teachers = tuple(await site.teachers(wait.pool))
-                return Outcome(ended="ready", name=wait.pool, teachers=teachers)
-            if self.deferrable:
-                return judge(wait, await look(wait, site), time.time())
-            return await wait_for_pool(wait, site, self.log.info)
+                await site.backend.resize(wait.about, instances)
+            except BackendError as error:
+                if reason := await _why_ended(wait.about, error, site):
+                    return Outcome(ended="gone", name=wait.about, reason=reason)
+                raise
+            self.log.info("%r shall have %d instances", wait.about, instances)
+            if self.wait and not self.deferrable:
+                return await wait_for(wait, site, self.log.info)
+            view: Any = await wait.look(site)
+            return judge(wait, view, time.time()) if self.wait else wait.ready(view)
 
-    def _defer(self, wait: PoolWait) -> NoReturn:
-        from edl_airflow.triggers.teacher_pool import EdlTeacherPoolTrigger
+    def _defer(self, wait: PoolWait | JobWait) -> NoReturn:
+        from edl_airflow.triggers.wait import EdlWaitTrigger
 
-        self.defer(trigger=EdlTeacherPoolTrigger(wait=msgspec.to_builtins(wait)), method_name="execute_complete")
+        self.defer(trigger=EdlWaitTrigger(wait=msgspec.to_builtins(wait)), method_name="execute_complete")
 
-    def _result(self, wait: PoolWait, outcome: Outcome) -> PoolResult:
-        failure = failure_of(outcome, wait.waits_s)
-        if isinstance(failure, PoolEndedError):
+    def _result(self, outcome: Outcome) -> PoolResult | RunningJob:
+        failure = failure_of(outcome, self.wait_timeout_s)
+        if isinstance(failure, GoneError):
             raise AirflowSkipException(f"{failure}; there is nothing to resize") from failure
         if failure:
             raise failure
-        return PoolResult(pool=wait.pool, teachers=list(outcome.teachers))
+        return outcome.pool_result() if self.job is None else outcome.running_job()
 
 
-async def _was_there(pool: str, site: Site) -> bool:
-    """Whether there was such a pool before: its log outlives it."""
+async def _why_ended(name: str, error: BackendError, site: Site) -> str:
+    """Return why a pool or job that was there can't be resized any more; empty if that is an error."""
+    status = await job_status(site.backend, name)
+    if status:
+        return "it has trained all that it was to train" if status.phase == "succeeded" else ""
+    if not isinstance(error, UnknownJobError):
+        return ""
     try:
-        async for _ in site.backend.logs(pool, tail=1):
+        async for _ in site.backend.logs(name, tail=1):  # its log outlives it
             break
     except UnknownJobError:
-        return False
-    return True
+        return ""
+    return "it was there, and has ended or was stopped"

@@ -88,8 +88,8 @@ class EdlTeacherPoolOperator(EdlOperator):
             deadline=task_deadline(self),
         )
 
-    def result(self, work: Work, outcome: Outcome) -> PoolResult:
-        return PoolResult(pool=work.pool, teachers=list(outcome.teachers))
+    def result(self, work: Work, outcome: Outcome) -> PoolResult:  # noqa: ARG002
+        return outcome.pool_result()
 
 
 class EdlStopTeacherPoolOperator(TextTemplates):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -46,6 +47,13 @@ def as_count(field: str, value: object) -> int:
     if count < 1:
         raise SpecError(field, value, "a whole number, 1 or more")
     return count
+
+
+def check_stream(stream: object) -> str:
+    """Return `stream` if checkpoints can be told there. Raises SpecError."""
+    if not isinstance(stream, str) or not re.fullmatch(r"[^{}\s]+", stream):
+        raise SpecError("stream", stream, "'DAG/TASK' of the task that trains, or the name of a job")
+    return stream
 
 
 def check_seconds(field: str, value: object) -> None:

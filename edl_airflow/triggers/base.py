@@ -47,14 +47,16 @@ class EdlTrigger(BaseTrigger):
 
     async def _outcome(self) -> Outcome:
         try:
-            return await self.follow(await _looked_up(self.conn_id))
+            return await self.follow(await looked_up(self.conn_id))
         except Exception as error:  # a trigger that raises leaves no chance to stop what was started
             self.log.exception("%r can't be followed any more", self.about)
             reason = f"{type(error).__name__}: {error}"
             return Outcome(ended="failed", name=self.about, reason=reason, permanent=is_users_mistake(error))
 
 
-async def _looked_up(conn_id: str) -> Surroundings:
+async def looked_up(conn_id: str) -> Surroundings:
+    """Look a connection up, for minutes while that can't be done; raise at once what is the user's mistake."""
+
     def is_passing(error: Exception) -> bool:
         return not is_users_mistake(error)
 

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from edl_airflow import conductor
-from edl_airflow.decisions import name_of
 from edl_airflow.hooks.edl import Surroundings
 from edl_airflow.site import backend_at, open_site
 from edl_airflow.triggers.base import EdlTrigger
@@ -28,7 +27,7 @@ class EdlJobTrigger(EdlTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
         self.work = msgspec.convert(work, Work)
         self.conn_id = self.work.conn_id
-        self.about = name_of(self.work)
+        self.about = self.work.name
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return "edl_airflow.triggers.job.EdlJobTrigger", {"work": msgspec.to_builtins(self.work)}

@@ -18,7 +18,7 @@ from integration.airflow_world import (
     trigger_of,
 )
 
-from edl_airflow.failures import PoolEndedError
+from edl_airflow.failures import GoneError
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
@@ -126,7 +126,7 @@ def test_waits_end_with_the_pool_that_they_wait_for(world: World) -> None:
         return await running
 
     waited, grown = asyncio.run(both())
-    with pytest.raises(PoolEndedError):
+    with pytest.raises(GoneError):
         resume(sensor, context, waits, waited)
     with pytest.raises(AirflowSkipException):
         resume(grow, context, grows, grown)

@@ -20,14 +20,14 @@ def site(monkeypatch: pytest.MonkeyPatch) -> MadeUpSite:
     async def open_made_up(_: object) -> AsyncIterator[MadeUpSite]:
         yield site
 
-    users = "operators.base", "operators.resize", "sensors.teacher_pool", "triggers.job", "triggers.teacher_pool"
+    users = "operators.base", "operators.resize", "sensors.base", "triggers.checkpoint", "triggers.job", "triggers.wait"
     for module in users:
         monkeypatch.setattr(f"edl_airflow.{module}.open_site", open_made_up)
     for module in ("operators.base", "operators.teacher_pool", "triggers.job"):
         monkeypatch.setattr(f"edl_airflow.{module}.backend_at", lambda _: site.backend)
     monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
     monkeypatch.setattr("edl_airflow.conductor.LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr("edl_airflow.pool_wait.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("edl_airflow.waiting.LOOK_EVERY_S", 0.01)
     return site
 
 

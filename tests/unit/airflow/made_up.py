@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,8 @@ import msgspec
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from edl_airflow.work import Outcome, Place, Work
+from edl_airflow.joblog import Position
+from edl_airflow.work import LandedCheckpoint, Outcome, Place, Training, Work
 from edl_runtime.backends.base import InstanceStatus, JobStatus, LogLine, refuse_strangers
 from edl_runtime.errors import EX_CONFIG, RegistryUnavailableError, UnknownJobError
 from edl_runtime.progress import Progress
@@ -23,13 +25,14 @@ STUDENT = JobSpec(name="student", kind="trainer", command=("s",), bounds=Bounds(
 class MadeUpBackend:
     """Jobs in a dict; the test says how they end. `logs` serves what was there before, in `ended`.
 
-    `looks` counts how often somebody has asked for a job.
+    `looks` counts how often somebody has asked for a job; `written` is what instances have written.
     """
 
     def __init__(self) -> None:
         self.jobs: dict[str, JobStatus] = {}
         self.ended: set[str] = set()
         self.looks = 0
+        self.written: list[LogLine] = []
         self._looks_left: dict[str, int] = {}
         self.deeds: list[tuple[str, str]] = []
 
@@ -63,11 +66,18 @@ class MadeUpBackend:
         self.deeds.append((f"resize to {instances}", name))
         return await self.get(name)
 
-    async def logs(self, name: str, *, tail: int) -> AsyncIterator[LogLine]:
+    async def logs(self, name: str, *, tail: int | None = None, follow: bool = False) -> AsyncIterator[LogLine]:
         if name not in {*self.jobs, *self.ended}:
             raise UnknownJobError(name)
-        for number in range(tail):
-            yield LogLine(0, f"line {number}")
+        told = 0
+        while True:
+            running = name in self.jobs and self.jobs[name].phase == "running"
+            for line in self.written[told if tail is None else -tail :]:
+                told += 1
+                yield line
+            if not (follow and running):
+                return
+            await asyncio.sleep(0.01)
 
     async def delete(self, name: str, *, token: str | None = None) -> bool:
         if name not in self.jobs or token not in (None, self.jobs[name].token):
@@ -86,6 +96,10 @@ class MadeUpSite:
         self.backend: Any = MadeUpBackend()
         self.registered: list[str] = []
         self.reports: dict[str, Progress] = {}
+        self.trainings: dict[str, Training] = {}
+        self.landed: list[LandedCheckpoint] = []
+        self.asked: list[tuple[str, str]] = []
+        self.positions: dict[str, Position] = {}
         self.away = False
 
     async def teachers(self, pool: str) -> list[str]:  # noqa: ARG002
@@ -99,6 +113,49 @@ class MadeUpSite:
     async def progress(self, job: str) -> Progress | None:
         self._fail_if_away()
         return self.reports.get(job)
+
+    async def training(self, job: str) -> Training | None:
+        self._fail_if_away()
+        return self.trainings.get(job)
+
+    async def generations(self, job: str) -> int:
+        self._fail_if_away()
+        return 3 if job in self.trainings else 0
+
+    async def ask_to_end(self, job: str, reason: str) -> bool:
+        self._fail_if_away()
+        if job in self.trainings:
+            self.asked.append((job, reason))
+        return job in self.trainings
+
+    async def checkpoint(self, stream: str) -> LandedCheckpoint | None:  # noqa: ARG002
+        self._fail_if_away()
+        return self.landed[-1] if self.landed else None
+
+    async def end_of_checkpoints(self, stream: str) -> str:  # noqa: ARG002
+        self._fail_if_away()
+        return str(len(self.landed))
+
+    async def next_checkpoints(
+        self,
+        stream: str,  # noqa: ARG002
+        last_id: str,
+        *,
+        block_ms: int = 1000,
+    ) -> list[tuple[str, LandedCheckpoint]]:
+        self._fail_if_away()
+        if block_ms:
+            await asyncio.sleep(0.01)
+        first = int(last_id or 0)
+        return [(str(number), self.landed[number - 1]) for number in range(first + 1, len(self.landed) + 1)]
+
+    async def log_position(self, job: str) -> Position | None:
+        self._fail_if_away()
+        return self.positions.get(job)
+
+    async def keep_log_position(self, job: str, position: Position) -> None:
+        self._fail_if_away()
+        self.positions[job] = position
 
     def _fail_if_away(self) -> None:
         if self.away:
@@ -126,6 +183,12 @@ def short_of_one(reason: str) -> JobStatus:
     return job_status("digits", **given, last_lines=("another model",))
 
 
+def landed(step: int, **changes: Any) -> LandedCheckpoint:
+    """A checkpoint of the job "student", unless changed."""
+    given = {"job": "student", "checkpoint": f"/c/{step}", "step": step, "epoch": 1, "metrics": {}, "at": 100.0 + step}
+    return msgspec.convert({**given, **changes}, LandedCheckpoint)
+
+
 def work_of(**changes: Any) -> Work:
     """A pool of two and a student, unless changed."""
     given: dict[str, Any] = {
@@ -137,7 +200,7 @@ def work_of(**changes: Any) -> Work:
         "at_least": 2,
         "pool_deadline": 1e12,
         "waits_s": 60,
-        "student_job": STUDENT,
+        "trainer_job": STUDENT,
         "progress_every_s": 0,
     }
     return Work(**{**given, **changes})

@@ -70,7 +70,8 @@ async def test_progress_is_told_as_it_is_reported(site: MadeUpSite) -> None:
 
     site.progress = progress  # type: ignore[method-assign]
     outcome = await conductor.conduct(work_of(), site, said.append)
-    assert outcome.answered == {"a": 7}
+    assert outcome.progress
+    assert outcome.progress.answered == {"a": 7}
     assert [line.split(" · ")[0] for line in said] == ["step 1", "step 2"]
 
 
@@ -102,7 +103,7 @@ async def test_a_running_student_is_adopted_without_redis(site: MadeUpSite) -> N
 
 async def test_a_pool_of_another_running_task_is_refused(site: MadeUpSite) -> None:
     """One of an earlier try is taken over, and so is one of another task that has ended."""
-    work = work_of(token="mine/2", student_job=None)
+    work = work_of(token="mine/2", trainer_job=None)
     site.backend.jobs = {"digits": job_status("digits", "other/1", kind="pool")}
     with pytest.raises(OwnedElsewhereError, match="'digits' belongs to 'other'"):
         await conductor.begin(work, site)

@@ -21,20 +21,20 @@ def _ends(decision: object) -> str:
 def test_the_student_starts_when_enough_teachers_are_registered() -> None:
     """One teacher of two is not enough, two are."""
     assert decide(work_of(), View(pool=RUNNING_POOL, teachers=("a",)), 0) == "wait"
-    assert decide(work_of(), View(pool=RUNNING_POOL, teachers=("a", "b")), 0) == "start_student"
+    assert decide(work_of(), View(pool=RUNNING_POOL, teachers=("a", "b")), 0) == "start_trainer"
 
 
 def test_a_pool_without_a_student_is_ready_then() -> None:
     """The pool's operator is done when its teachers are there."""
-    outcome = decide(work_of(student_job=None), View(pool=RUNNING_POOL, teachers=("a", "b")), 0)
+    outcome = decide(work_of(trainer_job=None), View(pool=RUNNING_POOL, teachers=("a", "b")), 0)
     assert outcome == Outcome(ended="ready", name="digits", teachers=("a", "b"))
 
 
 def test_a_pool_of_others_may_run_elsewhere() -> None:
     """Teachers that the backend does not run, and another owner's pool, are as good."""
     work = work_of(pool_job=None)
-    assert decide(work, View(teachers=("a", "b")), 0) == "start_student"
-    assert decide(work, View(pool=job_status("digits", "other"), teachers=("a", "b")), 0) == "start_student"
+    assert decide(work, View(teachers=("a", "b")), 0) == "start_trainer"
+    assert decide(work, View(pool=job_status("digits", "other"), teachers=("a", "b")), 0) == "start_trainer"
 
 
 def test_the_wait_for_teachers_ends_with_its_limit_and_says_what_lacks() -> None:
@@ -55,7 +55,7 @@ def test_a_failed_pool_ends_the_wait_at_once() -> None:
 
 def test_a_failed_student_may_be_tried_again() -> None:
     """Any other exit status is as good as bad luck."""
-    outcome = decide(work_of(), View(student=failed_status("student", 1, "boom"), started=True), 0)
+    outcome = decide(work_of(), View(trainer=failed_status("student", 1, "boom"), started=True), 0)
     assert isinstance(outcome, Outcome)
     assert (outcome.ended, outcome.last_lines, outcome.permanent) == ("failed", ("boom",), False)
 
@@ -64,8 +64,8 @@ def test_a_failed_student_may_be_tried_again() -> None:
     "view",
     [
         View(pool=job_status("digits", "try-2"), teachers=("a", "b")),
-        View(student=job_status("student", "try-2"), started=True),
-        View(student=job_status("student", "try-2", phase="succeeded"), started=True),
+        View(trainer=job_status("student", "try-2"), started=True),
+        View(trainer=job_status("student", "try-2", phase="succeeded"), started=True),
     ],
 )
 def test_what_a_later_try_has_taken_over_is_left_alone(view: View) -> None:
@@ -83,10 +83,10 @@ def test_the_tasks_time_runs_out_unless_the_work_has_ended() -> None:
     """A student that finished in the last moment has finished."""
     work = work_of(deadline=10)
     student = job_status("student")
-    assert decide(work, View(student=student, started=True), 9) == "wait"
-    assert _ends(decide(work, View(student=student, started=True), 10)) == "timed_out"
+    assert decide(work, View(trainer=student, started=True), 9) == "wait"
+    assert _ends(decide(work, View(trainer=student, started=True), 10)) == "timed_out"
     done = job_status("student", phase="succeeded", result={"checkpoint": "c"})
-    assert _ends(decide(work, View(student=done, started=True), 10)) == "succeeded"
+    assert _ends(decide(work, View(trainer=done, started=True), 10)) == "succeeded"
 
 
 def test_the_work_survives_the_way_to_the_triggerer() -> None:
@@ -103,12 +103,12 @@ def test_teachers_that_can_not_come_any_more_are_not_waited_for() -> None:
     assert (outcome.ended, outcome.reason, outcome.permanent) == ("failed", "instance 1 exited with 78", True)
     assert outcome.last_lines == ("another model",)
     assert decide(work_of(at_least=1), View(pool=pool, teachers=()), 0) == "wait"
-    assert decide(work_of(), View(pool=pool, teachers=("a", "from-elsewhere")), 0) == "start_student"
+    assert decide(work_of(), View(pool=pool, teachers=("a", "from-elsewhere")), 0) == "start_trainer"
 
 
 def test_a_student_that_fails_for_want_of_teachers_tells_what_its_pool_says() -> None:
     """It knows only that there are none; a pool that goes on may be better the next time, one that can't will not."""
-    view = View(student=failed_status("student", 1, "no teacher"), pool=short_of_one("exited with 78"), started=True)
+    view = View(trainer=failed_status("student", 1, "no teacher"), pool=short_of_one("exited with 78"), started=True)
     outcome = decide(work_of(), view, 0)
     assert isinstance(outcome, Outcome)
     assert outcome.reason == "instance 0 ended with 1; its pool 'digits': exited with 78"
@@ -125,10 +125,10 @@ def test_a_name_that_went_to_another_task_is_no_later_try() -> None:
     work = work_of(token="mine/1")
     for view in (
         View(pool=job_status("digits", "other/1"), teachers=("a", "b")),
-        View(student=job_status("student", "other/1"), started=True),
+        View(trainer=job_status("student", "other/1"), started=True),
     ):
         outcome = decide(work, view, 0)
         assert isinstance(outcome, Outcome)
         assert (outcome.ended, outcome.reason) == ("failed", "somebody has removed it while it was running")
-    mine = View(student=job_status("student", "mine/1"), pool=job_status("digits", "other/1"), started=True)
+    mine = View(trainer=job_status("student", "mine/1"), pool=job_status("digits", "other/1"), started=True)
     assert decide(work, mine, 0) == "wait"

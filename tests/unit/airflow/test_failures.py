@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException, AirflowTaskTimeout
+from unit.airflow.made_up import landed
 
-from edl_airflow.failures import PoolEndedError, UsersMistakeError, failing_clearly, failure_of
+from edl_airflow.failures import GoneError, NotInTimeError, UsersMistakeError, failing_clearly, failure_of
 from edl_airflow.work import Outcome
 from edl_runtime.errors import (
     JobFailedError,
@@ -68,7 +70,20 @@ def test_each_outcome_has_its_error() -> None:
     assert isinstance(nobody, NoTeacherError)
     assert "'p' after 5 s" in str(nobody)
     assert isinstance(failure_of(Outcome(ended="timed_out", name="j"), 5), AirflowTaskTimeout)
-    gone = failure_of(Outcome(ended="gone", name="p"), 5)
-    assert isinstance(gone, PoolEndedError)
-    assert "'p' has ended" in str(gone)
+    gone = failure_of(Outcome(ended="gone", name="p", reason="it was there"), 5)
+    assert isinstance(gone, GoneError)
+    assert "'p' has ended: it was there" in str(gone)
+    late = failure_of(Outcome(ended="not_yet", name="j", reason="it is still running"), 5)
+    assert isinstance(late, NotInTimeError)
+    assert "5 s for 'j': it is still running" in str(late)
     assert isinstance(failure_of(Outcome(ended="taken_over", name="j"), 5), JobFailedError)
+
+
+def test_a_training_that_was_stopped_has_gone_well_if_it_has_left_something() -> None:
+    """A checkpoint of its own, that is, and not of the night before."""
+    stopped = Outcome(ended="stopped", name="student", reason="it did not end by itself", landed=landed(7))
+    assert failure_of(stopped, 5) is None
+    for left in (None, landed(7, job="another")):
+        error = failure_of(msgspec.structs.replace(stopped, landed=left), 5)
+        assert isinstance(error, JobFailedError)
+        assert "left no checkpoint" in str(error)

@@ -16,6 +16,7 @@ from edl_airflow.identity import job_name, pool_name, try_token
 from edl_airflow.operators.teacher_pool import EdlTeacherPoolOperator
 from edl_airflow.work import Outcome
 from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError
+from edl_runtime.progress import Progress
 from edl_runtime.specs import TeacherSpec
 
 
@@ -79,7 +80,12 @@ def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: MadeUpSite
     student, pool = job_name(context["ti"]), pool_name(context["ti"])
     site.backend.jobs[student] = job_status(student, try_token(context["ti"]), phase="succeeded")
     left = {"checkpoint": "/c", "metrics": {"accuracy": 0.9}}
-    event = event_of(deferred, Outcome(ended="succeeded", name=student, result=left, answered={"a:1": 4}))
+    event = event_of(
+        deferred,
+        Outcome(
+            ended="succeeded", name=student, result=left, progress=Progress(step=1, updated_at=1.0, answered={"a:1": 4})
+        ),
+    )
     result = distill().execute_complete(context, event)
     assert result == {"job": student, "pool": pool, **left, "answered": {"a:1": 4}}
     assert site.backend.jobs == {}

@@ -10,7 +10,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, failed_status, job_status, rendered
 
-from edl_airflow.failures import PoolEndedError
+from edl_airflow.failures import GoneError
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
 from edl_airflow.work import Outcome
@@ -34,7 +34,9 @@ def test_a_pool_that_has_ended_is_not_resized(context: Any, site: MadeUpSite, de
 def test_a_pool_that_ends_while_it_grows_is_no_failure(context: Any, site: MadeUpSite) -> None:
     """The second half skips the task as well."""
     site.backend.jobs = {"digits": job_status("digits", kind="pool")}
-    late = event_of(deferred_by(_grow(deferrable=True), context), Outcome(ended="gone", name="digits"))
+    late = event_of(
+        deferred_by(_grow(deferrable=True), context), Outcome(ended="gone", name="digits", reason="it is no more")
+    )
     with pytest.raises(AirflowSkipException, match="'digits' has ended"):
         _grow().execute_complete(context, late)
 
@@ -62,8 +64,8 @@ def test_waits_heed_the_tasks_time(context: Any, site: MadeUpSite) -> None:
 @pytest.mark.parametrize("deferrable", [False, True])
 def test_a_pool_that_ends_fails_the_sensor_or_skips_it(context: Any, site: MadeUpSite, deferrable: bool) -> None:  # noqa: FBT001
     """As `soft_fail` says. In a second look, or in the triggerer."""
-    ended = Outcome(ended="gone", name="digits")
-    for soft_fail, error in ((False, PoolEndedError), (True, AirflowSkipException)):
+    ended = Outcome(ended="gone", name="digits", reason="it is no more")
+    for soft_fail, error in ((False, GoneError), (True, AirflowSkipException)):
         site.backend.jobs = {"digits": job_status("digits", kind="pool")}
         sensor = EdlTeacherPoolSensor(
             task_id="wait",

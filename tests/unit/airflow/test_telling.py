@@ -10,15 +10,15 @@ from edl_airflow.decisions import View
 from edl_airflow.telling import Teller
 from edl_runtime.progress import Progress
 
-VIEW = View(student=job_status("student"), started=True)
+VIEW = View(trainer=job_status("student"), started=True)
 
 
 async def _told(site: MadeUpSite, reports: list[dict[str, Any]]) -> list[str]:
     said: list[str] = []
-    teller = Teller(work_of(), said.append)
-    for step, given in enumerate(reports, start=1):
-        site.reports["student"] = Progress(step=step, updated_at=100.0 + step, **given)
-        await teller.tell(VIEW, site)
+    async with Teller(work_of(), site, said.append) as teller:
+        for step, given in enumerate(reports, start=1):
+            site.reports["student"] = Progress(step=step, updated_at=100.0 + step, **given)
+            await teller.tell(VIEW)
     return said
 
 

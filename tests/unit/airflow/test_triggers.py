@@ -15,9 +15,10 @@ import pytest
 from unit.airflow.made_up import STUDENT, MadeUpSite, job_status
 
 from edl_airflow.hooks.edl import EdlHook, Surroundings
-from edl_airflow.pool_wait import PoolView, PoolWait, judge
+from edl_airflow.pool_wait import GONE, PoolView, PoolWait
 from edl_airflow.triggers.job import EdlJobTrigger
-from edl_airflow.triggers.teacher_pool import EdlTeacherPoolTrigger
+from edl_airflow.triggers.wait import EdlWaitTrigger
+from edl_airflow.waiting import judge
 from edl_airflow.work import Outcome, Place, Work
 from edl_runtime.errors import BackendError
 
@@ -28,9 +29,9 @@ WORK = Work(
     pool="digits",
     pool_deadline=1e12,
     waits_s=60,
-    student_job=STUDENT,
+    trainer_job=STUDENT,
 )
-WAIT = PoolWait(conn_id="edl_default", pool="digits", pool_deadline=1e12, waits_s=60)
+WAIT = PoolWait(conn_id="edl_default", pool="digits", until=1e12, waits_s=60)
 
 
 def _job_trigger(**changes: Any) -> EdlJobTrigger:
@@ -50,7 +51,7 @@ async def _only_event(trigger: Any) -> Outcome:
     return msgspec.convert(json.loads(json.dumps(events[0].payload)), Outcome)
 
 
-@pytest.mark.parametrize("trigger", [_job_trigger(), EdlTeacherPoolTrigger(msgspec.to_builtins(WAIT))])
+@pytest.mark.parametrize("trigger", [_job_trigger(), EdlWaitTrigger(msgspec.to_builtins(WAIT))])
 def test_a_trigger_comes_back_from_its_serialized_form(trigger: Any) -> None:
     """Another process makes the same trigger of JSON."""
     path, kwargs = trigger.serialize()
@@ -154,13 +155,13 @@ async def test_the_job_is_followed_where_it_was_begun(site: MadeUpSite, monkeypa
 
 async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: MadeUpSite) -> None:
     """Long before the time is up; one that was never there is waited for."""
-    waiting = asyncio.ensure_future(_only_event(EdlTeacherPoolTrigger(msgspec.to_builtins(WAIT))))
+    waiting = asyncio.ensure_future(_only_event(EdlWaitTrigger(msgspec.to_builtins(WAIT))))
     await _looked(site)
     site.backend.jobs = {"digits": job_status("digits", kind="pool")}
     await _looked(site)
     assert not waiting.done()
     site.backend.jobs = {}
-    assert await waiting == Outcome(ended="gone", name="digits")
+    assert await waiting == Outcome(ended="gone", name="digits", reason=GONE)
 
 
 async def test_cleanup_and_a_restart_stop_nothing(site: MadeUpSite) -> None:
@@ -202,7 +203,7 @@ async def test_a_pool_is_waited_for(site: MadeUpSite) -> None:
         await _looked(site)
         site.registered, site.away = ["a:1"], False
 
-    outcome, _ = await asyncio.gather(_only_event(EdlTeacherPoolTrigger(msgspec.to_builtins(WAIT))), events())
+    outcome, _ = await asyncio.gather(_only_event(EdlWaitTrigger(msgspec.to_builtins(WAIT))), events())
     assert outcome == Outcome(ended="ready", name="digits", teachers=("a:1",))
 
 
@@ -215,9 +216,9 @@ async def test_a_pool_is_waited_for(site: MadeUpSite) -> None:
         ({"at_least": 2, "at_most": 2}, ("a", "b"), 0, "ready"),
         ({"students": 1}, ("a",), 0, None),
         ({"students": 1}, ("a",), 1, "ready"),
-        ({"pool_deadline": 5}, (), 0, "no_teacher"),
-        ({"pool_deadline": 5}, None, 0, "no_teacher"),
-        ({"pool_deadline": 5, "deadline": 5}, (), 0, "timed_out"),
+        ({"until": 5}, (), 0, "no_teacher"),
+        ({"until": 5}, None, 0, "no_teacher"),
+        ({"until": 5, "deadline": 5}, (), 0, "timed_out"),
         ({"seen": True}, ("a",), 0, "gone"),
     ],
 )

@@ -1,0 +1,51 @@
+"""When a training has to end. Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, time, timedelta, tzinfo
+from typing import TypeAlias
+
+from edl_runtime.errors import SpecError
+
+EndsBy: TypeAlias = str | timedelta | datetime
+"""A time of day, as in "07:00"; how long after the start; or a moment, as an ISO text or a datetime."""
+
+ALLOWED = "a time of day as '07:00', a timedelta above 0, or a moment as '2026-01-31T07:00+01:00'"
+_TIME_OF_DAY = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?")
+
+
+def end_of(ends_by: object, *, start: datetime, zone: tzinfo = UTC) -> datetime:
+    """Return the moment that `ends_by` means for a run that started at `start`. Raises SpecError.
+
+    A time of day is the next such time in `zone` after the start, and a moment without a zone is one in `zone`. It is
+    the same in every try, so a try after it has passed does not go on till the next day.
+    """
+    if isinstance(ends_by, timedelta):
+        if ends_by <= timedelta(0):
+            raise SpecError("ends_by", ends_by, ALLOWED)
+        return start + ends_by
+    if isinstance(ends_by, str) and (found := _TIME_OF_DAY.fullmatch(ends_by.strip())):
+        hour, minute, second = (int(part or 0) for part in found.groups())
+        return _next(time(hour, minute, second), start.astimezone(zone))
+    moment = _moment(ends_by)
+    return moment if moment.tzinfo else moment.replace(tzinfo=zone)
+
+
+def check_ends_by(ends_by: object) -> None:
+    """Raise SpecError unless `ends_by` means a moment."""
+    end_of(ends_by, start=datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def _next(at: time, start: datetime) -> datetime:
+    today = datetime.combine(start.date(), at, tzinfo=start.tzinfo)
+    return today if today > start else datetime.combine(start.date() + timedelta(days=1), at, tzinfo=start.tzinfo)
+
+
+def _moment(ends_by: object) -> datetime:
+    if isinstance(ends_by, datetime):
+        return ends_by
+    try:
+        return datetime.fromisoformat(str(ends_by).strip())
+    except ValueError:
+        raise SpecError("ends_by", ends_by, ALLOWED) from None

@@ -1,0 +1,96 @@
+"""Waits until so many instances of a job train together, or until it has succeeded."""
+
+from __future__ import annotations
+
+from typing import Literal, Self, get_args
+
+import msgspec
+
+from edl_airflow.conductor import job_status
+from edl_airflow.decisions import failure
+from edl_airflow.site import Site
+from edl_airflow.waiting import Wait
+from edl_airflow.work import Outcome, Training
+from edl_runtime.backends.base import JobStatus
+from edl_runtime.errors import RegistryUnavailableError
+
+JobPhase = Literal["running", "succeeded"]
+PHASES: tuple[JobPhase, ...] = get_args(JobPhase)
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is now. `job` is None while the backend knows none, `training` while its agents are not there.
+
+    `trouble`: why Redis could not be asked, in words; empty if it could.
+    """
+
+    job: JobStatus | None = None
+    training: Training | None = None
+    trouble: str = ""
+
+
+class JobWait(Wait[JobView], frozen=True, kw_only=True, tag="job"):
+    """A job that is `running` with `at_least` to `at_most` instances (None: any number above), or has `succeeded`.
+
+    An instance counts once it trains: the generation that it is in is up. `seen`: the job has been seen, so its absence
+    means that it has ended.
+    """
+
+    job: str
+    phase: JobPhase = "running"
+    at_least: int = 1
+    at_most: int | None = None
+    seen: bool = False
+
+    @property
+    def about(self) -> str:
+        return self.job
+
+    async def look(self, site: Site) -> JobView:
+        job = await job_status(site.backend, self.job)
+        try:
+            return JobView(job=job, training=await site.training(self.job))
+        except RegistryUnavailableError as error:
+            return JobView(job=job, trouble=str(error))
+
+    def found(self, view: JobView) -> Outcome | None:
+        if view.job and view.job.phase == "failed":
+            return failure(view.job)
+        if _has_succeeded(view):
+            if self.phase == "succeeded":
+                return self.ready(view)
+            return Outcome(ended="gone", name=self.job, reason="it has trained all that it was to train")
+        if self.seen and not view.job:
+            return Outcome(ended="gone", name=self.job, reason="the job was there, and somebody has stopped it")
+        return self.ready(view) if self.phase == "running" and view.job and self._fits(view.training) else None
+
+    def ready(self, view: JobView) -> Outcome:
+        """Return how the wait ends with the instances that there are."""
+        return Outcome(ended="ready", name=self.job, training=view.training)
+
+    def given_up(self, view: JobView) -> Outcome:
+        return Outcome(ended="not_yet", name=self.job, reason=self._lack(view))
+
+    def after(self, view: JobView) -> Self:
+        return msgspec.structs.replace(self, seen=True) if view.job else self
+
+    def _fits(self, training: Training | None) -> bool:
+        instances = training.instances if training else 0
+        return instances >= self.at_least and (self.at_most is None or instances <= self.at_most)
+
+    def _lack(self, view: JobView) -> str:
+        if view.trouble:
+            return "Redis does not answer"
+        if not view.job:
+            return "there is no such job"
+        if self.phase == "succeeded":
+            return "it is still running"
+        wanted = f"{self.at_least} or more" if self.at_most is None else f"{self.at_least}"
+        return f"{view.training.instances if view.training else 0} instances train together, wanted are {wanted}"
+
+
+def _has_succeeded(view: JobView) -> bool:
+    """Whether it has; its task may have removed it since, but what its agents agreed on stays for a while."""
+    if view.job:
+        return view.job.phase == "succeeded"
+    return bool(view.training and view.training.ended)

@@ -1,0 +1,119 @@
+"""A job's own log in its task's log: of all instances, each line once, and not too much of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from edl_runtime.backends.base import Backend, JobStatus, LogLine
+from edl_runtime.errors import BackendError, RegistryUnavailableError
+
+MOST_LINES = 40
+"""So many of the lines that came since the last time are shown, the newest."""
+
+LONGEST_LINE = 2000
+"""Letters of a line; the rest of a longer one is left out."""
+
+LAST_WORDS_S = 3.0
+"""Seconds that the log of a job that has ended is read for its last lines."""
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True):
+    """How many lines of each instance have been shown, of the run of the job that was created at this time."""
+
+    created_at: float
+    lines: dict[int, int] = {}
+
+
+class Logs(Protocol):
+    """Where the backend is, and where a position can be kept, so that another process goes on there."""
+
+    @property
+    def backend(self) -> Backend: ...
+
+    async def log_position(self, job: str) -> Position | None:
+        """Raises RegistryUnavailableError."""
+        ...
+
+    async def keep_log_position(self, job: str, position: Position) -> None:
+        """Raises RegistryUnavailableError."""
+        ...
+
+
+class JobLog:
+    """Collects a job's lines as they come, and says them in bunches, at most one every `every_s`.
+
+    A line stands behind its instance, as in "[2] epoch 3". What was shown is kept after each bunch: a triggerer that
+    is killed between the two shows one bunch again, and so does one that finds Redis away.
+    """
+
+    def __init__(self, job: JobStatus, logs: Logs, say: Callable[[str], None], every_s: float) -> None:
+        self._job = job
+        self._logs = logs
+        self._say = say
+        self._every_s = every_s
+        self._next_at = 0.0
+        self._new: deque[LogLine] = deque(maxlen=MOST_LINES)
+        self._arrived = 0
+        self._read: Counter[int] = Counter()
+        self._collecting = asyncio.create_task(self._collect())
+
+    async def tell(self) -> None:
+        """Say what is new, if it is time to. Never raises because Redis is away."""
+        if self._arrived and time.monotonic() >= self._next_at:
+            await self._tell()
+
+    async def finish(self) -> None:
+        """Say the rest of a job that has ended."""
+        await asyncio.wait([self._collecting], timeout=LAST_WORDS_S)
+        if self._arrived:
+            await self._tell()
+
+    async def close(self) -> None:
+        """Stop reading."""
+        self._collecting.cancel()
+        await asyncio.gather(self._collecting, return_exceptions=True)
+
+    async def _collect(self) -> None:
+        shown = await self._shown_before()
+        try:
+            async for line in self._logs.backend.logs(self._job.name, follow=True):
+                self._read[line.instance] += 1
+                if self._read[line.instance] > shown.get(line.instance, 0):
+                    self._new.append(line)
+                    self._arrived += 1
+        except BackendError:  # whoever follows the job meets that himself
+            return
+        except OSError as error:
+            self._say(f"The log of {self._job.name!r} can't be read any more: {error}")
+
+    async def _shown_before(self) -> dict[int, int]:
+        try:
+            position = await self._logs.log_position(self._job.name)
+        except RegistryUnavailableError:
+            return {}
+        return position.lines if position and position.created_at == self._job.created_at else {}
+
+    async def _tell(self) -> None:
+        lines, left_out = list(self._new), self._arrived - len(self._new)
+        position = Position(created_at=self._job.created_at, lines=dict(self._read))
+        self._new.clear()
+        self._arrived = 0
+        self._next_at = time.monotonic() + self._every_s
+        if left_out:
+            self._say(f"({left_out:,} lines left out; `edl logs {self._job.name}` has them all)")
+        for line in lines:
+            self._say(f"[{line.instance}] {_cut(line.text)}")
+        try:
+            await self._logs.keep_log_position(self._job.name, position)
+        except RegistryUnavailableError:
+            return
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]} … ({len(text) - LONGEST_LINE} letters more)"

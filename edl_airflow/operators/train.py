@@ -1,0 +1,154 @@
+"""Elastic training in one task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseOperatorLink, conf
+
+from edl_airflow.ends import EndsBy, check_ends_by, end_of
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
+from edl_airflow.identity import checkpoint_stream, job_name, try_token
+from edl_airflow.jobs import trainer_job
+from edl_airflow.links import TrainerLogLink
+from edl_airflow.operators.base import EdlOperator, task_deadline
+from edl_airflow.operators.templates import as_bounds, check_seconds, has_template
+from edl_airflow.work import Outcome, TrainResult, Work
+from edl_runtime.errors import SpecError
+from edl_runtime.specs import Bounds, Checkpoint, TrainerSpec, check_name
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from edl_runtime.elastic.messages import Gear
+
+GEARS = ("live", "warm", "cold")
+"""Those of `edl_runtime.elastic.messages.Gear`, which is too much to import where a DAG is read."""
+
+
+class EdlTrainOperator(EdlOperator):
+    """Train with a number of instances that may change meanwhile; see `EdlResizeOperator`.
+
+    Goes on from the newest checkpoint at `checkpoint`, whichever run has written it. Returns a `TrainResult`. What the
+    instances write is in the task's log, each line behind its instance's number and once, also while the task is
+    deferred; where they write much, some is left out, and the log says how much. A retry after a lost worker takes over
+    the training that still runs, if its spec is the same.
+
+    Checkpoints are told in the stream "DAG/TASK" ("DAG/TASK/0" of a mapped task), which outlives the run:
+    `EdlCheckpointSensor` and `EdlCheckpointTrigger` wait for what lands there.
+
+    A relative `cwd` of the trainer, and a relative path of checkpoints, start from the folder of the DAG's file.
+
+    :param trainer: the training script and how to start it (templated)
+    :param trainers: how many instances, as Bounds, "min:max" or a number: it starts with min and can be resized up to
+        max (templated)
+    :param checkpoint: where checkpoints are kept and how often one is written, a path or URL for the latter's default;
+        None for a training that keeps none (templated)
+    :param gear: the fastest way to change the number of instances that may be tried: "live", "warm" or "cold"
+    :param job: the job's name, for sensors and resizes; None for one made from the task instance (templated)
+    :param ends_by: when training has to end, with a checkpoint: a time of day ("07:00", the next one in the DAG's time
+        zone after the run has started), a timedelta since the run has started, or a moment (ISO 8601, or a datetime).
+        The task succeeds then, and its result says `stopped`. None for when it has trained all there is (templated)
+    :param stop_grace_s: seconds after `ends_by` until a training that has not ended by itself is ended by force; the
+        task succeeds if it has left a checkpoint
+    :param progress_every_s: seconds between two lines of progress in the task's log, at least
+    :param edl_conn_id: the Airflow connection of type `edl` (templated)
+    :param deferrable: follow the training in the triggerer, without a worker slot
+    """
+
+    template_fields: Sequence[str] = ("trainer", "trainers", "checkpoint", "job", "ends_by", "edl_conn_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"trainer": "py", "trainers": "py", "checkpoint": "py"}
+    operator_extra_links: Sequence[BaseOperatorLink] = (TrainerLogLink(),)
+    ui_color = "#d9ead3"
+
+    def __init__(
+        self,
+        *,
+        trainer: TrainerSpec,
+        trainers: Bounds | str | int = 1,
+        checkpoint: Checkpoint | str | None = None,
+        gear: Gear = "live",
+        job: str | None = None,
+        ends_by: EndsBy | None = None,
+        stop_grace_s: float = 60,
+        progress_every_s: float = 5,
+        edl_conn_id: str = DEFAULT_CONN_ID,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.trainer = trainer
+        self.trainers = trainers
+        self.checkpoint = checkpoint
+        self.gear: Gear = gear
+        self.job = job
+        self.ends_by = ends_by
+        self.stop_grace_s = stop_grace_s
+        self.progress_every_s = progress_every_s
+        self.edl_conn_id = edl_conn_id
+        self.deferrable = deferrable
+        if not has_template(trainers):
+            as_bounds(trainers)
+        if not has_template(checkpoint):
+            _as_checkpoint(checkpoint)
+        if gear not in GEARS:
+            raise SpecError("gear", gear, ", ".join(map(repr, GEARS)))
+        if job is not None and not has_template(job):
+            check_name("job", job)
+        if ends_by is not None and not has_template(ends_by):
+            check_ends_by(ends_by)
+        check_seconds("stop_grace_s", stop_grace_s)
+        check_seconds("progress_every_s", progress_every_s)
+
+    def plan(self, context: Context, surroundings: Surroundings) -> Work:
+        ti = context["ti"]
+        stream = checkpoint_stream(ti.dag_id, ti.task_id, ti.map_index)
+        return Work(
+            conn_id=self.edl_conn_id,
+            place=surroundings.place,
+            token=try_token(ti),
+            trainer_job=trainer_job(
+                job_name(ti) if self.job is None else check_name("job", self.job),
+                self.trainer,
+                as_bounds(self.trainers),
+                gear=self.gear,
+                checkpoint=_as_checkpoint(self.checkpoint),
+                stream=stream,
+                namespace=surroundings.namespace,
+                folder=self.folder(),
+            ),
+            stream=stream,
+            ends_at=self._ends_at(context),
+            stop_grace_s=self.stop_grace_s,
+            deadline=task_deadline(self),
+            progress_every_s=self.progress_every_s,
+        )
+
+    def result(self, work: Work, outcome: Outcome) -> TrainResult:
+        left, landed, training = outcome.result or {}, outcome.landed, outcome.training
+        progress = outcome.progress
+        return TrainResult(
+            job=work.name,
+            checkpoint=left.get("checkpoint") or (landed["checkpoint"] if landed else ""),
+            step=landed["step"] if landed else progress.step if progress else 0,
+            epoch=landed["epoch"] if landed else progress.epoch if progress else 0,
+            metrics={**(landed["metrics"] if landed else {}), **left.get("metrics", {})},
+            stopped=outcome.ended == "stopped" or bool(training and training.ended == "stopped"),
+            reason=outcome.reason or (training.reason if training else ""),
+            instances=training.instances if training else 0,
+            generations=outcome.generations,
+        )
+
+    def _ends_at(self, context: Context) -> float | None:
+        if self.ends_by is None:
+            return None
+        run: Any = context.get("dag_run")
+        start = (run.start_date if run else None) or datetime.now(UTC)
+        zone = self.dag.timezone if self.has_dag() else UTC  # type: ignore[no-untyped-call]
+        return end_of(self.ends_by, start=start, zone=zone).timestamp()
+
+
+def _as_checkpoint(checkpoint: Checkpoint | str | None) -> Checkpoint | None:
+    return Checkpoint(url=checkpoint) if isinstance(checkpoint, str) else checkpoint

@@ -1,0 +1,100 @@
+"""Waits for a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import conf
+
+from edl_airflow.checkpoint_wait import CheckpointWait, Threshold
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID
+from edl_airflow.operators.base import task_deadline
+from edl_airflow.operators.templates import as_count, check_stream, has_template
+from edl_airflow.sensors.base import EdlSensor
+from edl_airflow.work import LandedCheckpoint, Outcome
+from edl_runtime.errors import SpecError
+from edl_runtime.specs import check_name
+
+
+class EdlCheckpointSensor(EdlSensor[CheckpointWait]):
+    """Succeed when a checkpoint has landed that all that is asked for is true of; return the newest such one.
+
+    Returns a `LandedCheckpoint`. One that landed before counts as well, from the last run too, unless a `job` or
+    `max_age` says otherwise; whether it is there still is not looked at. With a `job`, the sensor fails at once when
+    that has ended without such a checkpoint; see `EdlSensor` for what all sensors share.
+
+    :param stream: where checkpoints are told: "DAG/TASK" of an `EdlTrainOperator` ("DAG/TASK/0" of a mapped one), or
+        the name of a job that was started by hand (templated)
+    :param job: the name of the job that is to write it, None for any (templated)
+    :param step: of this step or a later one (templated)
+    :param epoch: of this epoch or a later one (templated)
+    :param metric: what the script said by `run.metrics`, with >=, <=, > or <, as in "accuracy>=0.9" (templated)
+    :param max_age: complete for at most so long, as a timedelta or in seconds
+    :param edl_conn_id: the Airflow connection of type `edl` (templated)
+    :param deferrable: wait in the triggerer, without a worker slot
+    """
+
+    template_fields: Sequence[str] = ("stream", "job", "step", "epoch", "metric", "edl_conn_id")
+    ui_color = "#ead1dc"
+
+    def __init__(
+        self,
+        *,
+        stream: str,
+        job: str | None = None,
+        step: int | str | None = None,
+        epoch: int | str | None = None,
+        metric: str | None = None,
+        max_age: timedelta | float | None = None,
+        edl_conn_id: str = DEFAULT_CONN_ID,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+        self.job = job
+        self.step = step
+        self.epoch = epoch
+        self.metric = metric
+        self.max_age = max_age
+        self.edl_conn_id = edl_conn_id
+        self.deferrable = deferrable
+        if not has_template(stream):
+            check_stream(stream)
+        if job is not None and not has_template(job):
+            check_name("job", job)
+        for field, value in (("step", step), ("epoch", epoch)):
+            if value is not None and not has_template(value):
+                as_count(field, value)
+        if metric is not None and not has_template(metric):
+            Threshold.parse(metric)
+        _seconds(max_age)
+
+    def new_wait(self, until: float) -> CheckpointWait:
+        return CheckpointWait(
+            conn_id=self.edl_conn_id,
+            stream=check_stream(self.stream),
+            job=check_name("job", self.job) if self.job is not None else "",
+            step=as_count("step", self.step) if self.step is not None else 0,
+            epoch=as_count("epoch", self.epoch) if self.epoch is not None else 0,
+            threshold=Threshold.parse(self.metric) if self.metric is not None else None,
+            max_age_s=_seconds(self.max_age),
+            waits_s=self.timeout,
+            until=until,
+            deadline=task_deadline(self),
+        )
+
+    def result(self, outcome: Outcome) -> LandedCheckpoint:
+        assert outcome.landed is not None  # noqa: S101 (that is what was waited for)
+        return outcome.landed
+
+
+def _seconds(max_age: timedelta | float | None) -> float | None:
+    if max_age is None:
+        return None
+    seconds = max_age.total_seconds() if isinstance(max_age, timedelta) else max_age
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise SpecError("max_age", max_age, "a timedelta or a number of seconds above 0")
+    return float(seconds)

@@ -1,0 +1,73 @@
+"""Waits for a job's trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import conf
+
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID
+from edl_airflow.job_wait import PHASES, JobPhase, JobWait
+from edl_airflow.operators.base import task_deadline
+from edl_airflow.operators.templates import as_count, has_template
+from edl_airflow.sensors.base import EdlSensor
+from edl_airflow.work import Outcome, RunningJob
+from edl_runtime.errors import SpecError
+from edl_runtime.specs import check_name
+
+
+class EdlJobSensor(EdlSensor[JobWait]):
+    """Succeed when a job of elastic trainers runs with at least so many instances, or when it has succeeded.
+
+    Returns a `RunningJob`. An instance counts once it trains together with the others. Fails at once when the job has
+    failed, or was there and has been stopped, or has ended before it ran with so many; see `EdlSensor` for what all
+    sensors share.
+
+    :param job: the job's name, as `EdlTrainOperator` was given it; one of each run's own, for what is known of a job
+        outlives it by a day (templated)
+    :param phase: "running" or "succeeded", which one that was asked to end with a checkpoint has, too
+    :param at_least: of how many instances "running" is (templated)
+    :param edl_conn_id: the Airflow connection of type `edl` (templated)
+    :param deferrable: wait in the triggerer, without a worker slot
+    """
+
+    template_fields: Sequence[str] = ("job", "at_least", "edl_conn_id")
+    ui_color = "#ead1dc"
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        phase: JobPhase = "running",
+        at_least: int | str = 1,
+        edl_conn_id: str = DEFAULT_CONN_ID,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.job = job
+        self.phase: JobPhase = phase
+        self.at_least = at_least
+        self.edl_conn_id = edl_conn_id
+        self.deferrable = deferrable
+        if not has_template(job):
+            check_name("job", job)
+        if phase not in PHASES:
+            raise SpecError("phase", phase, " or ".join(map(repr, PHASES)))
+        if not has_template(at_least):
+            as_count("at_least", at_least)
+
+    def new_wait(self, until: float) -> JobWait:
+        return JobWait(
+            conn_id=self.edl_conn_id,
+            job=check_name("job", self.job),
+            phase=self.phase,
+            at_least=as_count("at_least", self.at_least),
+            waits_s=self.timeout,
+            until=until,
+            deadline=task_deadline(self),
+        )
+
+    def result(self, outcome: Outcome) -> RunningJob:
+        return outcome.running_job()
