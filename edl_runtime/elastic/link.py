@@ -14,7 +14,7 @@ from typing import Protocol
 import structlog
 
 from edl_runtime.elastic.channel import Channel
-from edl_runtime.elastic.messages import Abort, Beat, FromTrainer, Join, Leave, Ready, Start, ToTrainer
+from edl_runtime.elastic.messages import Abort, Beat, Failed, FromTrainer, Join, Leave, Ready, Start, ToTrainer
 
 AGENT_FD = "EDL_AGENT_FD"
 """The variable that names the socket to the agent, in a process that an agent has started."""
@@ -33,6 +33,11 @@ class Link(Protocol):
     @property
     def alone(self) -> bool:
         """Whether nobody else can be in this training."""
+        ...
+
+    @property
+    def failed(self) -> bool:
+        """Whether this process has said that it failed."""
         ...
 
     def say(self, message: FromTrainer) -> None:
@@ -70,6 +75,7 @@ class AgentLink:
     alone = False
 
     def __init__(self, end: socket.socket) -> None:
+        self.failed = False
         self._channel: Channel[ToTrainer] = Channel(end, ToTrainer)
         self._news = threading.Condition()
         self._start: Start | None = None
@@ -90,6 +96,7 @@ class AgentLink:
         return _current
 
     def say(self, message: FromTrainer) -> None:
+        self.failed |= isinstance(message, Failed)
         try:
             self._channel.say(message)
         except OSError:
@@ -164,6 +171,7 @@ class NoLink:
     """The link of a script that a person has started: one generation, of this process alone, until SIGTERM."""
 
     alone = True
+    failed = False
 
     def __init__(self) -> None:
         self._generation = 1

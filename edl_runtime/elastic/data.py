@@ -1,0 +1,173 @@
+"""The batches of one rank, from a dataset that every rank can index: each sample counts exactly once an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from edl_runtime.elastic.training import Micro, Training
+from edl_runtime.errors import SampleError, SpecError
+from edl_runtime.shards import cursor as cursors
+from edl_runtime.shards.cursor import Cursor
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Batching(msgspec.Struct, frozen=True, kw_only=True):
+    """How samples become batches; see `Run.data`."""
+
+    global_batch: int | None
+    instance_batch: int | None
+    micro_batch: int | None
+    num_workers: int
+    collate_fn: Collate | None
+
+
+class Data:
+    """What `Run.data` returns: an iterable of this rank's batches until all epochs are over, from where they are.
+
+    Where a step has fewer samples than ranks, a rank without one takes part in it without yielding a batch.
+    """
+
+    def __init__(self, training: Training, dataset: Any, batching: Batching, start: Cursor) -> None:
+        self._training = training
+        self._dataset = dataset
+        self._batching = batching
+        self._cursor = start
+        self._ahead = start
+        if training.place is not None:
+            self.go_to(training.place, training.team.group.world_size)
+        else:
+            self._resize(training.team.group.world_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches(lambda: self._load(self._indices(self._cursor)))
+
+    def through(self, reader: Iterable[Any]) -> Iterator[Any]:
+        """Yield what `reader` makes of the batches of `local`, until all epochs are over.
+
+        For a DistillReader, which reads ahead: what counts is what was stepped. It is iterated anew for each epoch and
+        each generation, so don't tell it how many epochs there are.
+        """
+        return self._batches(lambda: iter(reader))
+
+    def local(self) -> Iterator[Any]:
+        """Yield the rest of an epoch's batches of this rank, as tuples of arrays: the source of a DistillReader.
+
+        `collate_fn` makes something else of the samples. May be read ahead by any thread; only with `through`.
+        """
+        ahead = self._ahead
+        for indices in self._indices(ahead):
+            samples = [self._dataset[int(index)] for index in indices]
+            yield (self._batching.collate_fn or _stacked)(samples)
+
+    @property
+    def epoch(self) -> int:
+        return self._cursor.epoch
+
+    @property
+    def total_steps(self) -> int | None:
+        return cursors.total_steps(self._cursor) if self._batching.instance_batch is None else None
+
+    def place(self) -> dict[str, Any]:
+        place: dict[str, Any] = msgspec.to_builtins(self._cursor)
+        return place
+
+    def go_to(self, place: dict[str, Any], world_size: int) -> None:
+        """Raise DatasetChangedError for another dataset, SpecError for another order of it."""
+        there = msgspec.convert(place, Cursor)
+        mine = self._cursor
+        cursors.check_length(there, mine.length)
+        for field in ("seed", "shuffle"):
+            before, now = getattr(there, field), getattr(mine, field)
+            if before != now:
+                raise SpecError(f"run.data({field}=…)", now, f"{before}, with which this training began")
+        self._cursor = msgspec.structs.replace(mine, epoch=there.epoch, position=there.position)
+        self._resize(world_size)
+
+    def advance(self, samples: int) -> None:
+        self._cursor = cursors.advance(self._cursor, samples)
+
+    def _resize(self, world_size: int) -> None:
+        if self._batching.instance_batch is not None:
+            self._cursor = msgspec.structs.replace(
+                self._cursor, global_batch=self._batching.instance_batch * world_size
+            )
+
+    def _batches(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        training = self._training
+        try:
+            while not self._cursor.done:
+                yield from self._generation(begin)
+        except GeneratorExit:
+            training.left_early()
+            raise
+        training.finish()
+
+    def _generation(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Yield an epoch's batches while the group stays as it is."""
+        training, epoch = self._training, self._cursor.epoch
+        generation = training.team.generation
+        self._ahead = self._cursor
+        batches = begin()
+        try:
+            while not self._cursor.done and self._cursor.epoch == epoch and training.team.generation == generation:
+                pieces = self._pieces(self._cursor)
+                if not pieces:
+                    training.finish_step()
+                for number, piece in enumerate(pieces):
+                    batch = _next(batches)
+                    training.draw(Micro(len(piece), first=number == 0, last=number == len(pieces) - 1))
+                    yield batch
+                    training.check_stepped()
+            if training.team.generation == generation:
+                next(batches, None)  # so that who makes them sees the epoch's end
+        finally:
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()
+
+    def _pieces(self, cursor: Cursor) -> list[np.ndarray]:
+        """Return the indices of this rank's micro batches of the next step."""
+        group = self._training.team.group
+        own = cursors.part(cursors.batch(cursor), group.rank, group.world_size)
+        return cursors.micro_batches(own, self._batching.micro_batch) if len(own) else []
+
+    def _indices(self, cursor: Cursor) -> Iterator[np.ndarray]:
+        """Yield those of all steps that the epoch has left."""
+        epoch = cursor.epoch
+        while not cursor.done and cursor.epoch == epoch:
+            yield from self._pieces(cursor)
+            cursor = cursors.advance(cursor, len(cursors.batch(cursor)))
+
+    def _load(self, batches: Iterator[np.ndarray]) -> Iterator[Any]:
+        from paddle.io import DataLoader
+        from paddle.io.dataloader.collate import default_collate_fn
+
+        collate: Any = self._batching.collate_fn or default_collate_fn
+        if not self._batching.num_workers:
+            for indices in batches:
+                yield collate([self._dataset[int(index)] for index in indices])
+            return
+        lists = [indices.tolist() for indices in batches]
+        workers = self._batching.num_workers
+        sampler: Any = lists  # any iterable of lists does
+        yield from DataLoader(self._dataset, batch_sampler=sampler, num_workers=workers, collate_fn=collate)
+
+
+def _next(batches: Iterator[Any]) -> Any:
+    try:
+        return next(batches)
+    except StopIteration:
+        raise SampleError(
+            "run.data", "the reader", "an end before the epoch's", "each batch of data.local once"
+        ) from None
+
+
+def _stacked(samples: list[Any]) -> tuple[np.ndarray, ...]:
+    if not isinstance(samples[0], tuple | list):
+        return (np.stack(samples),)
+    return tuple(np.stack([np.asarray(slot) for slot in slots]) for slots in zip(*samples, strict=True))

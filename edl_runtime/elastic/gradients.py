@@ -1,0 +1,135 @@
+"""The gradients of a global batch: added up over micro batches, then over ranks, in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from edl_runtime.elastic.groups import Group
+from edl_runtime.elastic.state import host_view
+
+
+class Gradients(Protocol):
+    """The weighted sum of a step's gradients and losses. A parameter without a gradient counts as zero, on this rank.
+
+    One without a gradient on any rank has none in the end, as if it were trained alone.
+    """
+
+    def add(self, weight: float, loss: float) -> None:
+        """Add the parameters' gradients so many times, and take them from the parameters."""
+        ...
+
+    def drop(self) -> None:
+        """Forget what was added."""
+        ...
+
+    def give(self, group: Group, total: float) -> float:
+        """Add up over all ranks, divide by `total` and give it to the parameters; return the mean loss."""
+        ...
+
+
+class HostGradients:
+    """Gradients on the CPU, kept in one array from step to step. Sums are in float32, or float64 if any gradient is."""
+
+    def __init__(self, parameters: Sequence[Any]) -> None:
+        import paddle
+        from paddle.utils import dlpack
+
+        self._parameters = list(parameters)
+        sizes = [int(np.prod(parameter.shape)) for parameter in self._parameters]
+        double = any(parameter.dtype == paddle.float64 for parameter in self._parameters)
+        more = len(sizes) + 1  # whether a rank has that gradient, and the loss
+        self._flat = np.zeros(sum(sizes) + more, np.float64 if double else np.float32)
+        ends = np.cumsum(sizes)
+        self._views = [
+            self._flat[end - size : end].reshape(parameter.shape)
+            for parameter, size, end in zip(self._parameters, sizes, ends, strict=True)
+        ]
+        self._has = self._flat[len(self._flat) - more : -1]
+        self._shared = dlpack.from_dlpack(self._flat)
+        self._begun = False
+
+    def add(self, weight: float, loss: float) -> None:
+        for number, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
+            gradient = parameter.grad
+            if gradient is None:
+                np.multiply(view, self._begun, out=view)
+                self._has[number] *= self._begun
+                continue
+            if self._begun:
+                np.add(view, weight * _plain(gradient), out=view)
+            else:
+                np.multiply(_plain(gradient), weight, out=view, casting="unsafe")
+            self._has[number] = 1
+            parameter.clear_gradient(False)
+        self._flat[-1] = weight * loss + self._flat[-1] * self._begun
+        self._begun = True
+
+    def drop(self) -> None:
+        self._begun = False
+
+    def give(self, group: Group, total: float) -> float:
+        import paddle
+
+        if not self._begun:
+            self._flat[:] = 0
+        group.sum(self._shared)
+        self._begun = False
+        for parameter, view, has in zip(self._parameters, self._views, self._has, strict=True):
+            if not has:
+                continue
+            gradient = paddle.empty(parameter.shape, parameter.dtype)
+            if parameter.dtype == paddle.bfloat16:
+                gradient = paddle.to_tensor(view / total).astype(parameter.dtype)
+            else:
+                np.divide(view, total, out=host_view(gradient), casting="unsafe")
+            parameter.grad = gradient
+        return float(self._flat[-1]) / total
+
+
+class DeviceGradients:
+    """Gradients on a GPU, packed anew at each step."""
+
+    def __init__(self, parameters: Sequence[Any]) -> None:
+        self._parameters = list(parameters)
+        self._sizes = [int(np.prod(parameter.shape)) for parameter in self._parameters]
+        self._flat: Any = None
+
+    def add(self, weight: float, loss: float) -> None:
+        import paddle
+
+        has = [parameter.grad is not None for parameter in self._parameters]
+        pieces = [
+            parameter.grad.flatten().astype("float32") if there else paddle.zeros([size])
+            for parameter, size, there in zip(self._parameters, self._sizes, has, strict=True)
+        ]
+        more = paddle.to_tensor([*map(float, has), loss * weight])
+        flat = paddle.concat([paddle.concat(pieces) * weight, more])
+        self._flat = flat if self._flat is None else self._flat + flat
+        for parameter in self._parameters:
+            parameter.clear_gradient(False)
+
+    def drop(self) -> None:
+        self._flat = None
+
+    def give(self, group: Group, total: float) -> float:
+        import paddle
+
+        count = len(self._sizes)
+        flat = paddle.zeros([sum(self._sizes) + count + 1]) if self._flat is None else self._flat
+        group.sum(flat)
+        self._flat = None
+        *pieces, more = paddle.split(flat, [*self._sizes, count + 1])
+        *has, loss = (float(value) for value in more.numpy())
+        for parameter, piece, there in zip(self._parameters, pieces, has, strict=True):
+            if there:
+                parameter.grad = (piece / total).reshape(parameter.shape).astype(parameter.dtype)
+        return loss / total
+
+
+def _plain(gradient: Any) -> np.ndarray:
+    import paddle
+
+    return host_view(gradient.astype("float32") if gradient.dtype == paddle.bfloat16 else gradient)

@@ -1,0 +1,183 @@
+"""What a training script calls: four lines make it elastic."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+
+from edl_runtime.elastic.data import Batching, Collate, Data
+from edl_runtime.elastic.hyper import Scaling
+from edl_runtime.elastic.link import connect
+from edl_runtime.elastic.saving import Saver
+from edl_runtime.elastic.training import Training
+from edl_runtime.errors import SpecError
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.shards.cursor import Cursor
+from edl_runtime.specs import Checkpoint
+
+Model = TypeVar("Model")
+Optimizer = TypeVar("Optimizer")
+
+
+def init(checkpoint: Checkpoint | str | None = None, *, settings: RuntimeSettings | None = None) -> Run:
+    """Return this script's run, alone or as one of several instances that an agent looks after.
+
+    - `checkpoint`: where its checkpoints are kept; by default what EDL_CHECKPOINT and the like say, if anything.
+    - `settings`: by default from the environment.
+
+    Cheap: who trains together is found out by `Run.wrap`. Raises SpecError, and CheckpointStoreError when checkpoints
+    can't be written there.
+    """
+    settings = settings or RuntimeSettings.from_env(os.environ)
+    spec = Checkpoint(url=checkpoint) if isinstance(checkpoint, str) else checkpoint or settings.checkpoint_spec()
+    link = connect(os.environ)
+    return Run(Training(link, settings, Saver(spec, link)))
+
+
+class Run:
+    """A training whose instances come and go. Made by `init`.
+
+    run = elastic.init()
+    model, optimizer = run.wrap(model, optimizer)
+    for batch in run.data(dataset, global_batch=256, epochs=3):
+        loss = model(batch).loss
+        loss.backward()
+        run.step(loss=loss)
+
+    The script ends inside `run.step`, by SystemExit, when its instance has to leave. Under an agent SIGTERM and SIGINT
+    are the agent's business; alone, SIGTERM means: finish the step, write a checkpoint, exit with 0.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    @property
+    def rank(self) -> int:
+        """This instance's place among all, from 0. May be another after each step."""
+        return self._training.team.group.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many instances train now. May be another after each step."""
+        return self._training.team.group.world_size
+
+    @property
+    def generation(self) -> int:
+        """The number of the present membership, which grows with each change; 0 before `wrap`."""
+        return self._training.team.generation
+
+    @property
+    def step_number(self) -> int:
+        """Steps that the model has seen, also in earlier runs and other instances."""
+        return self._training.steps
+
+    @property
+    def mean_loss(self) -> float:
+        """The last step's loss over all samples of all ranks, the same on each; NaN if it was not given."""
+        return self._training.mean_loss
+
+    @property
+    def learning_rate(self) -> float:
+        """What the next step takes, scaled."""
+        return self._training.learning_rate()
+
+    def wrap(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        *,
+        scaling: Scaling = "fixed",
+        warm_up_steps: int = 0,
+        schedule: Literal["step", "epoch"] | None = "step",
+    ) -> tuple[Model, Optimizer]:
+        """Wait for who trains together, bring both to the state that all have, and return the same objects.
+
+        That state is the other trainers', if there are any, else the newest checkpoint's, else as the script made it.
+
+        - `model`, `optimizer`: a paddle.nn.Layer and its optimizer, each complete, without paddle.DataParallel.
+        - `scaling`: how the learning rate follows the number of instances. It is fixed by default, as is the global
+          batch. The change is gradual over `warm_up_steps` when it grows.
+        - `schedule`: when `run.step` moves the optimizer's LRScheduler on: at each step, at each epoch's end or, for
+          None, never. Don't do it in the loop, where a rank may have no batch.
+
+        Raises OtherModelError for a checkpoint of another model, SpecError for what can't be trained so.
+        """
+        if self._training.wrapped:
+            raise SpecError("run.wrap", "a second call", "one model and optimizer a run")
+        if warm_up_steps < 0:
+            raise SpecError("warm_up_steps", warm_up_steps, "0 or more")
+        if schedule not in {"step", "epoch", None}:
+            raise SpecError("schedule", schedule, "'step', 'epoch' or None")
+        self._training.wrap(model, optimizer, scaling=scaling, warm_up_steps=warm_up_steps, schedule=schedule)
+        return model, optimizer
+
+    def data(
+        self,
+        dataset: Sequence[Any],
+        *,
+        global_batch: int | None = None,
+        instance_batch: int | None = None,
+        epochs: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        micro_batch: int | None = None,
+        num_workers: int = 0,
+        collate_fn: Collate | None = None,
+    ) -> Data:
+        """Return this rank's batches of all epochs that are left, as an iterable; call `run.step` once for each.
+
+        - `dataset`: anything with a length and items by index, the same on each instance.
+        - `global_batch`: samples of a step, of all ranks together. The order of samples and the loss are then the same
+          with any number of instances. Or `instance_batch`: samples of a step on each rank; see `wrap(scaling=…)`.
+        - `micro_batch`: most samples of a batch that the script gets; gradients of the rest are added to it.
+        - `num_workers`, `collate_fn`: as paddle.io.DataLoader has them.
+
+        Raises SpecError, also for a batch that can't be split among as many instances as the job may have, and
+        DatasetChangedError if the training began with another number of samples.
+        """
+        training = self._training
+        if not training.wrapped:
+            raise SpecError("run.data", "a call before run.wrap", "run.wrap(model, optimizer) first")
+        if training.feed is not None:
+            raise SpecError("run.data", "a second call", "one loop over the data a run")
+        instances = training.team.instances
+        size = _checked_batch(global_batch, instance_batch, instances)
+        if micro_batch is not None and micro_batch < 1:
+            raise SpecError("micro_batch", micro_batch, "1 or more, or None")
+        batching = Batching(
+            global_batch=global_batch,
+            instance_batch=instance_batch,
+            micro_batch=micro_batch,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+        )
+        start = Cursor(length=len(dataset), global_batch=size, epochs=epochs, seed=seed, shuffle=shuffle)
+        data = Data(training, dataset, batching, start)
+        training.feed = data
+        return data
+
+    def step(self, loss: Any = None) -> None:
+        """Train on the batch: add up gradients over ranks, let the optimizer step, be in the next generation if due.
+
+        After `loss.backward()`, where `loss` is the mean over the batch's samples. Gradients are cleared. With
+        micro batches only the last of a step does all this. Ends the script by SystemExit when it has to leave. Raises
+        StepError, EarlyEndError.
+        """
+        self._training.step(loss)
+
+    def metrics(self, **values: float) -> None:
+        """Note numbers that go into the next checkpoints, and into the result of the job when it ends."""
+        self._training.note_metrics({name: float(value) for name, value in values.items()})
+
+
+def _checked_batch(global_batch: int | None, instance_batch: int | None, instances: int) -> int:
+    if (global_batch is None) == (instance_batch is None):
+        raise SpecError("run.data", (global_batch, instance_batch), "either global_batch or instance_batch")
+    if instance_batch is not None:
+        if instance_batch < 1:
+            raise SpecError("instance_batch", instance_batch, "1 or more")
+        return instance_batch
+    if global_batch is None or global_batch < instances:
+        raise SpecError("global_batch", global_batch, f"{instances} or more, for so many instances may share it")
+    return global_batch

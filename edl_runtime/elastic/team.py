@@ -1,0 +1,90 @@
+"""The generation that a trainer is in: how it comes in, and how it goes on to the next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from edl_runtime.elastic.groups import Alone, Backend, Group, PaddleGroup
+from edl_runtime.elastic.link import Link, Wish
+from edl_runtime.elastic.messages import Join, Leave, Lost
+from edl_runtime.errors import GroupLostError
+
+MOST_LIVE = 32
+"""Groups that a process may have been in: Paddle keeps a few descriptors and threads of each."""
+
+log = structlog.get_logger(__name__)
+
+Enter = Callable[[Group, Join, list[int | None]], None]
+"""What brings a new group to one state: it is told the steps that all ranks have come with. Raises GroupLostError."""
+
+
+class Team:
+    """This trainer's place in its present generation, 0 before the first."""
+
+    def __init__(self, link: Link, backend: Backend) -> None:
+        self.link = link
+        self.group: Group = Alone()
+        self.generation = 0
+        self.instances = 1
+        self._backend = backend
+        self._made = 0
+
+    @property
+    def live(self) -> bool:
+        """Whether this process can go on to another generation."""
+        return self._backend == "gloo" and self._made < MOST_LIVE
+
+    def next(self, step: int | None, enter: Enter) -> Leave | None:
+        """Wait for the next generation that can be entered, and enter it; return Leave when there is none for us.
+
+        `step`: how many this trainer's state has seen, None if it has no state yet.
+        """
+        since = time.monotonic()
+        while True:
+            self.group.close()
+            wish = self._wait()
+            if isinstance(wish, Leave):
+                return wish
+            self.generation, self.instances = wish.generation, wish.instances
+            try:
+                self.group = self._grouped(wish, step, enter)
+            except GroupLostError as error:
+                self.lost(error)
+            else:
+                log.info(
+                    "generation.entered",
+                    generation=wish.generation,
+                    rank=wish.rank,
+                    world_size=wish.world_size,
+                    took_s=round(time.monotonic() - since, 3),
+                )
+                return None
+
+    def lost(self, error: GroupLostError) -> None:
+        """Let go of the group, so that nobody waits for us, and tell the agent."""
+        self.group.abort()
+        log.warning("generation.lost", generation=self.generation, reason=error.reason)
+        self.link.say(Lost(generation=self.generation, reason=error.reason))
+
+    def _wait(self) -> Wish:
+        while (wish := self.link.wait(self.generation)) is None:
+            pass
+        return wish
+
+    def _grouped(self, join: Join, step: int | None, enter: Enter) -> Group:
+        if join.world_size == 1:
+            alone = Alone()
+            enter(alone, join, [step])
+            return alone
+        group = PaddleGroup(join, self._backend)
+        self._made += 1
+        self.link.guard(join.generation, group.abort)
+        try:
+            enter(group, join, group.meet(step))
+        except BaseException:
+            group.close()
+            raise
+        return group
