@@ -17,6 +17,9 @@ from edl_runtime.elastic.messages import Abort, Gear, Join, Leave, ToTrainer
 LET_GO_S = 2.0
 """How long a trainer may take to leave when nobody trains with it any more."""
 
+PLAIN_LEAVE_S = 5.0
+"""How long a plain script may take to write what it wants to after SIGTERM."""
+
 LONGEST_LEAVE_S = 60.0
 """How long a trainer may take to leave at the end of a step that others take part in."""
 
@@ -217,9 +220,11 @@ def _goes_alone(post: Post, view: GroupView, now: float) -> bool:
 def _left_by(mine: Mine, post: Post, view: GroupView) -> float:
     if post.leaving_since is not None:
         return post.leaving_since + GRACE_SHARE * post.grace_s
+    if not post.elastic:
+        return mine.since + PLAIN_LEAVE_S
     included = view.rank(post.member) is not None or view.stop is not None
     works = mine.up == mine.told and mine.fallen < mine.told and mine.aborted < mine.told
-    return mine.since + (LONGEST_LEAVE_S if post.elastic and included and works else LET_GO_S)
+    return mine.since + (LONGEST_LEAVE_S if included and works else LET_GO_S)
 
 
 def _join(generation: Generation, post: Post) -> Join:

@@ -1,0 +1,179 @@
+"""What an agent does with its trainer: a table of situations, without processes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from edl_runtime.elastic.gears import (
+    Begin,
+    Kill,
+    Mine,
+    Order,
+    Post,
+    Run,
+    Spare,
+    Tell,
+    Terminate,
+    orders,
+)
+from edl_runtime.elastic.generation import Generation, GroupView, Outcome, Presence, Suspicion, TrainerMember
+from edl_runtime.elastic.messages import Abort, Gear, Join, Leave
+
+ME, PEER, OTHER = "0-me", "1-peer", "2-other"
+NOW = 100.0
+
+ELASTIC = Post(member=ME, elastic=True, instances=4)
+PLAIN = Post(member=ME, elastic=False, instances=4)
+
+
+def view(number: int = 0, *members: str, gear: Gear = "live", there: tuple[str, ...] = (ME, PEER, OTHER)) -> GroupView:
+    """Return the view of a group whose generation `number` has these members, or none for 0."""
+    current = Generation(
+        number=number,
+        members=members,
+        store="127.0.0.1:1",
+        endpoints=tuple("127.0.0.1:2" for _ in members),
+        gear=gear,
+        reason="why",
+        proposed_by=ME,
+        proposed_at=0.0,
+    )
+    presences = tuple(
+        Presence(member=TrainerMember(id=each, index=int(each[0]), ready=True), deadline=9e9, beaten_at=NOW, since=NOW)
+        for each in there
+    )
+    return GroupView(now=NOW, members=presences, number=number, generation=current if number else None, state="active")
+
+
+def member(**changes: object) -> Mine:
+    """Return a trainer that is up in generation 1 with PEER, with its standby loaded."""
+    up = Mine(phase="member", since=NOW - 10, told=1, peers=(ME, PEER), up=1, spare="loaded")
+    return msgspec.structs.replace(up, **changes)
+
+
+def join(number: int, *members: str) -> Join:
+    return Join(generation=number, rank=members.index(ME), world_size=len(members), store="127.0.0.1:1", instances=4)
+
+
+def said(found: list[Order]) -> list[object]:
+    return [order.message if isinstance(order, Tell) else order for order in found]
+
+
+def test_an_elastic_script_is_begun_run_and_joined() -> None:
+    """It runs to where it is ready before there is any generation for it, so that nobody waits for it."""
+    assert orders(Mine(), ELASTIC, view(), NOW) == [Begin()]
+    assert orders(Mine(phase="loading"), ELASTIC, view(), NOW) == []
+    assert orders(Mine(phase="loaded"), ELASTIC, view(1, PEER), NOW) == [Run()]
+    assert orders(Mine(phase="starting"), ELASTIC, view(1, ME, PEER), NOW) == []
+    assert orders(Mine(phase="ready"), ELASTIC, view(1, PEER), NOW) == []
+    assert said(orders(Mine(phase="ready"), ELASTIC, view(2, PEER, ME), NOW)) == [join(2, PEER, ME)]
+
+
+def test_a_plain_script_is_run_for_its_generation_only() -> None:
+    """Loaded it waits; it ends with its generation and is begun for the next."""
+    assert orders(Mine(phase="loaded"), PLAIN, view(1, PEER), NOW) == []
+    generation = view(2, ME, PEER)
+    assert orders(Mine(phase="loaded", told=1), PLAIN, generation, NOW) == [Run(generation.generation)]
+    assert orders(member(), PLAIN, view(1, ME, PEER), NOW) == []
+    assert orders(member(), PLAIN, generation, NOW) == [Terminate()]
+    assert orders(member(phase="leaving", since=NOW - 6), PLAIN, generation, NOW) == [Kill("it did not leave in time")]
+
+
+def test_a_generation_is_entered_in_its_gear() -> None:
+    """Live by the trainer that is there; else it leaves with a checkpoint, and the standby or a new process follows."""
+    assert said(orders(member(), ELASTIC, view(2, ME, PEER), NOW)) == [join(2, ME, PEER)]
+    for gear in ("warm", "cold"):
+        told = said(orders(member(), ELASTIC, view(2, ME, PEER, gear=gear), NOW))
+        assert told == [Leave(reason="why", checkpoint=True)]
+    gone = Mine(phase="absent", told=1, spare="loaded")
+    assert orders(gone, ELASTIC, view(2, ME, gear="warm"), NOW) == [Begin()]
+    assert orders(gone, ELASTIC, view(2, ME, gear="cold"), NOW) == [Begin(fresh=True)]
+
+
+def test_a_trainer_outside_the_newer_generation_ends() -> None:
+    """It leaves at the end of a step if it can, and is killed soon if not."""
+    excluded = view(2, PEER, OTHER)
+    assert said(orders(member(), ELASTIC, excluded, NOW)) == [
+        Leave(reason="the others go on without it", checkpoint=False)
+    ]
+    leaving = member(phase="leaving", since=NOW - 2)
+    assert orders(leaving, ELASTIC, excluded, NOW) == [Kill("it did not leave in time")]
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        view(1, ME, PEER, there=(ME,)),
+        view(2, ME, there=(ME,)),
+        msgspec.structs.replace(
+            view(1, ME, PEER), suspicion=Suspicion(generation=1, by=PEER, reason="", since=NOW - 1)
+        ),
+    ],
+    ids=["the peer is gone", "and the others go on", "a peer suspects"],
+)
+def test_nobody_waits_for_a_member_that_is_gone(group: GroupView) -> None:
+    """The trainer is told to let go, once, and before it is told to join another generation."""
+    assert said(orders(member(), ELASTIC, group, NOW))[0] == Abort(generation=1)
+    for told in ({"aborted": 1}, {"fallen": 1}):
+        assert not any(isinstance(each, Abort) for each in said(orders(member(**told), ELASTIC, group, NOW)))
+
+
+def test_members_who_left_or_may_come_back_are_no_loss() -> None:
+    """Neither who went as planned, nor who has not yet come back to a Redis that was empty, breaks a generation."""
+    alone = view(1, ME, PEER, there=(ME,))
+    for known in ({"left": frozenset({PEER})}, {"finished": frozenset({PEER})}, {"granted": {PEER: NOW + 1}}):
+        assert orders(member(), ELASTIC, msgspec.structs.replace(alone, **known), NOW) == []
+
+
+def test_an_instance_told_to_go_waits_for_the_others_to_go_on() -> None:
+    """Then its trainer leaves at the step at which they regroup; it goes alone when nothing comes, or all go."""
+    post = msgspec.structs.replace(ELASTIC, leaving_since=NOW)
+    assert orders(member(), post, view(1, ME, PEER), NOW) == []
+    gone = [Leave(reason="told to leave", checkpoint=False)]
+    assert said(orders(member(), post, view(2, PEER), NOW + 0.2)) == gone
+    alone = [Leave(reason="told to leave", checkpoint=True)]
+    assert said(orders(member(), post, view(1, ME, PEER), NOW + 2)) == alone
+    leaving = view(1, ME)
+    mine = msgspec.structs.replace(leaving.members[0].member, leaving=True)
+    all_leave = msgspec.structs.replace(leaving, members=(msgspec.structs.replace(leaving.members[0], member=mine),))
+    assert said(orders(member(peers=(ME,)), post, all_leave, NOW)) == alone
+    assert orders(Mine(phase="ready"), post, view(1, PEER), NOW) == [Kill("it is not needed any more")]
+    stuck = member(phase="leaving", since=NOW)
+    assert orders(stuck, post, view(2, PEER), NOW + 7.9) == []
+    assert orders(stuck, post, view(2, PEER), NOW + 8) == [Kill("it did not leave in time")]
+
+
+def test_a_stop_ends_all_with_a_checkpoint() -> None:
+    """Who trains leaves at the end of the step; who does not is not needed."""
+    stopped = msgspec.structs.replace(view(1, ME, PEER), stop="deadline")
+    assert said(orders(member(), ELASTIC, stopped, NOW)) == [Leave(reason="deadline", checkpoint=True)]
+    for phase in ("loading", "loaded", "starting", "ready"):
+        assert orders(Mine(phase=phase), ELASTIC, stopped, NOW) == [Kill("it is not needed any more")]
+    assert orders(Mine(), ELASTIC, stopped, NOW) == []
+
+
+def test_a_job_that_has_ended_leaves_the_done_to_finish() -> None:
+    """What a script does after its last step is its own; other trainers are killed."""
+    done = msgspec.structs.replace(view(1, ME, PEER), outcome=Outcome("done"))
+    failed = msgspec.structs.replace(view(1, ME, PEER), outcome=Outcome("failed"))
+    assert orders(member(phase="done"), ELASTIC, done, NOW) == []
+    assert orders(member(phase="done"), ELASTIC, failed, NOW) == [Kill("the job has failed")]
+    assert orders(member(), ELASTIC, failed, NOW) == [Kill("the job has ended")]
+    assert orders(Mine(), ELASTIC, done, NOW) == []
+
+
+def test_a_standby_is_begun_once_the_trainer_is_up() -> None:
+    """Not while it joins, not where no generation is entered by one, and not again when it failed."""
+    up = member(spare="absent")
+    group = view(1, ME, PEER)
+    assert orders(up, ELASTIC, group, NOW) == [Spare()]
+    assert orders(msgspec.structs.replace(up, up=0), ELASTIC, group, NOW) == []
+    assert orders(msgspec.structs.replace(up, since=NOW), ELASTIC, group, NOW) == []
+    assert orders(msgspec.structs.replace(up, spare="failed"), ELASTIC, group, NOW) == []
+    assert orders(up, msgspec.structs.replace(ELASTIC, gear="cold"), group, NOW) == []
+
+
+def test_a_finished_instance_begins_nothing() -> None:
+    """It waits for the job's end."""
+    assert orders(Mine(), msgspec.structs.replace(ELASTIC, finished=True), view(2, ME, PEER), NOW) == []

@@ -1,0 +1,93 @@
+"""Steps and silences: how an agent knows how far its trainer is, and that it hangs."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl_runtime.elastic.generation import Generation, GroupView, Presence, TrainerMember
+from edl_runtime.elastic.messages import Stepped
+from edl_runtime.elastic.steps import Steps
+from edl_runtime.elastic.vigil import Vigil
+
+
+def stepped(step: int, at: float, *, generation: int = 1, samples: int | None = None) -> Stepped:
+    done = samples if samples is not None else step * 10
+    return Stepped(generation=generation, step=step, at=at, epoch=0, samples=done, total_steps=100)
+
+
+def test_progress_is_of_the_last_ten_seconds() -> None:
+    """Rates forget what was long ago, and the time left goes by what a step takes in the middle."""
+    steps = Steps()
+    assert steps.progress(instances=2, generation=1) is None
+    for step in range(1, 31):
+        steps.add(stepped(step, at=100.0 + step))
+    report = steps.progress(instances=2, generation=1)
+    assert report is not None
+    assert (report.step, report.samples_per_s, report.time_left_s) == (30, 10.0, 70.0)
+    assert "2 instances" in report.line()
+
+
+def test_a_pause_is_from_the_last_step_before_to_the_first_after() -> None:
+    """Also when that first step repeats one, for the trainer went back to a checkpoint; no rate is below 0 then."""
+    steps = Steps()
+    steps.add(stepped(1, 10.0))
+    assert steps.pause_s is None
+    steps.add(stepped(5, 14.0))
+    steps.add(stepped(3, 15.5, generation=2))
+    report = steps.progress(instances=1, generation=2)
+    assert report is not None
+    assert (steps.pause_s, steps.step, steps.generation, report.samples_per_s) == (1.5, 3, 2, 0.0)
+    assert steps.median_s == 1.0
+
+
+def view(*waits_for: int) -> GroupView:
+    """Return a view in which the members after this one wait for these steps."""
+    ids = tuple(f"{index}-x" for index in range(1 + len(waits_for)))
+    members = tuple(
+        Presence(member=TrainerMember(id=each, index=int(each[0]), waits_for=step), deadline=9e9, beaten_at=0, since=0)
+        for each, step in zip(ids, (0, *waits_for), strict=True)
+    )
+    generation = Generation(
+        number=1, members=ids, store="", endpoints=(), gear="live", reason="", proposed_by="", proposed_at=0.0
+    )
+    return GroupView(now=0.0, members=members, number=1, generation=generation, state="active")
+
+
+def first_verdict(
+    vigil: Vigil, group: GroupView, *, spoke: bool, waits_for: int = 0, median_s: float = 0.1, until_s: float = 60.0
+) -> float | None:
+    """Return after how many seconds the trainer counts as hung, None if it never does."""
+    for tick in range(round(until_s / 0.25)):
+        if vigil.look(group, spoke=spoke, waits_for=waits_for, median_s=median_s, now=tick * 0.25):
+            return tick * 0.25
+    return None
+
+
+def test_a_silent_trainer_that_others_wait_for_hangs() -> None:
+    """Silence alone is none: a trainer may hold on to its interpreter for long while it computes."""
+    assert first_verdict(Vigil("0-x", 600), view(7, 7), spoke=False) == pytest.approx(2.25, abs=0.3)
+    assert first_verdict(Vigil("0-x", 600), view(7, 0), spoke=False) == pytest.approx(2.25, abs=0.3)
+    assert first_verdict(Vigil("0-x", 600), view(7, 7), spoke=False, median_s=2.0) == pytest.approx(10, abs=0.5)
+    assert first_verdict(Vigil("0-x", 600), view(0, 0), spoke=False) is None
+    assert first_verdict(Vigil("0-x", 600), view(), spoke=False) is None
+
+
+def test_a_trainer_that_lives_has_until_the_limit_to_arrive() -> None:
+    """Where all others wait for it, and it does not wait itself."""
+    assert first_verdict(Vigil("0-x", 5), view(7, 7), spoke=True) == pytest.approx(5.25, abs=0.3)
+    assert first_verdict(Vigil("0-x", 5), view(7, 0), spoke=True) is None
+    assert first_verdict(Vigil("0-x", 5), view(7, 7), spoke=True, waits_for=7) is None
+
+
+def test_waits_for_ever_new_steps_are_none() -> None:
+    """Others wait at the end of each step; it is the same step that counts."""
+    vigil = Vigil("0-x", 600)
+    for tick in range(100):
+        assert not vigil.look(view(tick + 1), spoke=False, waits_for=0, median_s=0.1, now=tick * 0.25)
+
+
+def test_an_agent_that_was_stopped_itself_does_not_count_that_time() -> None:
+    """It hears what its trainer said meanwhile after its next look."""
+    vigil = Vigil("0-x", 600)
+    assert not vigil.look(view(7), spoke=True, waits_for=0, median_s=0.1, now=0.0)
+    assert not vigil.look(view(7), spoke=False, waits_for=0, median_s=0.1, now=100.0)

@@ -1,0 +1,90 @@
+"""What commands are, and what plain scripts are told of their generation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from edl_runtime.elastic.environment import plain_environment
+from edl_runtime.elastic.generation import Generation
+from edl_runtime.elastic.script import read_script
+from edl_runtime.errors import SpecError
+
+
+def generation(store: str = "10.0.0.2:7000") -> Generation:
+    return Generation(
+        number=4,
+        members=("0-a", "2-b", "1-c"),
+        store=store,
+        endpoints=("10.0.0.2:7001", "10.0.0.3:7101", "10.0.0.4:7201"),
+        gear="warm",
+        reason="",
+        proposed_by="0-a",
+        proposed_at=0.0,
+    )
+
+
+def test_a_plain_script_finds_its_rank_in_the_variables_of_both_worlds() -> None:
+    """Ranks go by the order of members, and rank 0's store is where all meet."""
+    environ = plain_environment(generation(), "2-b", "gloo")
+    assert (environ["PADDLE_TRAINER_ID"], environ["PADDLE_TRAINERS_NUM"]) == ("1", "3")
+    assert environ["PADDLE_TRAINER_ENDPOINTS"] == "10.0.0.2:7001,10.0.0.3:7101,10.0.0.4:7201"
+    assert (environ["PADDLE_CURRENT_ENDPOINT"], environ["PADDLE_MASTER"]) == ("10.0.0.3:7101", "10.0.0.2:7000")
+    assert (environ["RANK"], environ["WORLD_SIZE"], environ["LOCAL_RANK"]) == ("1", "3", "0")
+    assert (environ["MASTER_ADDR"], environ["MASTER_PORT"]) == ("10.0.0.2", "7000")
+
+
+@pytest.mark.parametrize(("communication", "gpus"), [("gloo", None), ("nccl", "0")])
+def test_the_communication_is_named_and_a_device_only_where_there_are_some(
+    communication: str, gpus: str | None
+) -> None:
+    """Paddle on the CPU needs to be told of gloo; with NCCL each instance has the first device that it sees."""
+    environ = plain_environment(generation(), "0-a", communication)  # type: ignore[arg-type]
+    assert (environ["PADDLE_DISTRI_BACKEND"], environ.get("FLAGS_selected_gpus")) == (communication, gpus)
+
+
+def test_an_address_of_ipv6_loses_its_brackets() -> None:
+    """MASTER_ADDR is an address alone."""
+    assert plain_environment(generation("[fd00::2]:7000"), "1-c", "gloo")["MASTER_ADDR"] == "fd00::2"
+
+
+@pytest.mark.parametrize(
+    ("source", "imports", "elastic"),
+    [
+        ("import paddle.nn as nn\nimport os", ("paddle",), False),
+        ("from torch import nn\nimport numpy", ("numpy", "torch"), False),
+        ("from edl_runtime import elastic", ("paddle", "edl_runtime.elastic"), True),
+        ("def f():\n    import edl_runtime.elastic.data", ("paddle", "edl_runtime.elastic"), True),
+        ("from edl_runtime.elastic import init\nimport numpy", ("numpy", "paddle", "edl_runtime.elastic"), True),
+        ("import elastic\nfrom . import paddle", (), False),
+        ("this is no Python", (), False),
+    ],
+)
+def test_a_script_is_known_by_what_it_imports(
+    tmp_path: Path, source: str, imports: tuple[str, ...], *, elastic: bool
+) -> None:
+    """What takes long is imported ahead; who imports this project's elastic joins generations by itself."""
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    read = read_script(["python", "-u", "-W", "error", str(script), "--lr", "1"])
+    assert (read.file, read.arguments, read.options) == (str(script), ("--lr", "1"), ("-u", "-W", "error"))
+    assert (read.imports, read.elastic) == (imports, elastic)
+    assert read_script([str(script), "--lr", "1"]).command[0] == sys.executable
+
+
+@pytest.mark.parametrize("command", [("sleep", "1"), ("python", "-m", "train"), ("python", "-c", "pass"), ("python",)])
+def test_other_programs_are_taken_as_they_are(command: tuple[str, ...]) -> None:
+    """They are neither loaded ahead nor looked into."""
+    read = read_script(command)
+    assert (read.file, read.imports, read.elastic) == ("", (), False)
+    assert read.command[1:] == command[1:]
+
+
+def test_a_script_that_is_not_there_is_an_error_at_once() -> None:
+    """Before anything is started."""
+    with pytest.raises(SpecError, match=r"nowhere\.py.*No such file"):
+        read_script(["python", "nowhere.py"])
+    with pytest.raises(SpecError, match="command"):
+        read_script([])

@@ -1,0 +1,163 @@
+"""Trainer processes: real ones, whose scripts do without Paddle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edl_runtime.elastic.messages import Beat, Failed, FromTrainer, Loaded
+from edl_runtime.elastic.script import Script, read_script
+from edl_runtime.elastic.trainers import Ended, Heard, Trainer
+
+WITHIN_S = 20.0
+
+FAMILY = """
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"])
+pathlib.Path("pids.partial").write_text(f"{os.getpid()} {child.pid}")
+os.rename("pids.partial", "pids")
+time.sleep(600)
+"""
+
+
+class Words:
+    """What a trainer said, without its beats."""
+
+    def __init__(self) -> None:
+        self.said: list[Heard] = []
+        self._news = asyncio.Event()
+
+    def hear(self, _trainer: Trainer, said: Heard) -> None:
+        if not isinstance(said, Beat):
+            self.said.append(said)
+            self._news.set()
+
+    async def wait_for(self, kind: type[FromTrainer | Ended]) -> None:
+        async with asyncio.timeout(WITHIN_S):
+            while not any(isinstance(each, kind) for each in self.said):
+                self._news.clear()
+                await self._news.wait()
+
+
+@asynccontextmanager
+async def trainer(script: Script, *, nice: bool = False) -> AsyncIterator[tuple[Trainer, Words]]:
+    """Begin a trainer; it is ended with the block."""
+    begun, words = await Trainer.begin(script, os.environ, nice=nice), Words()
+    attending = asyncio.create_task(begun.attend(words.hear))
+    try:
+        yield begun, words
+    finally:
+        begun.kill()
+        await attending
+
+
+def script_of(source: str, tmp_path: Path, *arguments: str) -> Script:
+    file = tmp_path / "train.py"
+    file.write_text(source)
+    return read_script([str(file), *arguments])
+
+
+def eventually(holds: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+async def test_a_loaded_trainer_becomes_its_script_when_told_to(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The script sees what any script sees: its name, its arguments, its folder; and what it was started with."""
+    (tmp_path / "beside.py").write_text("HERE = True")
+    source = """
+import numpy, os, sys, beside
+print(__name__, sys.argv[1:], os.environ["COLOUR"], beside.HERE, os.getpriority(os.PRIO_PROCESS, 0))
+sys.exit(3)
+"""
+    async with trainer(script_of(source, tmp_path, "--lr", "1"), nice=True) as (begun, words):
+        await words.wait_for(Loaded)
+        assert words.said == [Loaded()]
+        begun.start({"COLOUR": "blue"})
+        await words.wait_for(Ended)
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    assert capfd.readouterr().out == f"__main__ ['--lr', '1'] blue True {niceness}\n"
+    assert words.said[1:] == [Failed(reason="exited: 3", final=False), Ended(3)]
+
+
+async def test_an_error_is_told_and_shown_from_the_scripts_first_line_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The agent hears the last words, and the log has a traceback as of any script; wrong input is final."""
+    source = "from edl_runtime.errors import SpecError\nraise SpecError('lr', -1, 'more than 0')"
+    async with trainer(script_of(source, tmp_path)) as (begun, words):
+        begun.start({})
+        await words.wait_for(Ended)
+    last = "edl_runtime.errors.SpecError: lr: got -1, allowed is more than 0"
+    assert words.said[1:] == [Failed(reason=last, final=True), Ended(1)]
+    shown = capfd.readouterr().err.splitlines()
+    assert shown[0] == "Traceback (most recent call last):"
+    assert "train.py" in shown[1]
+    assert shown[-1] == last
+
+
+async def test_a_program_takes_the_place_of_what_waits_for_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """Any program can be a trainer."""
+    async with trainer(read_script(["sh", "-c", "echo $COLOUR; exit 4"])) as (begun, words):
+        await words.wait_for(Loaded)
+        begun.start({"COLOUR": "blue"})
+        await words.wait_for(Ended)
+    assert (capfd.readouterr().out, words.said[-1]) == ("blue\n", Ended(4))
+
+
+async def test_killing_a_trainer_ends_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data loaders and other helpers go with it."""
+    monkeypatch.chdir(tmp_path)
+    async with trainer(script_of(FAMILY, tmp_path)) as (begun, words):
+        begun.start({})
+        await asyncio.to_thread(eventually, (tmp_path / "pids").exists, "the script runs")
+        child = int((tmp_path / "pids").read_text().split()[1])
+        begun.kill()
+        await words.wait_for(Ended)
+    assert words.said[-1] == Ended(-signal.SIGKILL)
+    eventually(lambda: not _lives(child), "the child is gone")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's death")
+async def test_no_trainer_outlives_its_agent(tmp_path: Path) -> None:
+    """Not even one whose agent is killed without a chance to say a word."""
+    script = tmp_path / "train.py"
+    script.write_text(FAMILY.replace('subprocess.Popen(["sleep", "600"])', "type('None', (), {'pid': 0})"))
+    code = """
+import asyncio, os, sys
+from edl_runtime.elastic.script import read_script
+from edl_runtime.elastic.trainers import Trainer
+async def main():
+    trainer = await Trainer.begin(read_script([sys.argv[1]]), os.environ, nice=False)
+    trainer.start({})
+    await trainer.attend(lambda *_: None)
+asyncio.run(main())
+"""
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(script), cwd=tmp_path)
+    try:
+        await asyncio.to_thread(eventually, (tmp_path / "pids").exists, "the script runs")
+    finally:
+        agent.kill()
+        await agent.wait()
+    pid = int((tmp_path / "pids").read_text().split()[0])
+    eventually(lambda: not _lives(pid), "the trainer is gone")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
