@@ -155,7 +155,9 @@ def _why_lost(view: GroupView, member_id: str, there: Presence | None, times: Ti
         anew = any(each.member.index == index for each in view.members)
         return f"instance {index} was started anew" if anew else f"instance {index} is gone"
     member = there.member
-    if member.lost >= number or not member.ready or (view.state == "active" and member.up < number):
+    on_its_way = view.state == "forming" and not member.leaving  # on which trainers may change as planned
+    fell = not on_its_way and (not member.ready or member.up < number)
+    if member.lost >= number or fell:
         return f"instance {index} has left" if member.leaving else f"the trainer of instance {index} has ended"
     suspicion = view.suspicion
     if suspicion and there.beaten_at < suspicion.since and view.now >= suspicion.since + times.confirm_s:
@@ -185,6 +187,10 @@ def _plan(view: GroupView, bounds: Bounds, times: Times) -> _Plan | Wait:
     chosen = [each.member for each in (*in_time, *newcomers)][: bounds.max]
     if not chosen or len(chosen) < fewest:
         return _too_few(chosen, bounds)
+    unready = [each.id for each in chosen if not each.ready]
+    if unready:
+        limit_s = view.since + times.limit_s(view.generation) - view.now if view.generation else math.inf
+        return Wait(f"{_instances(unready, 'is', 'are')} not ready yet", math.inf if roll.overdue else limit_s)
     return _Plan(
         members=chosen,
         reason=_reason(view, roll, chosen, times),

@@ -68,7 +68,7 @@ if fence == 0 and before then
 end
 for _, other in ipairs(redis.call('HKEYS', KEYS[3])) do
   if other ~= id and index_of(other) == tonumber(ARGV[6]) then
-    if fence ~= 0 and beat_of(other).fence > fence then
+    if fence ~= 0 and beat_of(other).fence >= fence then
       return {'superseded'}
     end
     drop(other, 'superseded')
