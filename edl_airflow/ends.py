@@ -9,9 +9,11 @@ from typing import TypeAlias
 from edl_runtime.errors import SpecError
 
 EndsBy: TypeAlias = str | timedelta | datetime
-"""A time of day, as in "07:00"; how long after the start; or a moment, as an ISO text or a datetime."""
+"""A time of day, as in "07:00"; how long after the start, as a timedelta or "PT8H30M"; or a moment, as an ISO text or a
+datetime."""
 
-ALLOWED = "a time of day as '07:00', a timedelta above 0, or a moment as '2026-01-31T07:00+01:00'"
+ALLOWED = "a time of day as '07:00', a duration above 0 as 'PT8H30M' or a timedelta, or a moment as '2026-01-31T07:00'"
+_DURATION = re.compile(r"PT(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?")
 _TIME_OF_DAY = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?")
 
 
@@ -21,6 +23,9 @@ def end_of(ends_by: object, *, start: datetime, zone: tzinfo = UTC) -> datetime:
     A time of day is the next such time in `zone` after the start, and a moment without a zone is one in `zone`. It is
     the same in every try, so a try after it has passed does not go on till the next day.
     """
+    if isinstance(ends_by, str) and (found := _DURATION.fullmatch(ends_by.strip())):
+        hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        ends_by = timedelta(hours=hours, minutes=minutes, seconds=seconds)
     if isinstance(ends_by, timedelta):
         if ends_by <= timedelta(0):
             raise SpecError("ends_by", ends_by, ALLOWED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from airflow.sdk import BaseOperatorLink, conf
 
@@ -16,16 +16,14 @@ from edl_airflow.links import TrainerLogLink
 from edl_airflow.operators.base import EdlOperator, task_deadline
 from edl_airflow.operators.templates import as_bounds, check_seconds, has_template
 from edl_airflow.work import Outcome, TrainResult, Work
+from edl_runtime.elastic.messages import Gear
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds, Checkpoint, TrainerSpec, check_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from edl_runtime.elastic.messages import Gear
-
-GEARS = ("live", "warm", "cold")
-"""Those of `edl_runtime.elastic.messages.Gear`, which is too much to import where a DAG is read."""
+GEARS: tuple[Gear, ...] = get_args(Gear)
 
 
 class EdlTrainOperator(EdlOperator):

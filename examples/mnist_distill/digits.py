@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,6 +73,6 @@ def _cache(target: Path) -> None:
 
     pixels, labels = mnist_data()
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name("partial-digits.npz")
+    partial = target.with_name(f"partial-{os.getpid()}-digits.npz")  # several instances may do this at once
     np.savez_compressed(partial, images=pixels.reshape(-1, 1, 28, 28).astype(np.uint8), labels=labels.astype(np.uint8))
     partial.replace(target)

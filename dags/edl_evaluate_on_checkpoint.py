@@ -1,0 +1,59 @@
+"""Evaluates each checkpoint of the nightly training as soon as it has landed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import DAG, Asset, AssetWatcher
+
+from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "elastic_train"
+FOLDER = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser() / "elastic_train"
+
+CHECKPOINT = Asset(
+    "edl_nightly_checkpoint",
+    watchers=[
+        AssetWatcher(name="landed", trigger=EdlCheckpointTrigger(stream="edl_nightly_elastic_training/train")),
+    ],
+)
+EVENTS = "triggering_asset_events.values() | map('last')"
+"""The newest that led to this run; where several landed before it began, the others are passed by."""
+
+with DAG(
+    "edl_evaluate_on_checkpoint",
+    description=__doc__,
+    schedule=[CHECKPOINT],
+    catchup=False,
+    max_active_runs=1,
+    default_args={"retries": 1, "retry_delay": timedelta(seconds=10)},
+    tags=["edl", "elastic training"],
+    doc_md="""
+### A checkpoint starts a run
+
+The asset `edl_nightly_checkpoint` has an event for each checkpoint that `edl_nightly_elastic_training` writes, in
+whichever night. The event says the checkpoint's step, URL and metrics; `evaluate` loads it and returns how many of the
+held-out digits it names right. A checkpoint that is there no more, since only some are kept, is skipped.
+
+It can't be triggered by hand: there would be no checkpoint to evaluate.
+""",
+):
+    BashOperator(
+        task_id="evaluate",
+        bash_command="echo training said: $METRICS\n"
+        + shlex.join([sys.executable, f"{EXAMPLE}/evaluate.py", "--data_dir", f"{FOLDER}/data"])
+        + ' "$CHECKPOINT"',
+        env={
+            "CHECKPOINT": f"{{{{ {EVENTS} | map(attribute='extra.payload.checkpoint') | first }}}}",
+            "METRICS": f"{{{{ {EVENTS} | map(attribute='extra.payload.metrics') | first | tojson }}}}",
+        },
+        append_env=True,
+        skip_on_exit_code=99,
+        output_processor=json.loads,
+    )

@@ -1,0 +1,106 @@
+"""Trains every night with as many instances as there is room for, and goes on from where the last night ended."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+from airflow.sdk import DAG, CronTriggerTimetable, Param
+
+from edl_airflow.operators.resize import EdlResizeOperator
+from edl_airflow.operators.train import EdlTrainOperator
+from edl_airflow.sensors.job import EdlJobSensor
+from edl_runtime.specs import Checkpoint, TrainerSpec
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "elastic_train"
+FOLDER = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser() / "elastic_train"
+
+JOB = 'nightly-{{ dag_run.run_after.strftime("%Y%m%dt%H%M%S%f") }}'
+MOST = "{{ [params.trainers_min, params.trainers_max] | max }}"
+
+PARAMS = {
+    "trainers_min": Param(
+        1, type="integer", minimum=1, maximum=16, title="Instances at first", description="How many begin to train."
+    ),
+    "trainers_max": Param(
+        2,
+        type="integer",
+        minimum=1,
+        maximum=16,
+        title="Instances at last",
+        description="To how many it grows as soon as it trains; it never shrinks.",
+    ),
+    "ends_by": Param(
+        "07:00",
+        type="string",
+        minLength=1,
+        title="Ends by",
+        description="A time of day (UTC), or for how long, as PT10M for ten minutes. Then it ends with a checkpoint.",
+    ),
+    "epochs": Param(
+        100_000,
+        type="integer",
+        minimum=1,
+        title="Epochs",
+        description="Passes over all images, of all nights together; when they are over there is nothing left to do.",
+    ),
+    "pause_s": Param(
+        0.05,
+        type="number",
+        minimum=0,
+        maximum=10,
+        title="Pause",
+        description="Seconds that each step takes longer: the digits are few and the network is small.",
+    ),
+}
+
+with DAG(
+    "edl_nightly_elastic_training",
+    description=__doc__,
+    schedule=CronTriggerTimetable("0 22 * * *", timezone="UTC", run_immediately=timedelta(0)),  # nightly, not at once
+    catchup=False,
+    max_active_runs=1,
+    default_args={"retries": 1, "retry_delay": timedelta(seconds=10)},
+    params=PARAMS,
+    tags=["edl", "elastic training"],
+    doc_md="""
+### Elastic training, night after night
+
+1. `train` begins with few instances and goes on from the newest checkpoint, whichever night has written it: the place
+   where checkpoints are kept does not name the run. At the time that `ends_by` says it ends with a checkpoint, and its
+   result says step, metrics and that it was stopped.
+2. Meanwhile `training` waits until the first instances train together, and `grow` adds the others, which load while the
+   training goes on. Where it has ended before that, these two are skipped.
+
+Each checkpoint starts a run of `edl_evaluate_on_checkpoint`, if that is switched on. To see a short night, trigger it
+with *Ends by* PT1M.
+""",
+):
+    train = EdlTrainOperator(
+        task_id="train",
+        job=JOB,
+        trainer=TrainerSpec(
+            command=(
+                *("python", f"{EXAMPLE}/train.py", "--data_dir", f"{FOLDER}/data"),
+                *("--epochs", "{{ params.epochs | int }}", "--pause_s", "{{ params.pause_s }}"),
+            ),
+        ),
+        trainers=f"{{{{ params.trainers_min }}}}:{MOST}",
+        checkpoint=Checkpoint(url=f"{FOLDER}/checkpoints", every_s=20, keep_last=5),
+        ends_by="{{ params.ends_by }}",
+        deferrable=True,
+    )
+
+    training = EdlJobSensor(
+        task_id="training",
+        job=JOB,
+        at_least="{{ params.trainers_min }}",
+        timeout=600,
+        soft_fail=True,
+        deferrable=True,
+    )
+
+    grow = EdlResizeOperator(task_id="grow", job=JOB, instances=MOST, wait_timeout_s=300, deferrable=True)
+
+    training >> grow
