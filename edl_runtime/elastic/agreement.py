@@ -155,8 +155,8 @@ def _why_lost(view: GroupView, member_id: str, there: Presence | None, times: Ti
         anew = any(each.member.index == index for each in view.members)
         return f"instance {index} was started anew" if anew else f"instance {index} is gone"
     member = there.member
-    on_its_way = view.state == "forming" and not member.leaving  # on which trainers may change as planned
-    fell = not on_its_way and (not member.ready or member.up < number)
+    active = view.state == "active"  # before, trainers are replaced as planned, but for those of who leaves
+    fell = (active and member.up < number) or (not member.ready and (active or member.leaving))
     if member.lost >= number or fell:
         return f"instance {index} has left" if member.leaving else f"the trainer of instance {index} has ended"
     suspicion = view.suspicion

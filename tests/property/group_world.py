@@ -1,0 +1,240 @@
+"""A job's agents and trainers without processes, on the real scripts in a real Redis whose clock is set by hand."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from edl_runtime.elastic.agreement import Times, decide, outcome_of
+from edl_runtime.elastic.generation import Generation, GroupView, TrainerMember
+from edl_runtime.elastic.membership import Membership
+from edl_runtime.errors import InstanceSupersededError
+from edl_runtime.specs import Bounds
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+TICK_S = 0.25
+LEASE_S = 3.0
+TIMES = Times(join_limit_s=4.0, retry_s=2.0)
+START_S = 1_800_000_000.0
+HANGS_FOR_S = 1.5
+"""How long a collective waits for a stopped member before its trainer says so."""
+CLOCK = "{redis.call('HGET', 'clock', 's'), redis.call('HGET', 'clock', 'us')}"
+"""Stands in the scripts in place of Redis's own."""
+
+
+class Agent:
+    """An instance's agent and its trainer."""
+
+    def __init__(self, world: World, index: int, boot: int) -> None:
+        self.id = f"{index}-{boot}"
+        self.index = index
+        self.membership = Membership(world.client, "n", "job", ttl_s=LEASE_S)
+        self.view = GroupView(now=0.0)
+        self.alive = True
+        self.stopped_at: float | None = None
+        self.reachable = True
+        self.leaving_since: float | None = None
+        self.loaded_at = world.now + 0.5
+        self.told = 0
+        self.joined_at = 0.0
+        self.up = 0
+        self.lost = 0
+        self.failures = 0
+        self.suspected = 0
+        self.stale: Generation | None = None
+        self._world = world
+
+    @property
+    def runs(self) -> bool:
+        return self.alive and self.stopped_at is None
+
+    @property
+    def ready(self) -> bool:
+        return self._world.now >= self.loaded_at
+
+    def record(self) -> TrainerMember:
+        return TrainerMember(
+            id=self.id,
+            index=self.index,
+            ready=self.ready,
+            leaving=self.leaving_since is not None,
+            live=True,
+            standby=True,
+            up=self.up,
+            lost=self.lost,
+            failures=self.failures,
+            stepped=self.up,
+        )
+
+    def new_trainer(self, load_s: float) -> None:
+        """Its trainer ends and another is started."""
+        if self.up < self.told:
+            self.failures += 1
+        self.lost = max(self.lost, self.told)
+        self.told = self.up = 0
+        self.loaded_at = self._world.now + load_s
+
+    async def turn(self) -> None:
+        """What an agent does each time it wakes."""
+        if not self.runs:
+            return
+        self._train()
+        if not self.reachable:
+            return
+        try:
+            self.view = view = await self.membership.beat(self.record())
+        except InstanceSupersededError:
+            self.alive = False
+            return
+        current = view.generation
+        if current and self.id in current.members and current.number > max(self.told, self.lost):
+            if current.gear != "live":
+                self.loaded_at = self._world.now + (0.25 if current.gear == "warm" else 2.0)
+                self.up = 0
+            self.told, self.joined_at = current.number, self._world.now
+        elif current and self.told and current.number > self.told:
+            self.new_trainer(1.0)
+        if self.leaving_since is not None and (
+            not current or self.id not in current.members or self._world.now > self.leaving_since + 2.0
+        ):
+            self.alive = False
+            await self.membership.leave()
+            return
+        if self.told and self.suspected < self.told and self._world.is_broken(self.told):
+            self.suspected = self.told
+            await self.membership.suspect(self.told, "the connection was reset")
+        assert outcome_of(view) is None
+        await self.propose(decide(view, self._world.bounds, self.id, TIMES))
+
+    async def propose(self, draft: Generation | None) -> bool:
+        """Publish a draft, if there is one, and check what was published."""
+        published = await self.membership.propose(draft) if draft else None
+        if published:
+            await self._world.check(published)
+        return published is not None
+
+    def _train(self) -> None:
+        if self.told > self.up and self.ready and self._world.has_formed(self.told):
+            self.up = self.told
+            self.failures = 0
+
+
+class World:
+    """All agents of a job, and what no generation may ever do."""
+
+    def __init__(self, client: Redis, bounds: Bounds) -> None:
+        self.client = client
+        self.bounds = bounds
+        self.now = START_S
+        self.ahead_s = 0.0
+        self.form_s = 0.3
+        self.agents: list[Agent] = []
+        self.published: dict[int, Generation] = {}
+        self.random = random.Random(1)
+        self._boots = 0
+
+    async def start(self, index: int) -> Agent:
+        """Start an instance; what there was of it before is not ended by that."""
+        await self.set_clock()
+        self._boots += 1
+        self.agents.append(Agent(self, index, self._boots))
+        return self.agents[-1]
+
+    @property
+    def alive(self) -> list[Agent]:
+        return [agent for agent in self.agents if agent.alive]
+
+    @property
+    def highest(self) -> int:
+        return max(self.published, default=0)
+
+    async def set_clock(self) -> None:
+        """Set Redis's clock to the world's, as far ahead or behind as it is."""
+        at = self.now + self.ahead_s
+        await self.client.hset("clock", mapping={"s": int(at), "us": round(at % 1 * 1e6)})
+
+    async def run(self, seconds: float) -> None:
+        """Let time pass; the agents wake in any order."""
+        for _ in range(max(1, round(seconds / TICK_S))):
+            self.now += TICK_S
+            await self.set_clock()
+            for agent in self.random.sample(self.agents, len(self.agents)):
+                await agent.turn()
+
+    async def forget(self) -> None:
+        """Empty Redis."""
+        await self.client.flushdb()
+        await self.set_clock()
+
+    def trainers(self, number: int) -> list[Agent | None]:
+        """Who trains in a generation, None for each member whose trainer does not."""
+        by_id = {agent.id: agent for agent in self.alive}
+        members = [by_id.get(member) for member in self.published[number].members]
+        return [agent if agent and agent.told == number else None for agent in members]
+
+    def has_formed(self, number: int) -> bool:
+        """Whether all members of a generation have found each other by now."""
+        found = self.trainers(number)
+        return all(
+            agent and agent.stopped_at is None and agent.ready and self.now >= agent.joined_at + self.form_s
+            for agent in found
+        ) or any(agent and agent.up == number for agent in found)
+
+    def is_broken(self, number: int) -> bool:
+        """Whether a trainer of a generation notices that another is gone or hangs."""
+        found = self.trainers(number)
+        if not any(agent and agent.up == number for agent in found):
+            return False  # on their way they may not have met yet
+        return any(
+            agent is None or (agent.stopped_at is not None and self.now > agent.stopped_at + HANGS_FOR_S)
+            for agent in found
+        )
+
+    async def check(self, new: Generation) -> None:
+        """Check what was published just now."""
+        assert new.number > self.highest, "numbers strictly increase, and none is used twice"
+        assert len(set(new.members)) == len(new.members)
+        assert len({member.partition("-")[0] for member in new.members}) == len(new.members), "an instance has one rank"
+        assert self.bounds.min <= len(new.members) <= self.bounds.max
+        clock = float(await self.client.hget("edl:{n/job}:group:state", "clock"))
+        for member in new.members:
+            deadline = await self.client.zscore("edl:{n/job}:group:leases", member)
+            assert deadline is not None, f"{member} has a lease"
+            assert deadline > clock
+        old = self.published.get(new.after)
+        if old:
+            lost = {agent.id for agent in self.agents if agent.lost >= old.number}
+            survivors = [member for member in old.members if member in new.members and member not in lost]
+            assert list(new.members[: len(survivors)]) == survivors, "survivors keep their order, newcomers follow"
+        self.published[new.number] = new
+
+    async def settle(self) -> None:
+        """Let everything recover, and see the group come to rest."""
+        self.form_s = 0.3
+        for agent in self.alive:
+            agent.reachable, agent.stopped_at = True, None
+        rest_s, before = 0.0, None
+        for _ in range(600):
+            await self.run(TICK_S)
+            views = [agent.view for agent in self.alive]
+            now = [(view.generation, view.state) for view in views]
+            rest_s = rest_s + TICK_S if now == before else 0.0
+            before = now
+            if rest_s >= 20.0 or (rest_s >= 4.0 and self._is_well()):
+                break
+        assert rest_s >= 4.0, "nothing oscillates"
+        assert self._is_well() or len(self.alive) < self.bounds.min
+
+    def _is_well(self) -> bool:
+        """Whether as many train as can."""
+        current = self.published.get(self.highest)
+        train = {agent.id for agent in self.alive if agent.up == self.highest}
+        wanted = min(len(self.alive), self.bounds.max)
+        return (
+            current is not None
+            and set(current.members) == train
+            and len(train) == wanted
+            and all(agent.view.generation == current and agent.view.state == "active" for agent in self.alive)
+        )

@@ -1,0 +1,165 @@
+"""What generations never do and always come to, for any order of joins, leaves, losses, stops and Redis's troubles."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from property.group_world import CLOCK, LEASE_S, Agent, World
+
+from edl_runtime.elastic.agreement import decide
+from edl_runtime.specs import Bounds
+from edl_runtime.store import client as store_client
+from edl_runtime.store.client import connect
+from edl_runtime.store.server import RedisServer
+
+INSTANCES = st.integers(0, 3)
+
+
+@pytest.fixture
+def redis_with_our_clock(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A Redis whose scripts take their time from a key."""
+    text = store_client._text
+    monkeypatch.setattr(store_client, "_text", lambda name: text(name).replace("redis.call('TIME')", CLOCK))
+    return own_redis.url
+
+
+class Groups(RuleBasedStateMachine):
+    """Four instances, whatever happens to them."""
+
+    url = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.client = self.runner.run(self.connected())
+        self.world = World(self.client, Bounds(1, 4))
+
+    async def connected(self) -> Any:
+        client = connect(self.url)
+        await client.flushdb()
+        return client
+
+    def do(self, what: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(what)
+
+    def agent(self, index: int) -> Agent | None:
+        return next((agent for agent in reversed(self.world.alive) if agent.index == index), None)
+
+    @initialize(low=st.integers(1, 3), more=st.integers(0, 2), first=st.integers(1, 4))
+    def begin(self, low: int, more: int, first: int) -> None:
+        self.world.bounds = Bounds(low, low + more)
+        for index in range(first):
+            self.do(self.world.start(index))
+        self.do(self.world.run(3.0))
+
+    @rule(index=INSTANCES)
+    def start(self, index: int) -> None:
+        """Start an instance, anew if it is there; of an earlier one that lost Redis or is stopped nobody knows."""
+        there = self.agent(index)
+        if there is None or not there.runs or not there.reachable:
+            self.do(self.world.start(index))
+
+    @rule(index=INSTANCES)
+    def kill(self, index: int) -> None:
+        if agent := self.agent(index):
+            agent.alive = False
+
+    @rule(index=INSTANCES)
+    def kill_trainer(self, index: int) -> None:
+        agent = self.agent(index)
+        if agent and agent.runs:
+            agent.new_trainer(1.0)
+
+    @rule(index=INSTANCES)
+    def stop_process(self, index: int) -> None:
+        agent = self.agent(index)
+        if agent and agent.runs:
+            agent.stale = decide(agent.view, self.world.bounds, agent.id)
+            agent.stopped_at = self.world.now
+
+    @rule()
+    def continue_processes(self) -> None:
+        """Whoever was stopped goes on where it was, with what it was about to propose."""
+        for agent in self.world.alive:
+            if agent.stopped_at is not None:
+                agent.stopped_at = None
+                if agent.reachable:
+                    self.do(agent.propose(agent.stale))
+
+    @rule(index=INSTANCES)
+    def leave(self, index: int) -> None:
+        agent = self.agent(index)
+        if agent and agent.runs and agent.leaving_since is None:
+            agent.leaving_since = self.world.now
+
+    @rule(index=INSTANCES)
+    def lose_redis(self, index: int) -> None:
+        if agent := self.agent(index):
+            agent.reachable = False
+
+    @rule()
+    def find_redis(self) -> None:
+        for agent in self.world.alive:
+            agent.reachable = True
+
+    @rule(away_s=st.sampled_from([1.0, 4.0, 20.0]), emptied=st.booleans())
+    def redis_goes_away(self, away_s: float, emptied: bool) -> None:  # noqa: FBT001 - hypothesis's
+        """While Redis is away, and by its coming back, nobody is removed who was not on the way out."""
+        world = self.world
+        knows = any(agent.runs and agent.reachable and agent.view.number >= world.highest for agent in world.alive)
+        cut = [agent for agent in world.alive if agent.reachable]
+        whole = len(cut) == len(world.alive) and world.highest and world._is_well()
+        before = {agent.id for agent in world.alive if agent.up and not agent.leaving_since and agent.runs}
+        for agent in cut:
+            agent.reachable = False
+        self.do(world.run(away_s))
+        if emptied and knows:
+            self.do(world.forget())
+        for agent in cut:
+            agent.reachable = True
+        self.do(world.run(LEASE_S + 1.0))
+        if whole:
+            assert before <= set(world.published[world.highest].members)
+
+    @rule(by_s=st.sampled_from([-3600.0, -2.0, 2.0, 3600.0]))
+    def clock_steps(self, by_s: float) -> None:
+        self.world.ahead_s += by_s
+
+    @rule(index=INSTANCES)
+    def suspect_falsely(self, index: int) -> None:
+        agent = self.agent(index)
+        if agent and agent.runs and agent.reachable and agent.up:
+            self.do(agent.membership.suspect(agent.up, "it seemed so"))
+
+    @rule(form_s=st.sampled_from([0.3, 3.0, 6.0]))
+    def form_slowly(self, form_s: float) -> None:
+        self.world.form_s = form_s
+
+    @rule(seconds=st.sampled_from([0.25, 0.5, 1.0, 2.0, 5.0]))
+    def run(self, seconds: float) -> None:
+        self.do(self.world.run(seconds))
+
+    @precondition(lambda self: self.world.published)
+    @rule()
+    def settle(self) -> None:
+        self.do(self.world.settle())
+
+    def teardown(self) -> None:
+        try:
+            self.do(self.world.settle())
+        finally:
+            self.do(self.client.aclose())
+            self.runner.close()
+
+
+@pytest.mark.slow
+def test_generations_keep_their_promises(redis_with_our_clock: str) -> None:
+    """Whatever happens, numbers and leases hold; once it is quiet, all who can train do."""
+    Groups.url = redis_with_our_clock
+    run_state_machine_as_test(Groups, settings=settings(max_examples=25, stateful_step_count=20))

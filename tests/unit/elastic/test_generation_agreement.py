@@ -1,0 +1,328 @@
+"""Each rule by which agents agree on the next generation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from edl_runtime.elastic.agreement import Wait, decide, outcome_of, waits_for
+from edl_runtime.elastic.generation import Generation, GroupView, Outcome, Presence, Suspicion, TrainerMember
+from edl_runtime.specs import Bounds
+
+NOW = 1000.0
+BOUNDS = Bounds(1, 4)
+
+
+def there(index: int, *, since: float = NOW - 60, beaten_at: float = NOW - 0.1, **fields: Any) -> Presence:
+    """A member that has been ready for a while, and has just beaten."""
+    given = {"ready": True, "live": True, "standby": True, "store_port": 7000 + index, "trainer_port": 8000 + index}
+    member = TrainerMember(id=f"{index}-a", index=index, fence=index, **{**given, **fields})
+    return Presence(member=member, deadline=beaten_at + 3.0, beaten_at=beaten_at, since=since)
+
+
+def generation(*indexes: int, number: int = 4, **fields: Any) -> Generation:
+    given = {"gear": "live", "reason": "", "proposed_by": "0-a", "proposed_at": NOW - 30, "store": "", "endpoints": ()}
+    return Generation(number=number, members=tuple(f"{index}-a" for index in indexes), **{**given, **fields})
+
+
+def view(*members: Presence, of: Generation | None, **fields: Any) -> GroupView:
+    """A group whose generation, if it has one, became active a while ago."""
+    given = {"number": of.number if of else 0, "state": "active", "since": NOW - 20}
+    return GroupView(now=NOW, members=members, generation=of, **{**given, **fields})
+
+
+def up(*indexes: int, **fields: Any) -> tuple[Presence, ...]:
+    """Members who train in generation 4."""
+    return tuple(there(index, up=4, stepped=4, **fields) for index in indexes)
+
+
+def suspected(ago_s: float, by: int = 0) -> Suspicion:
+    return Suspicion(generation=4, by=f"{by}-a", reason="connection reset", since=NOW - ago_s)
+
+
+def following(seen: GroupView, bounds: Bounds = BOUNDS) -> tuple[str, str]:
+    """Return who is to be in the next generation, by instance, and why."""
+    draft = decide(seen, bounds, "0-a")
+    assert draft, waits_for(seen, bounds)
+    assert draft.after == (seen.generation.number if seen.generation else 0)
+    return " ".join(member.partition("-")[0] for member in draft.members), draft.reason
+
+
+def held(seen: GroupView, bounds: Bounds = BOUNDS) -> Wait:
+    """Return why there is no next generation."""
+    assert decide(seen, bounds, "0-a") is None
+    return waits_for(seen, bounds)
+
+
+def test_the_first_generation_has_all_who_are_ready() -> None:
+    """In the order in which they registered; where rank 0 and all others listen goes with it."""
+    draft = decide(view(there(1), there(0), there(2, ready=False), of=None), BOUNDS, "1-a")
+    assert draft == Generation(
+        number=1,
+        members=("1-a", "0-a"),
+        store="127.0.0.1:7001",
+        endpoints=("127.0.0.1:8001", "127.0.0.1:8000"),
+        gear="live",
+        reason="instances 0 and 1 have joined",
+        proposed_by="1-a",
+        proposed_at=NOW,
+    )
+
+
+def test_numbers_go_on_above_all_that_anybody_has_seen() -> None:
+    """Also those of earlier runs and of checkpoints."""
+    draft = decide(view(there(0, seen=17), there(1, seen=3), of=None, number=12), BOUNDS, "0-a")
+    assert draft
+    assert draft.number == 18
+
+
+def test_newcomers_follow_the_survivors_by_fence() -> None:
+    """Whoever stays keeps its order among those who stay."""
+    seen = view(there(2), there(0), *up(3, 1), of=generation(3, 1))
+    assert following(seen) == ("3 1 2 0", "instances 0 and 2 have joined")
+
+
+def test_a_join_waits_for_others_who_come_at_the_same_time() -> None:
+    """The first to come is waited with; who came meanwhile comes along."""
+    seen = view(*up(0), there(1, since=NOW - 0.2), of=generation(0))
+    assert held(seen) == Wait("others may come or go at the same time", pytest.approx(0.1))
+    seen = view(*up(0), there(1, since=NOW - 0.3), there(2, since=NOW), of=generation(0))
+    assert following(seen)[0] == "0 1 2"
+
+
+def test_no_more_than_may_be_are_taken() -> None:
+    """The rest is there for when somebody goes."""
+    assert held(view(*up(0, 1), there(2), of=generation(0, 1)), Bounds(1, 2)) == Wait()
+    seen = view(*up(0, 1, 2), of=generation(0, 1, 2))
+    assert following(seen, Bounds(1, 2)) == ("0 1", "instance 2 is more than there may be")
+
+
+def test_a_leave_is_soon_followed() -> None:
+    """By a generation without the one that leaves, and with others who are ready."""
+    seen = view(*up(0), *up(1, leaving=True, since=NOW - 0.05), of=generation(0, 1))
+    assert held(seen).for_s == pytest.approx(0.05)
+    seen = view(*up(0), *up(1, leaving=True, since=NOW - 0.1), there(2, since=NOW), of=generation(0, 1))
+    assert following(seen) == ("0 2", "instance 1 was told to leave; instance 2 has joined")
+
+
+@pytest.mark.parametrize(
+    ("members", "fields", "why"),
+    [
+        (up(0), {}, "instance 1 is gone"),
+        (up(0), {"left": frozenset({"1-a"})}, "instance 1 has left"),
+        ((*up(0), there(1, ready=False)), {}, "the trainer of instance 1 has ended"),
+        ((*up(0), there(1, up=4, lost=4, ready=False)), {}, "the trainer of instance 1 has ended"),
+        ((*up(0), there(1, leaving=True, ready=False)), {}, "instance 1 has left"),
+    ],
+)
+def test_a_loss_is_followed_at_once(members: tuple[Presence, ...], fields: dict[str, Any], why: str) -> None:
+    """There is nothing to wait for: the generation can't go on."""
+    assert following(view(*members, of=generation(0, 1), **fields)) == ("0", why)
+
+
+def test_an_instance_started_anew_is_a_newcomer() -> None:
+    """Its agent of before is gone with all that it had."""
+    anew = msgspec.structs.replace(there(0), member=msgspec.structs.replace(there(0).member, id="0-b", fence=9))
+    seen = view(*up(1), anew, of=generation(0, 1))
+    draft = decide(seen, BOUNDS, "1-a")
+    assert draft
+    assert draft.members == ("1-a", "0-b")
+    assert draft.reason == "instance 0 was started anew; instance 0 has joined"
+
+
+def test_a_trainer_that_was_replaced_comes_back_as_a_newcomer() -> None:
+    """It has none of the state that the others have."""
+    assert following(view(*up(1), there(0, lost=4), of=generation(0, 1)))[0] == "1 0"
+
+
+def test_who_trained_elsewhere_is_no_newcomer() -> None:
+    """An agent that was cut off has yet to stop its trainer."""
+    assert held(view(*up(0), there(1, up=3), of=generation(0))) == Wait()
+
+
+def test_suspected_members_have_to_beat() -> None:
+    """Within a second; a lease that runs longer does not count then."""
+    silent = there(1, up=4, beaten_at=NOW - 0.5)
+    seen = view(*up(0), silent, of=generation(0, 1), suspicion=suspected(0.4))
+    assert held(seen) == Wait("instance 1 may not answer", pytest.approx(0.6))
+    silent = there(1, up=4, beaten_at=NOW - 1.1)
+    seen = view(*up(0), silent, of=generation(0, 1), suspicion=suspected(1.0))
+    assert following(seen) == ("0", "instance 1 does not answer")
+
+
+def test_a_confirmed_member_is_not_suspected_again() -> None:
+    """It has beaten since; how long ago does not matter as long as its lease runs."""
+    seen = view(*up(0), there(1, up=4, beaten_at=NOW - 2.0), of=generation(0, 1), suspicion=suspected(2.1))
+    assert following(seen) == ("0 1", "instance 0 lost the others: connection reset")
+
+
+def test_a_loss_explains_a_suspicion() -> None:
+    """As soon as one is known to be gone and all others have beaten."""
+    seen = view(*up(0, 1), of=generation(0, 1, 2), suspicion=suspected(0.2))
+    assert following(seen) == ("0 1", "instance 2 is gone")
+
+
+def test_nobody_comes_or_goes_while_a_generation_forms() -> None:
+    """Its work would be wasted, and theirs."""
+    forming = {"state": "forming", "since": NOW - 5}
+    members = (*up(0), there(1, leaving=True), there(2))
+    seen = view(*members, of=generation(0, 1), **forming)
+    assert held(seen) == Wait("instance 1 is not up yet in generation 4", pytest.approx(15.0))
+
+
+def test_a_loss_ends_a_generation_that_forms() -> None:
+    """The others would wait for it in vain; trainers that are replaced on the way are waited for."""
+    forming = {"state": "forming", "since": NOW - 5}
+    seen = view(there(0), there(2), of=generation(0, 1, 2), **forming)
+    assert following(seen) == ("0 2", "instance 1 is gone")
+    seen = view(there(0), there(2, ready=False), of=generation(0, 1, 2), **forming)
+    assert held(seen) == Wait("instance 2 is not ready yet", pytest.approx(15.0))
+
+
+def test_a_generation_that_does_not_form_is_followed_without_those_who_are_not_up() -> None:
+    """In the next slower gear, and they come back with another trainer only."""
+    late = {"state": "forming", "since": NOW - 20}
+    seen = view(*up(0, 1), there(2), of=generation(0, 1, 2), **late)
+    draft = decide(seen, BOUNDS, "0-a")
+    assert draft
+    assert draft.members == ("0-a", "1-a")
+    assert draft.reason == "generation 4 did not form: instance 2 was not up after 20 s"
+    assert (draft.gear, draft.attempt, draft.barred) == ("warm", 1, ("2-a",))
+    active = {"number": 5, "state": "active", "since": NOW}
+    then = msgspec.structs.replace(draft, number=5)
+    trained = (there(0, up=5), there(1, up=5))
+    assert held(view(*trained, there(2), of=then, **active)) == Wait()
+    later = msgspec.structs.replace(view(*trained, there(2, since=NOW + 5), of=then, **active), now=NOW + 6)
+    assert following(later)[0] == "0 1 2"
+
+
+def test_none_is_left_out_when_none_or_too_few_came_up() -> None:
+    """Then it is the gear that is at fault, or the time: the next has twice as much."""
+    late = {"state": "forming", "since": NOW - 20}
+    assert following(view(there(0), there(1), of=generation(0, 1), **late))[0] == "0 1"
+    assert following(view(*up(0), there(1), of=generation(0, 1), **late), Bounds(2, 4))[0] == "0 1"
+    second = generation(0, 1, attempt=1, gear="warm")
+    assert held(view(there(0), there(1), of=second, **late)).for_s == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "gear"),
+    [
+        ({}, "live"),
+        ({"live": False}, "warm"),
+        ({"gear": "warm"}, "warm"),
+        ({"gear": "warm", "standby": False}, "cold"),
+        ({"live": False, "standby": False}, "cold"),
+        ({"gear": "cold"}, "cold"),
+    ],
+)
+def test_the_fastest_gear_is_taken_that_all_are_capable_of(fields: dict[str, Any], gear: str) -> None:
+    """And that each may be in."""
+    draft = decide(view(there(0), there(1, **fields), of=None), BOUNDS, "0-a")
+    assert draft
+    assert draft.gear == gear
+
+
+@pytest.mark.parametrize(("failed", "gear"), [("live", "warm"), ("warm", "cold"), ("cold", "cold")])
+def test_a_gear_that_failed_is_followed_by_a_slower_one(failed: str, gear: str) -> None:
+    """Until a generation got somewhere."""
+    late = {"state": "forming", "since": NOW - 20}
+    draft = decide(view(there(0), there(1), of=generation(0, 1, gear=failed), **late), BOUNDS, "0-a")
+    assert draft
+    assert draft.gear == gear
+    draft = decide(view(*up(0, 1), there(2), of=generation(0, 1, gear=failed)), BOUNDS, "0-a")
+    assert draft
+    assert draft.gear == "live"
+
+
+def test_a_gear_is_at_fault_when_all_are_alive_and_no_step_came_of_it() -> None:
+    """A loss is nobody's fault but that of who is lost."""
+    fresh = (there(0, up=4), there(1, up=4))
+    drafts = [
+        decide(view(*fresh, of=generation(0, 1), suspicion=suspected(1.0)), BOUNDS, "0-a"),
+        decide(view(*up(0, 1), of=generation(0, 1), suspicion=suspected(1.0)), BOUNDS, "0-a"),
+        decide(view(*fresh, of=generation(0, 1, 2), suspicion=suspected(1.0)), BOUNDS, "0-a"),
+    ]
+    assert [draft and draft.gear for draft in drafts] == ["warm", "live", "live"]
+
+
+def test_a_member_that_failed_is_kept_for_a_while_from_those_who_train() -> None:
+    """The longer the more often; where nobody trains, nothing is lost by another try."""
+    seen = view(*up(0), there(1, failures=1, since=NOW - 9), of=generation(0))
+    assert held(seen).for_s == pytest.approx(1.0)
+    assert following(view(*up(0), there(1, failures=1, since=NOW - 10), of=generation(0)))[0] == "0 1"
+    assert held(view(*up(0), there(1, failures=3, since=NOW - 10), of=generation(0))).for_s == pytest.approx(30.0)
+    assert following(view(there(1, failures=3, since=NOW - 1), of=None))[0] == "1"
+
+
+def test_below_the_least_number_there_is_no_generation() -> None:
+    """Who is left waits, and says for what."""
+    assert held(view(there(0), of=None), Bounds(2, 4)) == Wait("1 of at least 2 instances is ready")
+    assert held(view(*up(0), of=generation(0, 1)), Bounds(2, 4)).why == "1 of at least 2 instances is ready"
+    seen = view(*up(0), there(2), of=generation(0, 1))
+    assert following(seen, Bounds(2, 4)) == ("0 2", "instance 1 is gone; instance 2 has joined")
+
+
+def test_nobody_is_added_to_a_job_that_is_to_stop() -> None:
+    """Those who train still go on without one who is lost, so that they come to write their checkpoint."""
+    assert held(view(*up(0, 1), there(2), of=generation(0, 1), stop="deadline")) == Wait()
+    assert following(view(*up(0, 1), there(2), of=generation(0, 1, 3), stop="deadline"))[0] == "0 1"
+
+
+def test_those_who_have_finished_are_not_lost() -> None:
+    """Who has yet to finish goes on, also below the least number, and nobody joins any more."""
+    done = there(0, up=4, finished=True, ready=False)
+    finished = {"finished": frozenset({"0-a"})}
+    assert held(view(done, *up(1), there(2), of=generation(0, 1), **finished)) == Wait("others have yet to finish")
+    seen = view(done, there(1, lost=4), of=generation(0, 1), **finished)
+    assert following(seen, Bounds(2, 4))[0] == "1"
+
+
+def test_a_redis_that_was_empty_is_left_time() -> None:
+    """Others may know of a higher generation, or may be members who are not back yet."""
+    assert held(view(there(0), of=None, quiet_until=NOW + 0.4)).for_s == pytest.approx(0.4)
+    seen = view(*up(0), of=generation(0, 1, 2), granted={"1-a": NOW + 2.0})
+    assert held(seen) == Wait("instance 1 may come back", pytest.approx(2.0))
+
+
+def test_the_job_is_done_when_all_members_are() -> None:
+    """Those who left as planned are not waited for; those who were lost are."""
+    done = [there(index, up=4, finished=True, ready=False) for index in (0, 1)]
+    both = {"finished": frozenset({"0-a", "1-a"})}
+    one = {"finished": frozenset({"0-a"})}
+    assert outcome_of(view(*done, of=generation(0, 1), **both)) == Outcome("done")
+    assert outcome_of(view(done[0], *up(1), of=generation(0, 1), **one)) is None
+    assert outcome_of(view(done[0], of=generation(0, 1), **one)) is None
+    assert outcome_of(view(done[0], of=generation(0, 1), left=frozenset({"1-a"}), **one)) == Outcome("done")
+    assert outcome_of(view(of=generation(0, 1), left=frozenset({"0-a", "1-a"}))) is None
+
+
+def test_the_job_is_stopped_when_no_trainer_goes_on() -> None:
+    """After it was to stop; and it ends only once."""
+    ended = (there(0, ready=False), there(1, ready=False))
+    assert outcome_of(view(*ended, of=generation(0, 1), stop="deadline")) == Outcome("stopped", "deadline")
+    assert outcome_of(view(*ended, of=generation(0, 1))) is None
+    assert outcome_of(view(ended[0], *up(1), of=generation(0, 1), stop="deadline")) is None
+    assert outcome_of(view(ended[0], of=generation(0, 1), stop="deadline", granted={"1-a": NOW + 1})) is None
+    over = view(*ended, of=generation(0, 1), stop="deadline", outcome=Outcome("stopped"))
+    assert outcome_of(over) is None
+    assert held(over) == Wait("the job has ended")
+
+
+def test_nothing_follows_from_ones_own_proposal() -> None:
+    """The group does not oscillate."""
+    for seen in (
+        view(there(0), there(1), of=None),
+        view(*up(0, 1), there(2), of=generation(0, 1)),
+        view(*up(0), of=generation(0, 1), suspicion=suspected(1.5)),
+        view(*up(0), there(1), of=generation(0, 1), state="forming", since=NOW - 20),
+    ):
+        draft = decide(seen, BOUNDS, "0-a")
+        assert draft
+        then = msgspec.structs.replace(
+            seen, generation=draft, number=draft.number, state="forming", since=NOW, suspicion=None
+        )
+        assert held(then).for_s < math.inf
