@@ -150,7 +150,7 @@ class Data:
         collate: Any = self._batching.collate_fn or default_collate_fn
         if not self._batching.num_workers:
             for indices in batches:
-                yield collate([self._dataset[int(index)] for index in indices])
+                yield _as_tensors(collate([self._dataset[int(index)] for index in indices]))
             return
         lists = [indices.tolist() for indices in batches]
         workers = self._batching.num_workers
@@ -165,6 +165,20 @@ def _next(batches: Iterator[Any]) -> Any:
         raise SampleError(
             "run.data", "the reader", "an end before the epoch's", "each batch of data.local once"
         ) from None
+
+
+def _as_tensors(batch: Any) -> Any:
+    """Return a batch with tensors for its arrays, as paddle.io.DataLoader does."""
+    match batch:
+        case np.ndarray():
+            import paddle
+
+            return paddle.to_tensor(batch)
+        case list() | tuple():
+            return [_as_tensors(slot) for slot in batch]
+        case dict():
+            return {name: _as_tensors(slot) for name, slot in batch.items()}
+    return batch
 
 
 def _stacked(samples: list[Any]) -> tuple[np.ndarray, ...]:

@@ -242,18 +242,20 @@ class Training:
 
     def _tell(self) -> None:
         generation, now = self.team.generation, time.monotonic()
-        if self._told[0] == generation and now - self._told[1] < TELL_EVERY_S:
+        feed = self.feed
+        assert feed is not None  # noqa: S101 -- as above
+        is_last = self.steps == feed.total_steps
+        if self._told[0] == generation and now - self._told[1] < TELL_EVERY_S and not is_last:
             return
         self._told = generation, now
-        assert self.feed is not None  # noqa: S101
         self.link.say(
             Stepped(
                 generation=generation,
                 step=self.steps,
                 at=time.time(),
-                epoch=self.feed.epoch,
+                epoch=feed.epoch,
                 samples=self.samples,
-                total_steps=self.feed.total_steps,
+                total_steps=feed.total_steps,
                 loss=self.mean_loss if math.isfinite(self.mean_loss) else None,
                 learning_rate=self.learning_rate(),
             )

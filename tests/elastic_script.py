@@ -1,0 +1,138 @@
+"""A training script as people write them, told by its environment what to train; it writes down what it stepped on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+from edl_runtime import elastic
+
+OPTIONS: dict[str, Any] = {
+    "samples": 150,
+    "global_batch": 64,
+    "instance_batch": None,
+    "epochs": 2,
+    "micro_batch": None,
+    "step_s": 0.0,  # time that each batch takes
+    "hidden": 8,
+    "scaling": "fixed",
+    "seed_model": 1,
+    "leave_at": {},  # rank: step
+    "reader": False,  # whether teachers answer the label
+    "dropout": 0.0,
+    **json.loads(os.environ.get("SCRIPT_OPTIONS", "{}")),
+}
+
+
+class Samples(paddle.io.Dataset):  # type: ignore[misc]
+    """Numbered samples, so that a script can tell which it was given."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        draws = np.random.default_rng(0)
+        self.inputs = draws.normal(size=(count, 4)).astype("float32")
+        self.labels = (self.inputs @ draws.normal(size=(4, 1))).astype("float32")
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.inputs[index], self.labels[index], np.int64(index)
+
+
+def build() -> tuple[Any, Any]:
+    """Return a small model and its optimizer."""
+    paddle.seed(OPTIONS["seed_model"])
+    hidden = OPTIONS["hidden"]
+    model = paddle.nn.Sequential(
+        paddle.nn.Linear(4, hidden),
+        paddle.nn.Tanh(),
+        paddle.nn.Dropout(OPTIONS["dropout"]),
+        paddle.nn.Linear(hidden, 1),
+    )
+    schedule = paddle.optimizer.lr.ExponentialDecay(0.02, 0.97)
+    return model, paddle.optimizer.Adam(schedule, parameters=model.parameters())
+
+
+@contextlib.contextmanager
+def teaching(data: Any) -> Iterator[Any]:
+    """Yield the batches; with teachers, each comes with what they answer to it."""
+    if not OPTIONS["reader"]:
+        yield data
+        return
+    from fake_teachers import FakeTeachers, arithmetic
+
+    from edl_runtime.distill import DistillReader, Fixed
+
+    teachers = FakeTeachers({"a:1": arithmetic, "b:1": arithmetic})
+    with DistillReader(
+        data.local,
+        inputs=["x", None, None],
+        outputs=["sum"],
+        teachers=Fixed(("a:1", "b:1")),
+        teacher_batch_size=8,
+        connect=teachers.connect,
+    ) as reader:
+        yield (
+            (paddle.to_tensor(x), paddle.to_tensor(labels), numbers)
+            for x, labels, numbers, _ in checked(data.through(reader))
+        )
+
+
+def checked(batches: Iterator[Any]) -> Iterator[Any]:
+    """Raise AssertionError for an answer that belongs to other inputs."""
+    for batch in batches:
+        x, _, _, sums = batch
+        assert np.allclose(x.sum(axis=1), sums)
+        yield batch
+
+
+def main(out: Path) -> None:
+    """Train, and leave the weights in `out`."""
+    run = elastic.init()
+    model, optimizer = run.wrap(*build(), scaling=OPTIONS["scaling"])
+    data = run.data(
+        Samples(OPTIONS["samples"]),
+        global_batch=OPTIONS["global_batch"],
+        instance_batch=OPTIONS["instance_batch"],
+        epochs=OPTIONS["epochs"],
+        micro_batch=OPTIONS["micro_batch"],
+        seed=3,
+    )
+    pending: list[int] = []
+    with (out / f"stepped-{os.getpid()}.jsonl").open("a", buffering=1) as told, teaching(data) as batches:
+        for inputs, labels, numbers in batches:
+            loss = ((model(inputs) - labels) ** 2).mean()
+            loss.backward()
+            pending += numbers.tolist()
+            time.sleep(OPTIONS["step_s"])
+            before, generation = run.step_number, run.generation
+            where = {"rank": run.rank, "generation": generation}
+            try:
+                run.step(loss=loss)
+            finally:
+                if run.step_number > before:
+                    line = {"step": before + 1, **where, "samples": pending, "loss": run.mean_loss, "at": time.time()}
+                    told.write(json.dumps(line) + "\n")
+                if run.step_number > before or run.generation > generation:
+                    pending = []
+            if run.step_number >= OPTIONS["leave_at"].get(str(run.rank), math.inf):
+                break
+    run.metrics(final=run.step_number)
+    if run.rank == 0:
+        weights = {name: value.numpy() for name, value in model.state_dict().items()}
+        np.savez(out / "weights.npz", **weights)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

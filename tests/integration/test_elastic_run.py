@@ -1,0 +1,200 @@
+"""Trainers that come, go and die: real processes, real gloo, and a stand-in for their agents."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from elastic_agents import SCRIPT, Trainer, batches_of, join, leave, stepped, trainers, weights
+
+from edl_runtime.elastic.messages import Abort, Failed, Finished, Lost, Ready, Stepped, Up
+
+pytestmark = pytest.mark.slow
+
+EPOCHS = 12
+ONCE = batches_of(150, 64, EPOCHS)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """The weights that one trainer gets to, which nothing disturbs."""
+    out = tmp_path_factory.mktemp("undisturbed")
+    with trainers(out, 1, epochs=EPOCHS) as (only,):
+        only.await_word(Ready)
+        join([only], 1)
+        assert only.await_word(Finished).why == "done"
+        assert only.wait() == 0
+    assert stepped(out) == ONCE
+    return weights(out)
+
+
+def assert_same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_two_train_the_same_model_as_one(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
+    """Uneven parts and micro batches change nothing of what is trained."""
+    with trainers(tmp_path, 2, epochs=EPOCHS, micro_batch=10) as both:
+        for trainer in both:
+            trainer.await_word(Ready)
+        join(both, 1)
+        last = [trainer.await_word(Stepped, lambda word: word.step == len(ONCE)) for trainer in both]
+        assert [trainer.wait() for trainer in both] == [0, 0]
+    assert stepped(tmp_path) == ONCE
+    assert_same(weights(tmp_path), undisturbed)
+    assert last[0].loss == last[1].loss
+    assert last[0].samples == 150 * EPOCHS
+
+
+def test_instances_come_and_go_and_train_the_same_model(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
+    """One, then three, then two: the same steps, the same weights, and pauses well below a second and a half."""
+    with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03) as [first, second, third]:
+        for trainer in (first, second, third):
+            assert trainer.await_word(Ready).live
+        join([first], 1)
+        first.await_word(Stepped)
+        began = time.monotonic()
+        join([first, second, third], 2)
+        for trainer in (first, second, third):
+            up = trainer.await_word(Up, lambda word: word.generation == 2)
+            assert up.source == "peer"
+            trainer.await_word(Stepped, lambda word: word.generation == 2)
+        grown_s = time.monotonic() - began
+        leave(second)
+        join([first, third], 3)
+        began = time.monotonic()
+        assert third.await_word(Stepped, lambda word: word.generation == 3)
+        shrunk_s = time.monotonic() - began
+        assert second.await_word(Finished).why == "left"
+        assert [trainer.wait() for trainer in (first, second, third)] == [0, 0, 0]
+        assert all(not trainer.said(Lost) for trainer in (first, second, third))
+    assert stepped(tmp_path) == ONCE
+    assert_same(weights(tmp_path), undisturbed)
+    assert (grown_s < 1.5, shrunk_s < 1.5) == (True, True), (grown_s, shrunk_s)
+
+
+@pytest.mark.parametrize("reader", [False, True], ids=["plain", "reader"])
+def test_the_killed_and_the_stopped_are_not_waited_for(
+    tmp_path: Path, undisturbed: dict[str, np.ndarray], *, reader: bool
+) -> None:
+    """Survivors of a killed trainer, and who waits for a stopped one, go on at once; each sample counts once."""
+    with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03, reader=reader) as [first, second, third]:
+        for trainer in (first, second, third):
+            trainer.await_word(Ready)
+        join([first, second, third], 1)
+        second.await_word(Stepped, lambda word: word.step > 3)
+        began = time.monotonic()
+        first.process.kill()
+        for trainer in (second, third):
+            assert trainer.await_word(Lost).generation == 1
+        join([second, third], 2)
+        for trainer in (second, third):
+            trainer.await_word(Stepped, lambda word: word.generation == 2)
+        killed_s = time.monotonic() - began
+        third.process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        second.line.say(Abort(generation=2))
+        second.await_word(Lost)
+        freed_s = time.monotonic() - began
+        join([second], 3)
+        assert second.await_word(Finished).why == "done"
+        assert second.wait() == 0
+    assert_same(weights(tmp_path), undisturbed)
+    assert_all_but_the_dead_wrote(stepped(tmp_path))
+    assert (killed_s < 2, freed_s < 0.5) == (True, True), (killed_s, freed_s)
+
+
+def assert_all_but_the_dead_wrote(steps: dict[int, list[int]]) -> None:
+    """A step that was applied counts, even where a trainer died before it wrote its part down; twice none does."""
+    short = [step for step, samples in ONCE.items() if steps[step] != samples]
+    assert steps.keys() == ONCE.keys()
+    assert len(short) <= 2, short
+    assert all(set(steps[step]) < set(ONCE[step]) for step in short)
+
+
+def test_a_loop_that_one_rank_leaves_is_an_error(tmp_path: Path) -> None:
+    """Who is left behind says which rank has gone, instead of waiting for it; and that one says so, too."""
+    with trainers(tmp_path, 2, epochs=EPOCHS, leave_at={"1": 5}) as both:
+        for trainer in both:
+            trainer.await_word(Ready)
+        join(both, 1)
+        assert "rank 1 of 2 left the loop over the data after step 5" in both[1].await_word(Failed).reason
+        assert [trainer.wait() for trainer in both] == [1, 1]
+    errors = "".join(file.read_text() for file in tmp_path.glob("stderr-*"))
+    assert "EarlyEndError: rank 1 of 2 left the loop" in errors
+
+
+def test_a_loop_that_all_ranks_leave_is_an_end(tmp_path: Path) -> None:
+    """A script may stop early, by what all ranks know; a checkpoint is written then."""
+    environ = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
+    with trainers(tmp_path, 2, epochs=EPOCHS, leave_at={"0": 5, "1": 5}, environ=environ) as both:
+        for trainer in both:
+            trainer.await_word(Ready)
+        join(both, 1)
+        assert [trainer.await_word(Finished) for trainer in both] == [Finished(step=5, why="done")] * 2
+        assert [trainer.wait() for trainer in both] == [0, 0]
+    assert [path.name.startswith("step-") for path in (tmp_path / "kept").iterdir()] == [True]
+
+
+def alone(out: Path, environ: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start the script as a person does."""
+    import json
+    import os
+
+    out.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(SCRIPT), str(out)],
+        env={**os.environ, "GLOG_minloglevel": "2", "SCRIPT_OPTIONS": json.dumps(options), **environ},
+    )
+
+
+def test_a_script_alone_ends_at_sigterm_and_goes_on_later(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
+    """It finishes its step, writes a checkpoint and exits with 0; the next run trains what is left."""
+    environ = {"EDL_CHECKPOINT": str(tmp_path / "kept"), "EDL_RESULT_FILE": str(tmp_path / "result.json")}
+    first = alone(tmp_path / "out", environ, epochs=EPOCHS, step_s=0.05)
+    until = time.monotonic() + 60
+    while len(stepped(tmp_path / "out")) < 3:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    first.terminate()
+    assert first.wait(30) == 0
+    done = len(stepped(tmp_path / "out"))
+    assert 3 <= done < len(ONCE)
+    assert (
+        f"step-{done:09d}" in (tmp_path / "result.json").read_text() or "kept" in (tmp_path / "result.json").read_text()
+    )
+    assert alone(tmp_path / "out", environ, epochs=EPOCHS).wait(60) == 0
+    assert stepped(tmp_path / "out") == ONCE
+    assert_same(weights(tmp_path / "out"), undisturbed)
+
+
+def test_a_leave_with_a_checkpoint_is_one_for_all(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
+    """All end at the same step, rank 0 writes; two others go on from there with the generation's number above."""
+    environ = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
+    options: dict[str, Any] = {"epochs": EPOCHS, "step_s": 0.03, "environ": environ}
+    with trainers(tmp_path, 2, **options) as both:
+        for trainer in both:
+            assert trainer.await_word(Ready).seen == 0
+        join(both, 5)
+        both[0].await_word(Stepped, lambda word: word.step > 3)
+        for trainer in both:
+            leave(trainer, checkpoint=True)
+        ends = [trainer.await_word(Finished) for trainer in both]
+        assert ends[0] == ends[1]
+        assert ends[0].why == "left"
+        assert [trainer.wait() for trainer in both] == [0, 0]
+        both.append(Trainer(tmp_path, **options))
+        assert both[2].await_word(Ready).seen == 5
+        join([both[2]], 6)
+        assert both[2].await_word(Up) == Up(generation=6, step=ends[0].step, source="checkpoint", live=True)
+        assert both[2].wait() == 0
+    assert stepped(tmp_path) == ONCE
+    assert_same(weights(tmp_path), undisturbed)
