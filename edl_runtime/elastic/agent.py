@@ -201,9 +201,8 @@ class Agent:
 
     async def _judge(self, crew: Crew, fall: Fall) -> None:
         """Decide whether a trainer that fell is replaced."""
-        generation, rank = self._view.generation, self._view.rank(self._me.id)
         self._change(
-            lost=max(self._me.lost, generation.number if generation and rank is not None else fall.generation),
+            lost=max(self._me.lost, fall.generation),
             failures=self._me.failures + (crew.mine.up < crew.mine.told),
         )
         stepped = max((each.member.stepped for each in self._view.members), default=0) or self._me.stepped
@@ -272,6 +271,7 @@ class Agent:
             instances=self._bounds.max,
             leaving_since=self._leaving_since,
             grace_s=self._settings.grace_s,
+            exclusive=self._communication == "nccl",
             finished=crew.finished,
         )
 

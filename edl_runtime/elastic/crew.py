@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from edl_runtime.elastic.environment import Communication, plain_environment
-from edl_runtime.elastic.gears import Begin, Kill, Mine, Order, Phase, Run, Spare, Tell, Terminate
+from edl_runtime.elastic.gears import Begin, Kill, Mine, Order, Phase, Retire, Run, Spare, Tell, Terminate
 from edl_runtime.elastic.messages import (
     Beat,
     Failed,
@@ -30,6 +30,9 @@ from edl_runtime.elastic.script import Script
 from edl_runtime.elastic.trainers import Ended, Heard, Trainer
 
 log = structlog.get_logger(__name__)
+
+RETIRED_S = 10.0
+"""How long a trainer that has left may take to end beside the next one."""
 
 News = Up | Stepped | Lost | Saved | Note
 """What a trainer says that concerns others."""
@@ -85,6 +88,7 @@ class Crew:
         self._heard = heard
         self._trainer: Trainer | None = None
         self._standby: Trainer | None = None
+        self._retired: list[Trainer] = []
         self._begun_at = 0.0
         self._killed: Kill | None = None
         self._said_last: Failed | None = None
@@ -111,10 +115,11 @@ class Crew:
 
     def dismiss(self) -> None:
         """End all processes at once; nothing is heard of them any more."""
-        for trainer in (self._trainer, self._standby):
+        for trainer in (self._trainer, self._standby, *self._retired):
             if trainer:
                 trainer.kill()
         self._trainer = self._standby = None
+        self._retired.clear()
 
     async def carry_out(self, order: Order) -> None:
         """Do it, and note in `mine` that it is done. Raises OSError when no process can be begun."""
@@ -124,6 +129,8 @@ class Crew:
             case Spare():
                 self._standby = await self._new(nice=True)
                 self._change(spare="loading")
+            case Retire():
+                self._retire()
             case Run():
                 self._run(order)
             case Tell():
@@ -147,9 +154,16 @@ class Crew:
         self._standby = None
         self.live, self.waits_for, self._killed, self._said_last = False, 0, None, None
         self._begun_at = time.monotonic()
-        self._change(spare="absent", up=0, fallen=0, aborted=0, peers=())
+        self._change(spare="absent", up=0, fallen=0, aborted=0, left=False, peers=())
         self._phase("loaded" if loaded else "loading")
         log.info("trainer.begun", pid=self._trainer.pid, loaded=loaded)
+
+    def _retire(self) -> None:
+        if self._trainer:
+            self._retired.append(self._trainer)
+            asyncio.get_running_loop().call_later(RETIRED_S, self._trainer.kill)
+        self._trainer = None
+        self._phase("absent")
 
     async def _new(self, *, nice: bool) -> Trainer:
         trainer = await Trainer.begin(self._script, self._environ, nice=nice)
@@ -192,6 +206,8 @@ class Crew:
             self._hear_trainer(said)
         elif trainer is self._standby:
             self._hear_standby(said)
+        elif isinstance(said, Ended) and trainer in self._retired:
+            self._retired.remove(trainer)
         self._heard(said)
 
     def _hear_standby(self, said: Heard) -> None:
@@ -215,6 +231,7 @@ class Crew:
             case Beat():
                 self.waits_for = said.waits_for or 0
             case Finished():
+                self._change(left=said.why == "left")
                 self._phase("done" if said.why == "done" else "leaving")
             case Failed():
                 self._said_last = said

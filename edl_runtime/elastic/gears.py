@@ -44,6 +44,7 @@ class Mine(msgspec.Struct, frozen=True, kw_only=True):
     - `told`: the generation that it was last told to be in, and `peers` its members; 0 for none.
     - `up`: the last that it was up in; `fallen`: the last whose communication has failed it.
     - `aborted`: the last that it was told to let go of.
+    - `left`: it has said that it leaves, and only its end is still to come.
     - `spare`: how far its standby is; one that failed is not replaced before it is missed.
     """
 
@@ -54,6 +55,7 @@ class Mine(msgspec.Struct, frozen=True, kw_only=True):
     up: int = 0
     fallen: int = 0
     aborted: int = 0
+    left: bool = False
     spare: Literal["absent", "loading", "loaded", "failed"] = "absent"
 
     @property
@@ -68,6 +70,7 @@ class Post(msgspec.Struct, frozen=True, kw_only=True):
     - `elastic`: its script joins generations by itself. `gear`: the fastest that the job's owner allows.
     - `instances`: most that the job may have.
     - `leaving_since`: when it was told to go, None while it is not; it has `grace_s` from then on.
+    - `exclusive`: a trainer needs a device that the one before has to have let go of.
     - `finished`: its trainer has trained all there is and has ended.
     """
 
@@ -77,6 +80,7 @@ class Post(msgspec.Struct, frozen=True, kw_only=True):
     instances: int = 1
     leaving_since: float | None = None
     grace_s: float = 10.0
+    exclusive: bool = False
     finished: bool = False
 
 
@@ -88,6 +92,10 @@ class Begin(msgspec.Struct, frozen=True):
 
 class Spare(msgspec.Struct, frozen=True):
     """Begin a standby."""
+
+
+class Retire(msgspec.Struct, frozen=True):
+    """Let the trainer end by itself, and have room for the next."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -114,7 +122,7 @@ class Kill(msgspec.Struct, frozen=True):
     planned: bool = True
 
 
-Order = Begin | Spare | Run | Tell | Terminate | Kill
+Order = Begin | Spare | Retire | Run | Tell | Terminate | Kill
 
 
 def orders(mine: Mine, post: Post, view: GroupView, now: float) -> list[Order]:
@@ -148,6 +156,8 @@ def _about_trainer(mine: Mine, post: Post, view: GroupView, now: float) -> Itera
             yield from _about_newcomer(mine, post, view)
         case "member":
             yield from _about_member(mine, post, view, now)
+        case "leaving" if mine.left and not post.exclusive and not _is_ending(post, view):
+            yield Retire()
         case "leaving":
             if now >= _left_by(mine, post, view):
                 yield Kill("it did not leave in time")

@@ -66,7 +66,7 @@ def read_script(command: Sequence[str]) -> Script:
         file=file,
         options=tuple(words[1:first]),
         arguments=tuple(words[first + 1 :]),
-        imports=(*dict.fromkeys([*worth, "paddle"]), ELASTIC) if elastic else tuple(worth),
+        imports=(*dict.fromkeys([*worth, "paddle"]), f"{ELASTIC}.run") if elastic else tuple(worth),
         elastic=elastic,
     )
 

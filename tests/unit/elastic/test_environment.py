@@ -55,9 +55,9 @@ def test_an_address_of_ipv6_loses_its_brackets() -> None:
     [
         ("import paddle.nn as nn\nimport os", ("paddle",), False),
         ("from torch import nn\nimport numpy", ("numpy", "torch"), False),
-        ("from edl_runtime import elastic", ("paddle", "edl_runtime.elastic"), True),
-        ("def f():\n    import edl_runtime.elastic.data", ("paddle", "edl_runtime.elastic"), True),
-        ("from edl_runtime.elastic import init\nimport numpy", ("numpy", "paddle", "edl_runtime.elastic"), True),
+        ("from edl_runtime import elastic", ("paddle", "edl_runtime.elastic.run"), True),
+        ("def f():\n    import edl_runtime.elastic.data", ("paddle", "edl_runtime.elastic.run"), True),
+        ("from edl_runtime.elastic import init\nimport numpy", ("numpy", "paddle", "edl_runtime.elastic.run"), True),
         ("import elastic\nfrom . import paddle", (), False),
         ("this is no Python", (), False),
     ],
