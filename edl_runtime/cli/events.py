@@ -41,7 +41,10 @@ def events(job: str, *, goes_on: bool, as_json: bool) -> None:
                         show(event)
                         if event.kind == "ended":
                             return
-            for event in await read(client, settings.namespace, job):
+            told = await read(client, settings.namespace, job)
+            for event in told:
                 show(event)
+            if not told:
+                click.echo(f"edl: nothing happened to trainers of {job!r} within a day of now", err=True)
 
     asyncio.run(show_all())

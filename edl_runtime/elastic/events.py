@@ -134,7 +134,7 @@ def _events(entries: list[tuple[str, dict[str, str]]]) -> list[Event]:
         try:
             event = _decoder.decode(fields["event"])
         except msgspec.ValidationError as error:  # of another version
-            log.warning("event.unreadable", event=fields["event"][:200], cause=str(error))
+            log.warning("event.unreadable", content=fields["event"][:200], cause=str(error))
             continue
         events.append(msgspec.structs.replace(event, id=entry_id, at=int(entry_id.partition("-")[0]) / 1000))
     return events

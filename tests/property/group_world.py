@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from edl_runtime.elastic.agreement import Times, decide, outcome_of
 from edl_runtime.elastic.generation import Generation, GroupView, TrainerMember
 from edl_runtime.elastic.membership import Membership
@@ -195,6 +197,7 @@ class World:
     async def check(self, new: Generation) -> None:
         """Check what was published just now."""
         assert new.number > self.highest, "numbers strictly increase, and none is used twice"
+        assert new.after == self.highest, "it follows the one that counts"
         assert len(set(new.members)) == len(new.members)
         assert len({member.partition("-")[0] for member in new.members}) == len(new.members), "an instance has one rank"
         assert self.bounds.min <= len(new.members) <= self.bounds.max
@@ -205,8 +208,12 @@ class World:
             assert deadline > clock
         old = self.published.get(new.after)
         if old:
-            lost = {agent.id for agent in self.agents if agent.lost >= old.number}
-            survivors = [member for member in old.members if member in new.members and member not in lost]
+            records = [
+                msgspec.json.decode(record, type=TrainerMember)
+                for record in await self.client.hvals("edl:{n/job}:group:records")
+            ]
+            stay = {record.id for record in records if record.lost < old.number and record.id in new.members}
+            survivors = [member for member in old.members if member in stay]
             assert list(new.members[: len(survivors)]) == survivors, "survivors keep their order, newcomers follow"
         self.published[new.number] = new
 

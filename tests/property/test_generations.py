@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from property.group_world import CLOCK, LEASE_S, Agent, World
 
 from edl_runtime.elastic.agreement import decide
+from edl_runtime.elastic.generation import Generation
 from edl_runtime.specs import Bounds
 from edl_runtime.store import client as store_client
 from edl_runtime.store.client import connect
@@ -27,6 +29,12 @@ def redis_with_our_clock(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
     text = store_client._text
     monkeypatch.setattr(store_client, "_text", lambda name: text(name).replace("redis.call('TIME')", CLOCK))
     return own_redis.url
+
+
+def again(agent: Agent) -> Generation | None:
+    """Return a proposal of the same members once more."""
+    current = agent.view.generation
+    return msgspec.structs.replace(current, after=current.number) if current else None
 
 
 class Groups(RuleBasedStateMachine):
@@ -80,7 +88,7 @@ class Groups(RuleBasedStateMachine):
     def stop_process(self, index: int) -> None:
         agent = self.agent(index)
         if agent and agent.runs:
-            agent.stale = decide(agent.view, self.world.bounds, agent.id)
+            agent.stale = decide(agent.view, self.world.bounds, agent.id) or again(agent)
             agent.stopped_at = self.world.now
 
     @rule()

@@ -1,0 +1,372 @@
+"""Agents that agree through a real Redis: who is first, who is out of date, who is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from edl_runtime.elastic.agreement import decide
+from edl_runtime.elastic.events import Event, follow, read
+from edl_runtime.elastic.generation import Generation, GroupView, Outcome, TrainerMember
+from edl_runtime.elastic.membership import Membership, request_stop
+from edl_runtime.errors import InstanceSupersededError, JobTakenError, RegistryUnavailableError
+from edl_runtime.specs import Bounds
+from edl_runtime.store import keys
+from edl_runtime.store.client import connect
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from edl_runtime.store.server import RedisServer
+
+JOB = "digits"
+BOUNDS = Bounds(1, 16)
+
+
+class Agent:
+    """An agent that does as it is told."""
+
+    def __init__(self, client: Redis, namespace: str, index: int, boot: str = "a", **options: Any) -> None:
+        self.membership = Membership(client, namespace, JOB, **{"quiet_s": 0.01, **options})
+        self.record = TrainerMember(id=f"{index}-{boot}", index=index, ready=True, live=True)
+        self.view = GroupView(now=0.0)
+
+    async def beat(self, **changes: Any) -> GroupView:
+        self.record = msgspec.structs.replace(self.record, **changes)
+        self.view = await self.membership.beat(self.record)
+        return self.view
+
+    async def draft(self) -> Generation:
+        """Beat until there is something to propose."""
+        until = time.monotonic() + 10.0
+        while time.monotonic() < until:
+            if draft := decide(await self.beat(), BOUNDS, self.record.id):
+                return draft
+            await asyncio.sleep(0.03)
+        raise AssertionError(self.view)
+
+    def again(self) -> Generation:
+        """Return a proposal of the same members once more."""
+        assert self.view.generation
+        return msgspec.structs.replace(self.view.generation, after=self.view.generation.number)
+
+    async def publish(self) -> Generation:
+        """Propose what is next, alone."""
+        published = await self.membership.propose(await self.draft())
+        assert published
+        return published
+
+
+def ids(view: GroupView) -> list[str]:
+    return [each.member.id for each in view.members]
+
+
+async def group(client: Redis, namespace: str, count: int, **options: Any) -> list[Agent]:
+    """Agents whose trainers are up in generation 1."""
+    agents = [Agent(client, namespace, index, **options) for index in range(count)]
+    for agent in agents:
+        await agent.beat()
+    await agents[0].publish()
+    for agent in [*agents, *agents]:
+        await agent.beat(up=1)
+    assert {agent.view.state for agent in agents} == {"active"}
+    return agents
+
+
+async def kinds(client: Redis, namespace: str) -> list[str]:
+    return [event.kind for event in await read(client, namespace, JOB)]
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[Redis]:
+    async with connect(redis_url) as client:
+        yield client
+
+
+async def test_one_of_many_proposers_wins(client: Redis, namespace: str) -> None:
+    """All agents decide at the same time and alike; there is one generation, and all see it."""
+    agents = [Agent(client, namespace, index) for index in range(8)]
+    for agent in agents:
+        await agent.beat()
+    await agents[0].draft()
+    drafts = [await agent.draft() for agent in agents]
+    proposals = [agent.membership.propose(draft) for agent, draft in zip(agents, drafts, strict=True)]
+    published = [each for each in await asyncio.gather(*proposals) if each]
+    assert [each.number for each in published] == [1]
+    assert {(await agent.beat()).generation for agent in agents} == set(published)
+    assert (await kinds(client, namespace)).count("forming") == 1
+
+
+async def test_an_outdated_proposal_is_refused(client: Redis, namespace: str) -> None:
+    """What an agent decided before it was stopped does not count when it goes on."""
+    first, second = await group(client, namespace, 2)
+    newcomer = Agent(client, namespace, 2)
+    await newcomer.beat()
+    late = await first.draft()
+    await second.publish()
+    assert await first.membership.propose(late) is None
+
+
+async def test_only_members_with_a_lease_propose_and_are_proposed(client: Redis, namespace: str) -> None:
+    """A generation with somebody in it who has gone would never form."""
+    first, second = await group(client, namespace, 2)
+    draft = first.again()
+    for broken in ({"ready": False}, {"leaving": True, "ready": True}):
+        await second.beat(**broken)
+        assert await first.membership.propose(draft) is None
+    await second.beat(leaving=False)
+    await first.membership.leave()
+    assert await first.membership.propose(draft) is None
+    assert await second.membership.propose(draft) is None
+    await first.beat()
+    published = await second.membership.propose(draft)
+    assert published
+    assert published.number == 2
+
+
+async def test_who_does_not_beat_is_gone_after_its_lease(client: Redis, namespace: str) -> None:
+    """By Redis's clock, and told as an event."""
+    first, _second = await group(client, namespace, 2, ttl_s=0.6)
+    began = first.view.now
+    assert ids(await first.beat()) == ["0-a", "1-a"]
+    assert (await first.draft()).reason == "instance 1 is gone"
+    assert ids(first.view) == ["0-a"]
+    assert first.view.now - began >= 0.5
+    assert (await kinds(client, namespace))[-1] == "gone"
+
+
+async def test_nobody_runs_out_while_nobody_beats(client: Redis, namespace: str) -> None:
+    """All were stopped, or Redis was away; the first to be back does not find the others dead."""
+    first, second = await group(client, namespace, 2, ttl_s=0.6)
+    await asyncio.sleep(1.5)
+    assert ids(await first.beat()) == ["0-a", "1-a"]
+    await asyncio.sleep(0.1)
+    assert ids(await second.beat()) == ["0-a", "1-a"]
+    assert "gone" not in await kinds(client, namespace)
+
+
+async def test_the_later_agent_of_an_instance_counts(client: Redis, namespace: str) -> None:
+    """The earlier one is out at once, and for good."""
+    first, second = await group(client, namespace, 2)
+    anew = Agent(client, namespace, 1, "b")
+    view = await anew.beat()
+    assert ids(view) == ["0-a", "1-b"]
+    with pytest.raises(InstanceSupersededError, match=r"instance 1 of job 'digits' was started anew"):
+        await second.beat()
+    assert (await first.draft()).members == ("0-a", "1-b")
+
+
+async def test_suspicion_counts_once_and_only_for_its_generation(client: Redis, namespace: str) -> None:
+    """Who has not beaten since is told apart from who has."""
+    first, second = await group(client, namespace, 2)
+    assert not await first.membership.suspect(7, "reset")
+    assert await first.membership.suspect(1, "reset")
+    assert not await second.membership.suspect(1, "reset as well")
+    await asyncio.sleep(0.01)
+    view = await first.beat()
+    assert view.suspicion
+    assert (view.suspicion.by, view.suspicion.reason) == ("0-a", "reset")
+    beaten = {each.member.id: each.beaten_at >= view.suspicion.since for each in view.members}
+    assert beaten == {"0-a": True, "1-a": False}
+
+
+async def test_news_wakes_an_agent_at_once(client: Redis, namespace: str) -> None:
+    """Within 50 ms, also of what happened between its beat and its wait."""
+    first, second = await group(client, namespace, 2)
+    await first.beat()
+    assert not await first.membership.changed(0.05)
+    took_s = []
+    for leaving in (True, False, True):
+        waiting = asyncio.create_task(first.membership.changed(0.6))
+        await asyncio.sleep(0.05)
+        began = time.monotonic()
+        await second.beat(leaving=leaving)
+        assert await waiting
+        took_s.append(time.monotonic() - began)
+        assert await first.membership.changed(0.6), "there is still something that it has not seen"
+        await first.beat()
+    print(f"woken after {1000 * min(took_s):.1f} ms")  # noqa: T201 - what was measured
+    assert min(took_s) < 0.05
+
+
+async def test_the_pause_is_the_longest_of_those_who_trained_before(client: Redis, namespace: str) -> None:
+    """Told when all have finished a step; who has just joined has none."""
+    first, second = await group(client, namespace, 2)
+    await first.beat(stepped=1, pause_s=0.4)
+    assert (await kinds(client, namespace))[-1] == "active"
+    await second.beat(stepped=1, pause_s=0.75)
+    await second.beat()
+    events = await read(client, namespace, JOB)
+    resumed = [event for event in events if event.kind == "resumed"]
+    assert [(event.generation, event.members, event.pause_s) for event in resumed] == [(1, (0, 1), 0.75)]
+    assert resumed[0].total_s is not None
+    assert 0 < resumed[0].total_s < 5
+    assert "pause 0.75 s" in resumed[0].line()
+
+
+async def test_a_first_generation_has_no_pause(client: Redis, namespace: str) -> None:
+    """Nobody trained before."""
+    agents = await group(client, namespace, 2)
+    for agent in agents:
+        await agent.beat(stepped=1)
+    resumed = (await read(client, namespace, JOB))[-1]
+    assert (resumed.kind, resumed.pause_s) == ("resumed", None)
+
+
+async def test_who_left_as_planned_is_told_from_who_is_lost(client: Redis, namespace: str) -> None:
+    """And so is who has finished."""
+    first, second, third = await group(client, namespace, 3)
+    await second.beat(finished=True)
+    await third.membership.leave()
+    view = await first.beat()
+    assert (view.finished, view.left) == (frozenset({"1-a"}), frozenset({"2-a"}))
+
+
+async def test_a_job_ends_once(client: Redis, namespace: str) -> None:
+    """The first to say how counts; there is no generation afterwards."""
+    first, second = await group(client, namespace, 2)
+    await first.membership.end(Outcome("done"))
+    await second.membership.end(Outcome("failed", "out of memory"))
+    assert (await second.beat()).outcome == Outcome("done")
+    assert await second.membership.propose(second.again()) is None
+    assert not await request_stop(client, namespace, JOB, "too late")
+
+
+async def test_a_stop_reaches_all(client: Redis, namespace: str) -> None:
+    """The first reason counts; nobody can be asked where nobody is."""
+    assert not await request_stop(client, namespace, JOB, "deadline")
+    first, second = await group(client, namespace, 2)
+    assert await request_stop(client, namespace, JOB, "deadline")
+    assert await request_stop(client, namespace, JOB, "edl stop")
+    assert {(await agent.beat()).stop for agent in (first, second)} == {"deadline"}
+
+
+async def test_a_job_submitted_anew_knows_nothing_of_how_it_ended_before(client: Redis, namespace: str) -> None:
+    """But for the number: none is used twice. Agents of before are out."""
+    (old,) = await group(client, namespace, 1, run="monday")
+    await request_stop(client, namespace, JOB, "deadline")
+    await old.membership.end(Outcome("stopped"))
+    new = Agent(client, namespace, 0, "b", run="tuesday")
+    view = await new.beat()
+    assert (view.outcome, view.stop, view.generation, view.number, ids(view)) == (None, None, None, 1, ["0-b"])
+    with pytest.raises(JobTakenError):
+        await old.beat()
+    assert (await new.publish()).number == 2
+
+
+async def test_a_job_that_trains_is_not_taken(client: Redis, namespace: str) -> None:
+    """Not before its instances are gone."""
+    (old,) = await group(client, namespace, 1, run="monday")
+    new = Agent(client, namespace, 0, "b", run="tuesday")
+    with pytest.raises(JobTakenError, match="another submission of job 'digits'"):
+        await new.beat()
+    await old.membership.leave()
+    assert ids(await new.beat()) == ["0-b"]
+
+
+async def test_an_instance_of_a_run_that_has_ended_learns_so(client: Redis, namespace: str) -> None:
+    """It was started once more, for nothing."""
+    (old,) = await group(client, namespace, 1, run="monday")
+    await old.membership.end(Outcome("done"))
+    await old.membership.leave()
+    assert (await Agent(client, namespace, 0, "b", run="monday").beat()).outcome == Outcome("done")
+
+
+async def test_a_job_started_by_hand_starts_anew_when_all_are_gone(client: Redis, namespace: str) -> None:
+    """Whoever comes while others are there learns that it has ended."""
+    first, second = await group(client, namespace, 2)
+    await first.membership.end(Outcome("done"))
+    await first.membership.leave()
+    assert (await Agent(client, namespace, 0, "b").beat()).outcome == Outcome("done")
+    await second.beat()
+    await second.membership.leave()
+    again = Agent(client, namespace, 1, "c")
+    with suppress(InstanceSupersededError):
+        await again.beat()
+    await client.delete(keys.of_group(namespace, JOB)[0])  # its instance 0 runs out
+    last = Agent(client, namespace, 3, "d")
+    view = await last.beat()
+    assert (view.outcome, view.generation, view.number) == (None, None, 1)
+
+
+async def test_what_a_job_waits_for_is_told_once(client: Redis, namespace: str) -> None:
+    """However many agents find so, and however often."""
+    first, second = await group(client, namespace, 2)
+    for agent in (first, second, first):
+        await agent.membership.announce(Event(kind="waiting", reason="1 of at least 2 instances is ready"))
+    await first.membership.announce(Event(kind="note", reason="learning rate 0.1 -> 0.2", generation=1))
+    assert (await kinds(client, namespace))[-2:] == ["waiting", "note"]
+
+
+async def test_events_are_read_and_followed(client: Redis, namespace: str) -> None:
+    """From the first on, or from where one had been; what can't be read is left out."""
+    (agent,) = await group(client, namespace, 1)
+    await client.xadd(keys.group_events(namespace, JOB), {"event": '{"kind": "of another version"}'})
+    so_far = await read(client, namespace, JOB)
+    assert [event.kind for event in so_far] == ["registered", "ready", "forming", "active"]
+    assert abs(so_far[0].at - time.time()) < 60
+    following = follow(client, namespace, JOB)
+    assert [await anext(following) for _ in so_far] == so_far
+    await agent.beat(leaving=True)
+    assert (await asyncio.wait_for(anext(following), 2.0)).kind == "leaving"
+    await following.aclose()
+    assert [event.kind for event in await read(client, namespace, JOB, after=so_far[-1].id)] == ["leaving"]
+
+
+async def test_a_job_is_forgotten_in_time(client: Redis, namespace: str) -> None:
+    """A day after its last beat."""
+    await group(client, namespace, 1)
+    for key in keys.of_group(namespace, JOB):
+        assert 86_000 < await client.ttl(key) <= 86_400
+        assert f"{{{namespace}/{JOB}}}" in key
+
+
+async def test_an_emptied_redis_gets_its_generation_back(own_redis: RedisServer) -> None:
+    """Members have leases before they are back themselves, and numbers go on where they were."""
+    async with connect(own_redis.url) as client:
+        first, second, third = await group(client, "n", 3)
+        before = first.view.generation
+        own_redis.kill()
+        for verb in (first.beat(), first.membership.changed(), first.membership.suspect(1, ""), third.beat()):
+            with pytest.raises(RegistryUnavailableError):
+                await verb
+        own_redis.start()
+        view = await second.beat()
+        assert (view.generation, ids(view), set(view.granted)) == (before, ["1-a"], {"0-a", "2-a"})
+        assert decide(msgspec.structs.replace(view, quiet_until=0.0), BOUNDS, "1-a") is None
+        for agent in (first, third):
+            view = await agent.beat()
+        assert (view.generation, view.state, view.granted) == (before, "active", {})
+        assert [each.member.fence for each in view.members] == sorted(each.member.fence for each in view.members)
+        await third.beat(leaving=True)
+        published = await first.publish()
+        assert (published.number, published.members) == (2, ("0-a", "1-a"))
+
+
+async def test_the_highest_generation_comes_back_whoever_is_first(own_redis: RedisServer) -> None:
+    """One that was cut off and knows an earlier one only is outside when others are back."""
+    async with connect(own_redis.url) as client:
+        first, second = await group(client, "n", 2)
+        await second.beat(leaving=True)
+        latest = await first.publish()
+        await first.beat(up=2)
+        await client.flushdb()
+        assert (await second.beat(leaving=False)).number == 1
+        view = await first.beat()
+        assert (view.generation, view.number) == (latest, 2)
+        view = await second.beat()
+        assert (view.generation, view.rank("1-a")) == (latest, None)
+
+
+async def test_an_agent_that_did_not_hear_of_its_registration_registers_once(client: Redis, namespace: str) -> None:
+    """Redis had done it when the connection broke."""
+    agent = Agent(client, namespace, 0)
+    fence = (await agent.beat()).members[0].member.fence
+    agent.membership._fence = 0
+    assert (await agent.beat()).members[0].member.fence == fence
