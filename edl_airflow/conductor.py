@@ -21,6 +21,9 @@ from edl_runtime.backends.base import Backend, JobStatus, owner_of, refuse_stran
 from edl_runtime.errors import RegistryUnavailableError, UnknownJobError
 from edl_runtime.progress import Progress
 
+clock = time.time
+"""Unix seconds: when the time to train, and the task's own, is over."""
+
 LOOK_EVERY_S = 0.5
 """Seconds between two looks at what the work waits for."""
 
@@ -83,7 +86,7 @@ async def begin(work: Work, site: Site) -> Outcome | None:
     if adopted:
         await _start(work, site)
     view = await _look(work, site, started=adopted)
-    decision = decide(work, view, time.time())
+    decision = decide(work, view, clock())
     if decision == "start_trainer" and not work.pool:
         await _start(work, site)
     return await _ended(work, decision, view, site) if isinstance(decision, Outcome) else None
@@ -99,7 +102,7 @@ async def conduct(work: Work, site: Site, say: Say) -> Outcome:
         while True:
             view = await _look(work, site, started=started)
             started = view.started
-            decision = decide(work, view, time.time())
+            decision = decide(work, view, clock())
             if isinstance(decision, Outcome):
                 await teller.finish(view)
                 return await _ended(work, decision, view, site)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from edl_airflow.work import Training
 from edl_runtime.backends.base import Backend, JobStatus, LogLine
 from edl_runtime.errors import BackendError, RegistryUnavailableError
 
@@ -36,6 +37,10 @@ class Logs(Protocol):
     @property
     def backend(self) -> Backend: ...
 
+    async def training(self, job: str) -> Training | None:
+        """Raises RegistryUnavailableError."""
+        ...
+
     async def log_position(self, job: str) -> Position | None:
         """Raises RegistryUnavailableError."""
         ...
@@ -48,8 +53,9 @@ class Logs(Protocol):
 class JobLog:
     """Collects a job's lines as they come, and says them in bunches, at most one every `every_s`.
 
-    A line stands behind its instance, as in "[2] epoch 3". What was shown is kept after each bunch: a triggerer that
-    is killed between the two shows one bunch again, and so does one that finds Redis away.
+    A line stands behind its instance, and the rank that this has when it is said: "[2 rank 1] epoch 3". What was shown
+    is kept after each bunch: a triggerer that is killed between the two shows one bunch again, and so does one that
+    finds Redis away.
     """
 
     def __init__(self, job: JobStatus, logs: Logs, say: Callable[[str], None], every_s: float) -> None:
@@ -99,16 +105,25 @@ class JobLog:
             return {}
         return position.lines if position and position.created_at == self._job.created_at else {}
 
+    async def _ranks(self) -> dict[int, int]:
+        try:
+            training = await self._logs.training(self._job.name)
+        except RegistryUnavailableError:
+            return {}
+        return {instance: rank for rank, instance in enumerate(training.members)} if training else {}
+
     async def _tell(self) -> None:
         lines, left_out = list(self._new), self._arrived - len(self._new)
         position = Position(created_at=self._job.created_at, lines=dict(self._read))
         self._new.clear()
         self._arrived = 0
         self._next_at = time.monotonic() + self._every_s
+        ranks = await self._ranks()
         if left_out:
             self._say(f"({left_out:,} lines left out; `edl logs {self._job.name}` has them all)")
         for line in lines:
-            self._say(f"[{line.instance}] {_cut(line.text)}")
+            rank = f" rank {ranks[line.instance]}" if line.instance in ranks else ""
+            self._say(f"[{line.instance}{rank}] {_cut(line.text)}")
         try:
             await self._logs.keep_log_position(self._job.name, position)
         except RegistryUnavailableError:

@@ -106,7 +106,7 @@ class Site:
             return None
         outcome = found.outcome
         return Training(
-            instances=found.instances,
+            members=found.members,
             ended=outcome.kind if outcome and outcome.kind != "failed" else "",
             reason=outcome.reason if outcome else "",
         )

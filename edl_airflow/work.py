@@ -90,14 +90,19 @@ class RunningJob(TypedDict):
 class Training(msgspec.Struct, frozen=True, kw_only=True):
     """What a job's agents have agreed on.
 
-    - `instances`: how many train together now, or did last; 0 before the first generation is up.
+    - `members`: the instances that train together now, or did last, by rank; empty while a generation forms.
     - `ended`: whether it has trained all there is ("done") or was asked to end ("stopped"); empty before and for
       what failed. `reason`: who asked and why.
     """
 
-    instances: int = 0
+    members: tuple[int, ...] = ()
     ended: Literal["", "done", "stopped"] = ""
     reason: str = ""
+
+    @property
+    def instances(self) -> int:
+        """How many train together."""
+        return len(self.members)
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from edl_runtime.elastic.agreement import index_of
 from edl_runtime.elastic.generation import Outcome
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 class Glance(msgspec.Struct, frozen=True, kw_only=True):
     """What counts for a job's trainers now, or did last.
 
-    - `instances`: members of the generation that is up, 0 while none is.
+    - `members`: the instances of the generation that is up, by rank; empty while none is.
     - `stop`: why the job was asked to end, None if it was not.
     - `outcome`: how it has ended, None while it has not.
     """
 
-    instances: int
+    members: tuple[int, ...] = ()
     stop: str | None = None
     outcome: Outcome | None = None
 
@@ -38,7 +39,7 @@ async def glance(client: Redis, namespace: str, job: str) -> Glance | None:
     if run is None:
         return None
     return Glance(
-        instances=len(members.split()) if formed == "active" else 0,
+        members=tuple(map(index_of, members.split())) if formed == "active" else (),
         stop=stop or None,
         outcome=msgspec.json.decode(outcome, type=Outcome) if outcome else None,
     )

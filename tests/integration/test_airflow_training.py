@@ -1,0 +1,266 @@
+"""Elastic training in tasks: real agents on the real local backend, with a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import runpy
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowSkipException
+from integration.airflow_world import World, defer, fired, resume, run_task, trigger_of, until
+
+from edl_airflow.operators.resize import EdlResizeOperator
+from edl_airflow.operators.train import EdlTrainOperator
+from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
+from edl_airflow.sensors.job import EdlJobSensor
+from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
+from edl_runtime.checkpoint import landed
+from edl_runtime.checkpoint.landed import Landed
+from edl_runtime.specs import Checkpoint, TrainerSpec
+from edl_runtime.store.client import connect
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+NIGHTLY = Path(__file__).parents[2] / "dags" / "edl_nightly_elastic_training.py"
+STREAM = "nightly/distill"
+
+TRAINS = """
+import sys, time
+import numpy as np
+import paddle
+from edl_runtime import elastic
+
+samples = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
+run = elastic.init()
+model = paddle.nn.Linear(2, 1)
+model, optimizer = run.wrap(model, paddle.optimizer.SGD(0.01, parameters=model.parameters()))
+for batch in run.data(list(samples), global_batch=8, epochs=int(sys.argv[1])):
+    time.sleep(0.02)
+    loss = (model(batch) ** 2).mean()
+    loss.backward()
+    run.metrics(accuracy=run.step_number / 1000)
+    run.step(loss=loss)
+    if run.rank == 0:
+        print("stepped", run.step_number, flush=True)
+"""
+
+
+@pytest.fixture
+def trains(world: World) -> World:
+    """A world with a training script, whose folder is that of the DAG."""
+    (world.folder / "trains.py").write_text(TRAINS)
+    return world
+
+
+def _train(world: World, epochs: int, **changes: Any) -> EdlTrainOperator:
+    script = TrainerSpec(command=("python", str(world.folder / "trains.py"), str(epochs)))
+    given: dict[str, Any] = {"task_id": "distill", "dag": world.dag(), "trainer": script, "trainers": "1:2"}
+    given |= {"checkpoint": Checkpoint(url="checkpoints", every_steps=10), "job": "digits", "progress_every_s": 0.5}
+    return EdlTrainOperator(**{**given, **changes})
+
+
+def _newest(world: World, stream: str = STREAM) -> Landed | None:
+    async def look() -> Landed | None:
+        async with connect(world.redis_url) as client:
+            return await landed.newest(client, world.namespace, stream)
+
+    return asyncio.run(look())
+
+
+def _step(world: World, stream: str = STREAM) -> int:
+    found = _newest(world, stream)
+    return found.step if found else 0
+
+
+def _steps_shown(log: str) -> list[int]:
+    return [int(step) for step in re.findall(r"\[0 rank 0\] stepped (\d+)", log)]
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_training_in_one_task(trains: World, capsys: pytest.CaptureFixture[str], deferrable: bool) -> None:  # noqa: FBT001
+    """It ends by itself; the result says how far it came, and each of its lines is in the task's log once."""
+    context = trains.context()
+    result = run_task(_train(trains, 3, deferrable=deferrable), context)
+    assert (result["job"], result["step"], result["stopped"], result["reason"]) == ("digits", 24, False, "")
+    assert Path(result["checkpoint"]).is_relative_to(trains.folder / "checkpoints")
+    assert result["metrics"]["accuracy"] == pytest.approx(0.023)
+    assert (result["instances"], result["generations"]) == (1, 1)
+    assert _steps_shown(capsys.readouterr().out) == list(range(1, 25))
+    assert trains.jobs() == {}
+    newest = _newest(trains)
+    assert newest
+    assert (newest.url, newest.step, newest.job) == (result["checkpoint"], 24, "digits")
+
+
+def test_a_triggerer_that_takes_over_goes_on_with_the_log(trains: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the first has shown is not shown again."""
+    operator, context = _train(trains, 15, deferrable=True), trains.context()
+    deferred = defer(operator, context)
+
+    async def interrupted() -> None:
+        running = asyncio.ensure_future(fired(trigger_of(deferred)))
+        await asyncio.to_thread(until, lambda: _step(trains) >= 30, 60)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(interrupted())
+    event = asyncio.run(fired(trigger_of(deferred)))
+    assert resume(_train(trains, 15), context, deferred, event)["step"] == 120
+    shown = _steps_shown(capsys.readouterr().out)
+    assert shown == sorted(set(shown)), "a line was shown twice"
+    assert shown[-1] == 120
+
+
+def test_a_training_that_is_told_when_to_end_leaves_a_checkpoint(trains: World) -> None:
+    """Its result says so, and where it can go on."""
+    start = datetime.now(UTC) - timedelta(hours=1)
+    context = {**trains.context(), "dag_run": SimpleNamespace(start_date=start)}
+    result = run_task(_train(trains, 10_000, ends_by=timedelta(hours=1, seconds=15), deferrable=True), context)
+    assert result["stopped"] is True
+    assert "time to train is over" in result["reason"]
+    assert result["step"] == _step(trains) > 0
+    assert Path(result["checkpoint"]).is_dir()
+    assert trains.jobs() == {}
+
+
+@contextmanager
+def _running(world: World, operator: EdlTrainOperator) -> Iterator[None]:
+    """Follow the second half of a task in a thread; at the end it is killed as a person would."""
+    deferred = defer(operator, world.context())
+    loop = asyncio.new_event_loop()
+    following = loop.create_task(fired(trigger_of(deferred)))
+
+    def follow() -> None:
+        loop.run_until_complete(asyncio.gather(following, return_exceptions=True))
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(following.cancel)
+        thread.join()
+        loop.close()
+        asyncio.run(trigger_of(deferred).on_kill())
+
+
+def test_a_job_is_waited_for_and_grows_while_it_trains(trains: World) -> None:
+    """Sensors see instances that train and checkpoints that land; a resize returns when the others have joined."""
+    context = trains.context()
+    with _running(trains, _train(trains, 10_000, deferrable=True)):
+        waits = EdlJobSensor(task_id="wait", job="digits", at_least=1, timeout=60, deferrable=True)
+        assert run_task(waits, context) == {"job": "digits", "instances": 1}
+        grow = EdlResizeOperator(task_id="grow", job="digits", instances=2, deferrable=True)
+        assert run_task(grow, context) == {"job": "digits", "instances": 2}
+        step = _step(trains) + 5
+        waits_for = {"stream": STREAM, "job": "digits", "step": step, "metric": f"accuracy>={(step - 1) / 1000}"}
+        reached = EdlCheckpointSensor(task_id="reached", timeout=60, deferrable=True, **waits_for)
+        found = run_task(reached, context)
+        assert found["step"] >= step
+        assert found["job"] == "digits"
+    with pytest.raises(AirflowSkipException, match="'digits' has ended"):
+        EdlResizeOperator(task_id="late", job="digits", instances=1).execute(context)
+    assert trains.jobs() == {}
+    assert trains.processes() == []
+
+
+async def test_checkpoints_that_land_are_events(world: World) -> None:
+    """From when it was first watched on, also those that landed while no triggerer watched; each once."""
+    kept: dict[str, Any] = {}
+
+    async def aset(key: str, value: Any) -> None:
+        kept[key] = value
+
+    async def aget(key: str) -> Any:
+        return kept.get(key)
+
+    async def land(step: int) -> None:
+        checkpoint = Landed(job="j", step=step, epoch=1, generation=1, url=f"/c/{step}", at=1.5, metrics={"a": 0.5})
+        async with connect(world.redis_url) as client:
+            await landed.publish(client, world.namespace, STREAM, checkpoint)
+
+    async def watched(count: int, *, lands: tuple[int, ...] = ()) -> list[dict[str, Any]]:
+        trigger = trigger_of(SimpleNamespace(trigger=EdlCheckpointTrigger(stream=STREAM)))  # type: ignore[arg-type]
+        trigger.asset_state_store = SimpleNamespace(aget=aget, aset=aset)
+        events = trigger.run()
+        first = asyncio.ensure_future(anext(events))
+        while not kept:  # noqa: ASYNC110 (the store has no events)
+            await asyncio.sleep(0.01)
+        for step in lands:
+            await land(step)
+        found = [await first, *[await anext(events) for _ in range(count - 1)]]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(events), 0.3)
+        await events.aclose()
+        return [json.loads(json.dumps(event.payload)) for event in found]
+
+    await land(1)
+    (second,) = await watched(1, lands=(2,))
+    expected = {"stream": STREAM, "job": "j", "checkpoint": "/c/2", "step": 2, "epoch": 1}
+    assert second == {**expected, "metrics": {"a": 0.5}, "at": 1.5}
+    await land(3)
+    await land(4)
+    assert [event["step"] for event in await watched(2)] == [3, 4]
+
+
+def test_three_nights_of_the_nightly_dag(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins in the evening, goes on from the last night's checkpoint, and ends at seven with one of its own."""
+    monkeypatch.setenv("AIRFLOW_HOME", str(world.folder))
+    ends_at = 0.0
+    nights: list[dict[str, Any]] = []
+    for night in range(3):
+        evening = datetime(2026, 11, 21 + night, 22, tzinfo=UTC)
+        made = runpy.run_path(str(NIGHTLY))
+        train, began = made["train"], time.time()
+        now = {"at": evening.timestamp()}
+        monkeypatch.setattr("edl_airflow.conductor.clock", lambda now=now, began=began: now["at"] + time.time() - began)
+        params = {name: param.value for name, param in made["PARAMS"].items()} | {"pause_s": 0.01}
+        context = world.context(try_id=f"night-{night}")
+        context |= {"params": params, "dag_run": SimpleNamespace(start_date=evening, run_after=evening)}
+        context["ti"].run_id = f"scheduled__{night}"
+        context["ti"].get_task_states = lambda **_: {}
+        train.render_template_fields(context)
+        before = _step(world)
+        watching = threading.Thread(target=_seven_o_clock, args=[world, before, now, evening])
+        watching.start()
+        nights.append(run_task(train, context))
+        watching.join()
+        assert nights[-1]["stopped"] is True
+        assert nights[-1]["step"] > before
+        assert _step(world) == nights[-1]["step"]
+        ends_at = evening.timestamp() + 9 * 3600
+        assert now["at"] == ends_at
+    steps = [night["step"] for night in nights]
+    assert steps == sorted(set(steps))
+    assert len({night["job"] for night in nights}) == 3
+    assert len({Path(night["checkpoint"]).parent for night in nights}) == 1
+
+
+def _seven_o_clock(world: World, before: int, now: dict[str, float], evening: datetime) -> None:
+    """Let the night be over once it has trained some steps."""
+
+    def has_trained() -> bool:
+        progress = asyncio.run(_progress(world))
+        return progress > before + 20
+
+    until(has_trained, 100)
+    now["at"] = evening.timestamp() + 9 * 3600
+
+
+async def _progress(world: World) -> int:
+    from edl_runtime import progress
+
+    jobs = await world.backend.list()
+    async with connect(world.redis_url) as client:
+        reports = [await progress.read(client, world.namespace, job.name) for job in jobs]
+    return max((report.step for report in reports if report), default=0)
