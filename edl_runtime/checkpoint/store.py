@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import structlog
 
@@ -94,7 +94,7 @@ class CheckpointStore:
 
     def names(self) -> Sequence[str]:
         """Return the names of all, unfinished and damaged ones too."""
-        return sorted(filter(is_name, self._folders()), key=lambda name: (position_of(name), name), reverse=True)
+        return _newest_first(self._folders())
 
     def prune(self, *, now: float | None = None, dry_run: bool = False) -> Sequence[str]:
         """Remove what `spec` does not keep, and what was abandoned before it was finished; return the names.
@@ -103,10 +103,13 @@ class CheckpointStore:
         writes at this moment; all, while none is whole. Each loses its manifest first: an interruption leaves nothing
         that looks whole. `now` is a Unix time.
         """
-        whole = self._newest_whole()
+        folders = self._folders()  # once: what another process adds from here on is not judged
+        finished = [name for name in _newest_first(folders) if self._is_finished(name)]
+        whole = self._newest_whole(finished)
         if not whole:
             return []
-        doomed = [*self._old(whole), *self._abandoned(time.time() if now is None else now)]
+        unfinished = set(folders).difference(finished)
+        doomed = [*self._old(finished, whole), *self._abandoned(unfinished, time.time() if now is None else now)]
         for name in doomed if not dry_run else ():
             trying(self.spec.url, self._storage.remove, name)
             log.info("checkpoint.removed", url=self._storage.url_of(name))
@@ -117,26 +120,26 @@ class CheckpointStore:
         with self._using(name):
             return write_folder(self._storage, name, snapshot)
 
-    def _newest_whole(self) -> Sequence[str]:
+    def _newest_whole(self, finished: Sequence[str]) -> Sequence[str]:
         found: list[str] = []
-        for name in self.names():
+        for name in finished:
             if len(found) < self.spec.keep_last and self._is_whole(name):
                 found.append(name)
         return found
 
-    def _old(self, whole: Sequence[str]) -> Sequence[str]:
-        """Return what is finished, older than the newest whole one and not to be kept, the oldest first."""
-        finished = {name: position_of(name) for name in reversed(self.names()) if self._is_finished(name)}
-        good = kept_for_good(finished.values(), self.spec.keep_every)
+    def _old(self, finished: Sequence[str], whole: Sequence[str]) -> Sequence[str]:
+        """Return what is older than the newest whole one and not to be kept, the oldest first."""
+        good = kept_for_good(map(position_of, finished), self.spec.keep_every)
         newest = position_of(whole[0])
         kept = {*whole, *self._in_use}
-        return [name for name, at in finished.items() if at < newest and name not in kept and at not in good]
+        candidates = [name for name in reversed(finished) if name not in kept]
+        return [name for name in candidates if position_of(name) < newest and position_of(name) not in good]
 
-    def _abandoned(self, now: float) -> Sequence[str]:
+    def _abandoned(self, unfinished: Iterable[str], now: float) -> Sequence[str]:
         found = []
-        for folder in self._folders():
+        for folder in sorted(unfinished):
             name = finished_name(folder)
-            if not is_name(name) or name in self._in_use or (is_name(folder) and self._is_finished(folder)):
+            if not is_name(name) or name in self._in_use:
                 continue
             if now - trying(self.spec.url, self._storage.changed_at, folder) > ABANDONED_AFTER_S:
                 found.append(folder)
@@ -167,6 +170,10 @@ class CheckpointStore:
             yield
         finally:
             self._in_use.discard(name)
+
+
+def _newest_first(folders: Iterable[str]) -> Sequence[str]:
+    return sorted(filter(is_name, folders), key=lambda name: (position_of(name), name), reverse=True)
 
 
 @contextlib.contextmanager

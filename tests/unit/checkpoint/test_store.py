@@ -193,6 +193,21 @@ def test_what_was_left_unfinished_is_removed_once_nobody_writes_to_it(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == [folder_of(tmp_path, 2).name]
 
 
+def test_one_that_comes_while_others_are_judged_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process finishes one, of an earlier generation, after this one has looked which there are."""
+    store = stored(tmp_path, 1, 2, generation=2)
+    folders = store._storage.folders
+
+    def folders_and_one_more() -> list[str]:
+        found = folders()
+        stored(tmp_path, 5)
+        return found
+
+    monkeypatch.setattr(store._storage, "folders", folders_and_one_more)
+    assert list(store.prune()) == []
+    assert 5 in steps_of(store)
+
+
 def test_an_interrupted_removal_leaves_nothing_that_looks_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
