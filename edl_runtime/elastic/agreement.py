@@ -113,28 +113,25 @@ class _Roll(msgspec.Struct, frozen=True, kw_only=True):
 
 def _call_roll(view: GroupView, times: Times) -> _Roll:
     current = view.generation
+    known = {each.member.id: each for each in view.members}
     ids = [each for each in current.members if each not in view.finished] if current else []
-    found = {each: view.find(each) for each in ids}
-    lost = {each: why for each, there in found.items() if (why := _why_lost(view, each, there, times))}
-    stay = [there for each, there in found.items() if there and each not in lost]
+    lost = {each: why for each in ids if (why := _why_lost(view, each, known.get(each), times))}
+    stay = {each: known[each] for each in ids if each in known and each not in lost}
     suspected_at = view.suspicion.since if view.suspicion else -math.inf
     forming = current is not None and view.state == "forming"
     overdue = current is not None and forming and view.now >= view.since + times.limit_s(current)
-    barred = {each.member.id for each in view.members if _is_barred(view, each)}
-    out = [each for each in view.members if each.member.standing == "ready" and not each.member.up]
+    barred = {each for each, there in known.items() if _is_barred(view, there)}
+    come = [] if view.stop is not None else [known[each] for each in known if each not in stay and each not in barred]
     return _Roll(
-        stay=stay,
-        late=[each for each in stay if current and overdue and each.member.up < current.number],
+        stay=list(stay.values()),
+        late=[each for each in stay.values() if current and overdue and each.member.up < current.number],
         lost=lost,
-        silent=[each.member.id for each in stay if each.beaten_at < suspected_at],
-        away=[each for each in ids if each not in lost and found[each] is None],
+        silent=[each for each, there in stay.items() if there.beaten_at < suspected_at],
+        away=[each for each in ids if each not in lost and each not in known],
         newcomers=[
             each
-            for each in out
-            if view.stop is None
-            and each not in stay
-            and each.beaten_at >= suspected_at
-            and each.member.id not in barred
+            for each in come
+            if each.member.standing == "ready" and not each.member.up and each.beaten_at >= suspected_at
         ],
         barred=tuple(sorted(barred)),
         forming=forming,

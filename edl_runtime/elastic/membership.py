@@ -7,7 +7,7 @@ with. Nothing here decides: see `agreement`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -101,8 +101,8 @@ class Membership:
             raise InstanceSupersededError(self._job, member.index)
         if answer[0] == "taken":
             raise JobTakenError(self._job)
-        _, self._fence, now_ms, state, members, self._newest_event = answer
-        self._seen = _view(now_ms, dict(zip(state[::2], state[1::2], strict=True)), members)
+        _, self._fence, now_ms, self._newest_event, *parts = answer
+        self._seen = _view(now_ms, *(dict(zip(part[::2], part[1::2], strict=True)) for part in parts))
         return self._seen
 
     async def propose(self, draft: Generation) -> Generation | None:
@@ -158,19 +158,19 @@ async def request_stop(client: Redis, namespace: str, job: str, reason: str) -> 
     return bool(await run_script(client, "group_stop", keys.of_group(namespace, job), [reason or "asked to stop"]))
 
 
-def _view(now_ms: int, state: Mapping[str, str], members: Sequence[Sequence[str]]) -> GroupView:
+def _view(
+    now_ms: int,
+    state: Mapping[str, str],
+    leases: Mapping[str, str],
+    records: Mapping[str, str],
+    beats: Mapping[str, str],
+) -> GroupView:
     generation = _generation_decoder.decode(state["generation"]) if "generation" in state else None
-    present, granted = [], {}
-    for member_id, deadline, record, fence, beaten_at, since in members:
-        if record:
-            member = msgspec.structs.replace(_member_decoder.decode(record), fence=int(fence))
-            present.append(Presence(member=member, deadline=_s(deadline), beaten_at=_s(beaten_at), since=_s(since)))
-        else:
-            granted[member_id] = _s(deadline)
+    present = [_presence(leases[each], record, beats[each]) for each, record in records.items()]
     return GroupView(
         now=_s(now_ms),
         members=tuple(sorted(present, key=lambda each: each.member.fence)),
-        granted=granted,
+        granted={each: _s(deadline) for each, deadline in leases.items() if each not in records},
         number=int(state["number"]),
         generation=generation,
         state="active" if state.get("formed") == "active" else "forming",
@@ -182,6 +182,12 @@ def _view(now_ms: int, state: Mapping[str, str], members: Sequence[Sequence[str]
         outcome=_outcome_decoder.decode(state["outcome"]) if "outcome" in state else None,
         quiet_until=_s(state["quiet_until"]),
     )
+
+
+def _presence(deadline: str, record: str, beat: str) -> Presence:
+    fence, beaten_at, since, *_ = beat.split()
+    member = msgspec.structs.replace(_member_decoder.decode(record), fence=int(fence))
+    return Presence(member=member, deadline=_s(deadline), beaten_at=_s(beaten_at), since=_s(since))
 
 
 def _suspicion(generation: Generation | None, state: Mapping[str, str]) -> Suspicion | None:

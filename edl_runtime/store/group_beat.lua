@@ -12,8 +12,8 @@
 --   and what it saw last: ARGV[14] the clock, ARGV[15] the highest number, ARGV[16] number of the generation, 0 for
 --   none, ARGV[17] its JSON, ARGV[18] its members, ARGV[19] stop, ARGV[20] outcome, '' for none.
 --
--- Answers {'beaten', fence, now in ms, state as a flat list, members as {id, deadline, JSON or '', fence, beaten,
--- since}, id of the newest event}; {'superseded'}: a later agent has the index; {'taken'}: another run has the job.
+-- Answers {'beaten', fence, now in ms, id of the newest event, state, leases, records, beats}, the last four as flat
+-- lists; {'superseded'}: a later agent has the index; {'taken'}: another run has the job.
 
 local id, ttl, quiet, standing = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[7]
 local now, wall = tick(ttl, tonumber(ARGV[14]))
@@ -66,8 +66,8 @@ local fence = tonumber(ARGV[2])
 if fence == 0 and before then
   fence = before.fence -- it was registered, and did not hear of it
 end
-for _, other in ipairs(redis.call('HKEYS', KEYS[3])) do
-  if other ~= id and index_of(other) == tonumber(ARGV[6]) then
+for _, other in ipairs(before and {} or redis.call('HKEYS', KEYS[3])) do
+  if index_of(other) == tonumber(ARGV[6]) then
     if fence ~= 0 and beat_of(other).fence >= fence then
       return {'superseded'}
     end
@@ -137,11 +137,6 @@ if get('formed') == 'active' and not get('resumed') and all(function(of) return 
 end
 keep()
 
-local members = {}
-for _, member in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
-  local of = beat_of(member) or {fence = 0, beaten = 0, since = 0}
-  local record = redis.call('HGET', KEYS[2], member) or ''
-  members[#members + 1] = {member, redis.call('ZSCORE', KEYS[1], member), record, of.fence, of.beaten, of.since}
-end
 local newest = redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 1)[1] or {'0-0'}
-return {'beaten', fence, now, redis.call('HGETALL', KEYS[4]), members, newest[1]}
+return {'beaten', fence, now, newest[1], redis.call('HGETALL', KEYS[4]),
+  redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), redis.call('HGETALL', KEYS[2]), redis.call('HGETALL', KEYS[3])}
