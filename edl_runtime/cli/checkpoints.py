@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 import msgspec
+import structlog
 
 from edl_runtime.checkpoint.manifest import CheckpointInfo
 from edl_runtime.checkpoint.store import CheckpointStore
@@ -28,6 +29,7 @@ def checkpoints() -> None:
     and the usual variables (AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, ...) are needed. `ls` and `verify` print JSON
     with --json.
     """
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 
 @checkpoints.command
