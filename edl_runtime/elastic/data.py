@@ -38,10 +38,6 @@ class Data:
         self._batching = batching
         self._cursor = start
         self._ahead = start
-        if training.place is not None:
-            self.go_to(training.place, training.team.group.world_size)
-        else:
-            self._resize(training.team.group.world_size)
 
     def __iter__(self) -> Iterator[Any]:
         return self._batches(lambda: self._load(self._indices(self._cursor)))
@@ -86,16 +82,12 @@ class Data:
             if before != now:
                 raise SpecError(f"run.data({field}=…)", now, f"{before}, with which this training began")
         self._cursor = msgspec.structs.replace(mine, epoch=there.epoch, position=there.position)
-        self._resize(world_size)
+        if self._batching.instance_batch is not None:
+            size = self._batching.instance_batch * world_size
+            self._cursor = msgspec.structs.replace(self._cursor, global_batch=size)
 
     def advance(self, samples: int) -> None:
         self._cursor = cursors.advance(self._cursor, samples)
-
-    def _resize(self, world_size: int) -> None:
-        if self._batching.instance_batch is not None:
-            self._cursor = msgspec.structs.replace(
-                self._cursor, global_batch=self._batching.instance_batch * world_size
-            )
 
     def _batches(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         training = self._training

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from edl_runtime.elastic.data import Batching, Collate, Data
+from edl_runtime.elastic.groups import choose_backend
 from edl_runtime.elastic.hyper import Scaling
-from edl_runtime.elastic.link import connect
+from edl_runtime.elastic.link import Link, connect
 from edl_runtime.elastic.saving import Saver
-from edl_runtime.elastic.training import Training
+from edl_runtime.elastic.team import Team
+from edl_runtime.elastic.training import Habits, Schedule, Training
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.shards.cursor import Cursor
@@ -32,7 +34,7 @@ def init(checkpoint: Checkpoint | str | None = None, *, settings: RuntimeSetting
     settings = settings or RuntimeSettings.from_env(os.environ)
     spec = Checkpoint(url=checkpoint) if isinstance(checkpoint, str) else checkpoint or settings.checkpoint_spec()
     link = connect(os.environ)
-    return Run(Training(link, settings, Saver(spec, link)))
+    return Run(link, Saver(spec, link), settings)
 
 
 class Run:
@@ -49,38 +51,42 @@ class Run:
     are the agent's business; alone, SIGTERM means: finish the step, write a checkpoint, exit with 0.
     """
 
-    def __init__(self, training: Training) -> None:
-        self._training = training
+    def __init__(self, link: Link, saver: Saver, settings: RuntimeSettings) -> None:
+        self._team = Team(link)
+        self._link = link
+        self._saver = saver
+        self._settings = settings
+        self._wrapped: Training | None = None
 
     @property
     def rank(self) -> int:
         """This instance's place among all, from 0. May be another after each step."""
-        return self._training.team.group.rank
+        return self._team.group.rank
 
     @property
     def world_size(self) -> int:
         """How many instances train now. May be another after each step."""
-        return self._training.team.group.world_size
+        return self._team.group.world_size
 
     @property
     def generation(self) -> int:
         """The number of the present membership, which grows with each change; 0 before `wrap`."""
-        return self._training.team.generation
+        return self._team.generation
 
     @property
     def step_number(self) -> int:
         """Steps that the model has seen, also in earlier runs and other instances."""
-        return self._training.steps
+        return self._training("run.step_number").standing.steps
 
     @property
     def mean_loss(self) -> float:
         """The last step's loss over all samples of all ranks, the same on each; NaN if it was not given."""
-        return self._training.mean_loss
+        return self._training("run.mean_loss").standing.mean_loss
 
     @property
     def learning_rate(self) -> float:
         """What the next step takes, scaled."""
-        return self._training.learning_rate()
+        return self._training("run.learning_rate").learning_rate()
 
     def wrap(
         self,
@@ -89,7 +95,7 @@ class Run:
         *,
         scaling: Scaling = "fixed",
         warm_up_steps: int = 0,
-        schedule: Literal["step", "epoch"] | None = "step",
+        schedule: Schedule = "step",
     ) -> tuple[Model, Optimizer]:
         """Wait for who trains together, bring both to the state that all have, and return the same objects.
 
@@ -103,13 +109,23 @@ class Run:
 
         Raises OtherModelError for a checkpoint of another model, SpecError for what can't be trained so.
         """
-        if self._training.wrapped:
+        import paddle
+
+        if self._wrapped is not None:
             raise SpecError("run.wrap", "a second call", "one model and optimizer a run")
         if warm_up_steps < 0:
             raise SpecError("warm_up_steps", warm_up_steps, "0 or more")
         if schedule not in {"step", "epoch", None}:
             raise SpecError("schedule", schedule, "'step', 'epoch' or None")
-        self._training.wrap(model, optimizer, scaling=scaling, warm_up_steps=warm_up_steps, schedule=schedule)
+        paddle.disable_signal_handler()  # it would answer SIGTERM by an error of its own
+        self._link.take_signals()
+        self._team.choose(choose_backend(_gpus()))
+        habits = Habits(scaling=scaling, warm_up_steps=warm_up_steps, schedule=schedule)
+        training = Training(
+            model, optimizer, team=self._team, saver=self._saver, settings=self._settings, habits=habits
+        )
+        self._wrapped = training
+        training.begin()
         return model, optimizer
 
     def data(
@@ -136,13 +152,10 @@ class Run:
         Raises SpecError, also for a batch that can't be split among as many instances as the job may have, and
         DatasetChangedError if the training began with another number of samples.
         """
-        training = self._training
-        if not training.wrapped:
-            raise SpecError("run.data", "a call before run.wrap", "run.wrap(model, optimizer) first")
-        if training.feed is not None:
+        training = self._training("run.data")
+        if training.standing.feed is not None:
             raise SpecError("run.data", "a second call", "one loop over the data a run")
-        instances = training.team.instances
-        size = _checked_batch(global_batch, instance_batch, instances)
+        size = _checked_batch(global_batch, instance_batch, self._team.instances)
         if micro_batch is not None and micro_batch < 1:
             raise SpecError("micro_batch", micro_batch, "1 or more, or None")
         batching = Batching(
@@ -154,7 +167,7 @@ class Run:
         )
         start = Cursor(length=len(dataset), global_batch=size, epochs=epochs, seed=seed, shuffle=shuffle)
         data = Data(training, dataset, batching, start)
-        training.feed = data
+        training.standing.feed = data
         return data
 
     def step(self, loss: Any = None) -> None:
@@ -164,11 +177,22 @@ class Run:
         micro batches only the last of a step does all this. Ends the script by SystemExit when it has to leave. Raises
         StepError, EarlyEndError.
         """
-        self._training.step(loss)
+        self._training("run.step").step(loss)
 
     def metrics(self, **values: float) -> None:
         """Note numbers that go into the next checkpoints, and into the result of the job when it ends."""
-        self._training.note_metrics({name: float(value) for name, value in values.items()})
+        self._training("run.metrics").note_metrics({name: float(value) for name, value in values.items()})
+
+    def _training(self, what: str) -> Training:
+        if self._wrapped is None:
+            raise SpecError(what, "a use before run.wrap", "run.wrap(model, optimizer) first")
+        return self._wrapped
+
+
+def _gpus() -> int:
+    from paddle.device import cuda, is_compiled_with_cuda
+
+    return int(cuda.device_count()) if is_compiled_with_cuda() else 0
 
 
 def _checked_batch(global_batch: int | None, instance_batch: int | None, instances: int) -> int:

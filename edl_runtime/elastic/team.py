@@ -24,13 +24,17 @@ Enter = Callable[[Group, Join, list[int | None]], None]
 class Team:
     """This trainer's place in its present generation, 0 before the first."""
 
-    def __init__(self, link: Link, backend: Backend) -> None:
+    def __init__(self, link: Link) -> None:
         self.link = link
         self.group: Group = Alone()
         self.generation = 0
         self.instances = 1
-        self._backend = backend
+        self._backend: Backend = "gloo"
         self._made = 0
+
+    def choose(self, backend: Backend) -> None:
+        """Have groups of this kind from now on."""
+        self._backend = backend
 
     @property
     def live(self) -> bool:
@@ -44,7 +48,6 @@ class Team:
         """
         since = time.monotonic()
         while True:
-            self.group.close()
             wish = self._wait()
             if isinstance(wish, Leave):
                 return wish
@@ -78,12 +81,15 @@ class Team:
         if join.world_size == 1:
             alone = Alone()
             enter(alone, join, [step])
+            self.group.close()
             return alone
         group = PaddleGroup(join, self._backend)
         self._made += 1
         self.link.guard(join.generation, group.abort)
         try:
-            enter(group, join, group.meet(step))
+            steps = group.meet(step)
+            self.group.close()  # nobody waits in the one before any more: all have met
+            enter(group, join, steps)
         except BaseException:
             group.close()
             raise

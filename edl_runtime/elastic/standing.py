@@ -1,0 +1,136 @@
+"""Where a training stands: all that a snapshot of it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from edl_runtime.checkpoint.snapshot import Snapshot
+from edl_runtime.elastic import chance
+from edl_runtime.elastic.hyper import Scale
+from edl_runtime.elastic.state import TrainingState
+from edl_runtime.elastic.team import Team
+
+Origin = Literal["peer", "checkpoint", "start"]
+"""Where a state came from: another trainer, a checkpoint, or the script that made it."""
+
+
+class Feed(Protocol):
+    """Where a training's data comes from, and how far it is."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def total_steps(self) -> int | None: ...
+
+    def place(self) -> dict[str, Any]:
+        """Return how far all ranks together are, as JSON."""
+        ...
+
+    def go_to(self, place: dict[str, Any], world_size: int) -> None:
+        """Go on from such a place, in a group of this size."""
+        ...
+
+    def advance(self, samples: int) -> None:
+        """Note that all ranks together have applied so many samples more."""
+        ...
+
+
+class _Extra(msgspec.Struct, kw_only=True):
+    """What a snapshot holds besides arrays."""
+
+    origin: Origin
+    samples: int
+    place: dict[str, Any] | None
+    scheduler: dict[str, Any] | None
+    scale: Scale
+    chance: dict[str, Any]
+
+
+class Standing:
+    """How far a training is, and what its model and optimizer hold. `begun`: it is the one that all ranks have."""
+
+    def __init__(self, team: Team, state: TrainingState) -> None:
+        self.state = state
+        self.begun = False
+        self.steps = 0
+        self.samples = 0
+        self.scale = Scale()
+        self.metrics: dict[str, float] = {}
+        self.mean_loss = math.nan
+        self.place: dict[str, Any] | None = None  # of the data, as restored
+        self._team = team
+        self._feed: Feed | None = None
+
+    @property
+    def feed(self) -> Feed | None:
+        return self._feed
+
+    @feed.setter
+    def feed(self, feed: Feed) -> None:
+        """Go on in this data from where the training is. Raises as `Feed.go_to`."""
+        feed.go_to(feed.place() if self.place is None else self.place, self._team.group.world_size)
+        self._feed = feed
+
+    def snapshot(self, origin: Origin = "peer") -> Snapshot:
+        """Return all; the arrays are views of what the next step changes."""
+        scheduler = self.state.scheduler
+        extra = _Extra(
+            origin=origin,
+            samples=self.samples,
+            place=self.place if self._feed is None else self._feed.place(),
+            scheduler=None if scheduler is None else scheduler.state_dict(),
+            scale=self.scale,
+            chance=chance.capture(),
+        )
+        return Snapshot(
+            generation=self._team.generation,
+            step=self.steps,
+            arrays=self.state.arrays(),
+            extra=msgspec.to_builtins(extra),
+            world_size=self._team.group.world_size,
+            epoch=0 if self._feed is None else self._feed.epoch,
+            metrics=self.told_metrics(),
+        )
+
+    def take(self, snapshot: Snapshot, *, rank: int, generation: int, is_own: bool) -> Origin:
+        """Be where the snapshot is, on this rank; return where that came from. Raises OtherModelError.
+
+        `is_own`: it was taken of this very training, which then only needs random numbers of its own.
+        """
+        extra = msgspec.convert(snapshot.extra, _Extra)
+        if not is_own:
+            self._restore(snapshot, extra)
+        if self.begun:
+            return extra.origin
+        if rank > 0:
+            chance.seed_rank(self.steps, generation, rank)
+        elif extra.origin == "checkpoint":
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # of other versions of what draws them
+                chance.restore(extra.chance)
+        return extra.origin
+
+    def told_metrics(self) -> dict[str, float]:
+        """Return what is known of the model, the last step's loss included."""
+        loss = {"loss": self.mean_loss} if math.isfinite(self.mean_loss) else {}
+        return {**loss, **self.metrics}
+
+    def _restore(self, snapshot: Snapshot, extra: _Extra) -> None:
+        whose = "the checkpoint" if extra.origin == "checkpoint" else "the other trainers' state"
+        self.state.load(snapshot.arrays, f"{whose} (step {snapshot.step})")
+        self.steps, self.samples, self.place, self.scale = snapshot.step, extra.samples, extra.place, extra.scale
+        self.metrics = dict(snapshot.metrics)
+        self.mean_loss = self.metrics.pop("loss", math.nan)
+        if self.state.scheduler is not None and extra.scheduler is not None:
+            self.state.scheduler.set_state_dict(extra.scheduler)
+        if self._feed is not None and extra.place is not None:
+            self._feed.go_to(extra.place, self._team.group.world_size)
+
+
+def from_checkpoint(snapshot: Snapshot) -> Snapshot:
+    """Return a loaded snapshot, which says where it comes from."""
+    return msgspec.structs.replace(snapshot, extra={**snapshot.extra, "origin": "checkpoint"})
