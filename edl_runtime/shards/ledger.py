@@ -167,11 +167,11 @@ class Ledger:
             next=following,
             dropped=dropped,
             pending=tuple(sorted((int(ticket), int(offset)) for ticket, offset in _pairs(pending))),
-            failures=_failures(failures),
+            failures=tuple(_failures(failures).items()),
         )
         if self._shards is not None:
             return state
-        return msgspec.structs.replace(state, names=await self._names(self._needed(state)))
+        return msgspec.structs.replace(state, names=tuple((await self._names(self._needed(state))).items()))
 
     async def add(self, shards: Sequence[str], *, first: int) -> None:
         """Append to a stream the shards that have the numbers from `first` on, counted from 0.
@@ -227,7 +227,7 @@ class Ledger:
             return set(range(state.added))
         added = state.added if state.closed else None
         tickets = [*(ticket for ticket, _ in state.pending), *range(state.next, (state.epoch + 1) * state.added)]
-        return {self._place(ticket, added)[1] for ticket in [*tickets, *state.failures]}
+        return {self._place(ticket, added)[1] for ticket in [*tickets, *dict(state.failures)]}
 
     async def _names(self, numbers: Collection[int]) -> dict[int, str]:
         if self._shards is not None:

@@ -52,8 +52,8 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint holds of a ledger; JSON of it is a few bytes for each shard in hand, and for each failed one.
 
     Tickets below `next` are done unless they are `pending`, at the record with which to go on, or `dropped`. `names`
-    are those of a stream's shards that are still to come, by number. `digest` says which list and shuffling it is of,
-    "" for a stream. `step` is the checkpoint's.
+    are those of a stream's shards that are still to come, each after its number, and `failures` come after their
+    tickets. `digest` says which list and shuffling it is of, "" for a stream. `step` is the checkpoint's.
     """
 
     step: int = 0
@@ -64,8 +64,8 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     next: int = 0
     dropped: int = 0
     pending: tuple[tuple[int, int], ...] = ()
-    failures: dict[int, Failure] = {}
-    names: dict[int, str] = {}
+    failures: tuple[tuple[int, Failure], ...] = ()
+    names: tuple[tuple[int, str], ...] = ()
 
 
 class SetAside(msgspec.Struct, frozen=True):

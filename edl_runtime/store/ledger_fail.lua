@@ -26,5 +26,6 @@ local start, worker = parse(lease)
 if worker ~= ARGV[2] then
   return {'ok', 0}
 end
+local count = fail(state, ARGV[3], math.max(start, tonumber(ARGV[4])), ARGV[5])
 keep()
-return {'ok', fail(state, ARGV[3], math.max(start, tonumber(ARGV[4])), ARGV[5])}
+return {'ok', count}

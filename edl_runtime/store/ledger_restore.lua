@@ -39,13 +39,14 @@ redis.call('HSET', KEYS[1], 'generation', ARGV[1], 'epochs', ARGV[2], 'limit', A
 for _, pending in ipairs(state.pending) do
   redis.call('ZADD', KEYS[3], whole(pending[2]), whole(pending[1]))
 end
-for ticket, record in pairs(state.failures) do
+for _, failure in ipairs(state.failures) do
+  local ticket, record = whole(failure[1]), failure[2]
   if #record.reasons > #failures_of(ticket).reasons then
     redis.call('HSET', KEYS[5], ticket, cjson.encode(record))
   end
 end
-for number, name in pairs(state.names) do
-  redis.call('HSET', KEYS[6], number, name)
+for _, name in ipairs(state.names) do
+  redis.call('HSET', KEYS[6], whole(name[1]), name[2])
 end
 keep()
 return {'ok'}

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 import pytest
@@ -67,10 +67,12 @@ class Checkpoint:
 class LedgerMachine(RuleBasedStateMachine):
     """Workers of one group. `applied` is the trained model: how many records of each ticket are in it, in order."""
 
-    def __init__(self, redis_url: str) -> None:
+    redis_url: ClassVar[str]
+
+    def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.client = connect(redis_url)
+        self.client = connect(self.redis_url)
         self.namespace = f"test-{uuid.uuid4().hex[:8]}"
         self.workers: list[Worker] = []
         self.gone: list[Worker] = []
@@ -191,7 +193,7 @@ class LedgerMachine(RuleBasedStateMachine):
             "restore": (None, ghost.ledger.generation),
         }
         with pytest.raises(StaleGenerationError):
-            self.run(getattr(ghost.ledger, asked)(*arguments.get(asked, ())))
+            self.runner.run(getattr(ghost.ledger, asked)(*arguments.get(asked, ())))
 
     @rule()
     def save(self) -> None:
@@ -207,7 +209,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.checkpoints = self.checkpoints[: self.checkpoints.index(saved) + 1]
         forgotten = what == "everything"
         if forgotten:
-            self.run(self.client.delete(*keys.of_ledger(self.namespace, "job")))
+            self.run(self.forget())
         self.gone += self.workers
         self.workers = []
         self.join()
@@ -256,6 +258,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def positions(self) -> dict[int, int]:
         return dict(worker.position for worker in self.workers if worker.position)
 
+    async def forget(self) -> None:
+        await self.client.delete(*keys.of_ledger(self.namespace, "job"))
+
     def begin_anew(self, state: LedgerState | None) -> None:
         self.generation += 1
         self.run(self.workers[0].ledger.restore(state, self.generation))
@@ -281,6 +286,9 @@ class LedgerMachine(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_the_ledger_is_as_plain_python_says_and_the_model_is_right(redis_url: str) -> None:
     """Leases, deaths, broken shards, checkpoints and ways back in any order: each record counts once an epoch."""
-    run_state_machine_as_test(
-        lambda: LedgerMachine(redis_url), settings=settings(max_examples=80, stateful_step_count=40)
-    )
+
+    class Here(LedgerMachine):
+        pass
+
+    Here.redis_url = redis_url
+    run_state_machine_as_test(Here, settings=settings(max_examples=80, stateful_step_count=40))

@@ -1,0 +1,327 @@
+"""The ledger of shards on a real Redis."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from edl_runtime.errors import (
+    LeaseLostError,
+    LedgerMissingError,
+    RegistryUnavailableError,
+    ShardsChangedError,
+    StaleGenerationError,
+    StreamError,
+)
+from edl_runtime.shards.blocking import BlockingLedger
+from edl_runtime.shards.ledger import Ledger
+from edl_runtime.shards.state import LedgerState, Plan, SetAside, Shard
+from edl_runtime.store import keys
+from edl_runtime.store.client import connect
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from edl_runtime.store.server import RedisServer
+
+ABC = ["a", "b", "c"]
+
+Make = Callable[..., Ledger]
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[Redis]:
+    """A connection."""
+    async with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def ledger_of(client: Redis, namespace: str) -> Make:
+    """A worker's ledger of three shards, unless said otherwise."""
+
+    def make(worker: str = "w1", shards: list[str] | None = ABC, **plan: int) -> Ledger:
+        return Ledger(client, namespace, "job", worker=worker, shards=shards, plan=Plan(**plan))  # type: ignore[arg-type]
+
+    return make
+
+
+async def leased(ledger: Ledger, most: int = 1) -> list[Shard]:
+    shards = await ledger.lease(most)
+    assert shards
+    return shards
+
+
+def through_json(state: LedgerState) -> LedgerState:
+    return msgspec.json.decode(msgspec.json.encode(state), type=LedgerState)
+
+
+async def test_each_epoch_has_each_shard_once_in_an_order_of_its_own(ledger_of: Make) -> None:
+    """The next epoch starts when the last shard of the one before is finished; then there is no more."""
+    names = [f"s{number}" for number in range(20)]
+    ledger = ledger_of(shards=names, epochs=2, shuffle=True, seed=1)
+    await ledger.restore(None, 1)
+    orders = []
+    for epoch in range(2):
+        shards = await leased(ledger, 1000)
+        assert {shard.epoch for shard in shards} == {epoch}
+        assert await ledger.lease() == []
+        await ledger.ack(shards, step=epoch + 1)
+        orders.append([shard.name for shard in shards])
+    assert await ledger.lease() is None
+    assert [sorted(order) for order in orders] == [sorted(names)] * 2
+    assert len({tuple(order) for order in [*orders, names]}) == 3
+
+
+async def test_a_checkpoint_says_what_is_not_done(ledger_of: Make) -> None:
+    """Finished shards are not in it, begun ones are with what of them is applied, in whatever worker's hands."""
+    one, other = ledger_of("w1"), ledger_of("w2")
+    await one.restore(None, 1)
+    await other.begin(1)
+    first, second = await leased(one, 2)
+    third = (await leased(other))[0]
+    await one.ack([first], step=7)
+    state = through_json(await one.commit(7, {first.ticket: 10, third.ticket: 4}))
+    assert dict(state.pending) == {second.ticket: 0, third.ticket: 4}
+    assert (await one.report()).done == 1
+
+    await other.ack([third], step=8)
+    await one.restore(state, 2)
+    again = await leased(one, 3)
+    assert {(shard.name, shard.start) for shard in again} == {(second.name, 0), (third.name, 4)}
+
+
+async def test_what_finished_after_the_step_of_a_checkpoint_is_not_done_in_it(ledger_of: Make) -> None:
+    """Also when another rank was quicker to acknowledge than the one that saves."""
+    ledger = ledger_of()
+    await ledger.restore(None, 1)
+    first, second, _ = await leased(ledger, 3)
+    await ledger.ack([first], step=3)
+    await ledger.ack([second], step=4)
+    state = await ledger.commit(3, {second.ticket: 5})
+    assert dict(state.pending)[second.ticket] == 5
+    assert first.ticket not in dict(state.pending)
+    report = await ledger.report()
+    assert (report.done, report.acked, report.committed) == (1, 1, 3)
+
+
+async def test_whoever_is_of_an_old_generation_changes_nothing(ledger_of: Make) -> None:
+    """A partitioned worker's acknowledgement is refused, with both generations said."""
+    left_behind, survivor = ledger_of("w1"), ledger_of("w2")
+    await left_behind.restore(None, 1)
+    (shard,) = await leased(left_behind)
+    await survivor.begin(2)
+    assert await survivor.release(0, {}, ["w2"]) == 1
+    with pytest.raises(StaleGenerationError, match=r"generation 1 .* is that of generation 2") as caught:
+        await left_behind.ack([shard], step=1)
+    assert (caught.value.generation, caught.value.current) == (1, 2)
+    with pytest.raises(StaleGenerationError):
+        await left_behind.begin(1)
+    assert [shard.name for shard in await leased(survivor, 3)] == ABC
+
+
+async def test_a_dead_worker_s_shard_goes_on_where_the_survivors_know_it_was(ledger_of: Make) -> None:
+    """What it had finished in a step that nobody else has comes back as well; other workers keep theirs."""
+    dead, survivor = ledger_of("w1"), ledger_of("w2")
+    await dead.restore(None, 1)
+    await survivor.begin(1)
+    first, second = await leased(dead, 2)
+    kept = await leased(survivor)
+    await dead.ack([first], step=6)
+    await survivor.begin(2)
+    assert await survivor.release(5, {first.ticket: 30, second.ticket: 0}, ["w2"]) == 2
+    again = {shard.name: shard.start for shard in await leased(survivor, 3)}
+    assert again == {first.name: 30, second.name: 0}
+    await survivor.ack(kept, step=6)
+
+
+async def test_an_acknowledgement_counts_once_and_is_refused_for_the_shard_of_another(ledger_of: Make) -> None:
+    """All that are given are acknowledged, or none of them."""
+    one, other = ledger_of("w1"), ledger_of("w2")
+    await one.restore(None, 1)
+    await other.begin(1)
+    mine, theirs = (await leased(one))[0], (await leased(other))[0]
+    with pytest.raises(LeaseLostError, match=f"'w1' does not hold ticket {theirs.ticket}"):
+        await one.ack([mine, theirs], step=1)
+    assert (await one.report()).acked == 0
+    await one.ack([mine], step=1)
+    await one.commit(1, {})
+    await one.ack([mine], step=1)
+    assert (await one.report()).done == 1
+
+
+async def test_a_poisoned_shard_is_set_aside_and_reported(ledger_of: Make) -> None:
+    """After three failures nobody gets it any more in this epoch, which ends without it; also after going back."""
+    ledger = ledger_of(epochs=2)
+    await ledger.restore(None, 1)
+    begin = await ledger.commit(0, {})
+    for attempt in range(3):
+        first = next(shard for shard in await leased(ledger) if shard.name == "a")
+        assert first.start == (5 if attempt else 0)
+        assert await ledger.fail(first, f"line {attempt} is torn", applied=5) == (attempt == 2)
+    reasons = ("line 0 is torn", "line 1 is torn", "line 2 is torn")
+    assert (await ledger.report()).set_aside == (SetAside("a", 0, 5, reasons),)
+
+    await ledger.restore(begin, 2)
+    rest = await leased(ledger, 10)
+    assert [shard.name for shard in rest] == ["b", "c"]
+    await ledger.ack(rest, step=1)
+    await ledger.restore(through_json(await ledger.commit(1, {})), 3)
+    assert (await ledger.report()).done == 2
+    assert [shard.name for shard in await leased(ledger, 10)] == ABC
+
+
+async def test_a_death_counts_against_what_the_worker_held_if_that_is_said(ledger_of: Make) -> None:
+    """A shard that kills its reader is set aside; one whose reader was told to go is not."""
+    survivor = ledger_of("w0", shards=["a"])
+    await survivor.restore(None, 1)
+    for generation in range(2, 8):
+        dying = ledger_of(f"w{generation}", shards=["a"])
+        await dying.begin(generation - 1)
+        await leased(dying)
+        await survivor.begin(generation)
+        await survivor.release(0, {}, ["w0"], failed="killed by signal 11" if generation % 2 else "")
+    assert [aside.reasons for aside in (await survivor.report()).set_aside] == [("killed by signal 11",) * 3]
+    assert await survivor.lease() is None
+
+
+async def test_other_shards_or_another_order_are_refused(ledger_of: Make) -> None:
+    """A checkpoint's ledger is of one list, shuffled by one seed."""
+    ledger = ledger_of(shuffle=True, seed=1)
+    await ledger.restore(None, 1)
+    state = await ledger.commit(1, {})
+    for other in (
+        ledger_of(shards=["a", "b"], shuffle=True, seed=1),
+        ledger_of(shards=["a", "c", "b"], shuffle=True, seed=1),
+        ledger_of(shuffle=True, seed=2),
+        ledger_of(shards=None),
+    ):
+        with pytest.raises(ShardsChangedError, match="are not the 3 that this training began with"):
+            await other.restore(state, 2)
+
+
+async def test_a_stream_has_nothing_now_until_it_is_closed(ledger_of: Make) -> None:
+    """Its producer may start before the training, may add twice what it is not sure of, and ends it."""
+    producer, ledger = ledger_of("p", shards=None), ledger_of("w1", shards=None)
+    await producer.add(["a", "b"], first=0)
+    await ledger.restore(None, 1)
+    assert [shard.name for shard in await leased(ledger, 5)] == ["a", "b"]
+    assert await ledger.lease() == []
+    await producer.add(["b", "c"], first=1)
+    (third,) = await leased(ledger, 5)
+    assert (third.ticket, third.name) == (2, "c")
+    await producer.close_stream()
+    await producer.add(ABC, first=0)
+    await ledger.release(9, {}, [])
+    assert await ledger.lease(3) is not None
+    await ledger.ack([Shard(ticket, name, 0) for ticket, name in enumerate(ABC)], step=9)
+    assert await ledger.lease() is None
+
+
+async def test_what_cannot_be_a_stream_s_next_shard_is_refused(ledger_of: Make) -> None:
+    """A gap, another shard of a number that is taken, and anything after the end."""
+    ledger = ledger_of(shards=None)
+    await ledger.add(ABC, first=0)
+    with pytest.raises(StreamError, match="it has 3, and those up to number 4 come first"):
+        await ledger.add(["f"], first=5)
+    with pytest.raises(StreamError, match="number 1 is another one already"):
+        await ledger.add(["x"], first=1)
+    await ledger.close_stream()
+    with pytest.raises(StreamError, match="it was closed with 3"):
+        await ledger.add(["d"], first=3)
+
+
+async def test_a_stream_outlives_a_redis_that_forgot_it(ledger_of: Make, client: Redis, namespace: str) -> None:
+    """Its checkpoint has the names of all that is not done, and the producer adds the rest again."""
+    ledger = ledger_of(shards=None)
+    await ledger.add(ABC, first=0)
+    await ledger.restore(None, 1)
+    (first, _) = await leased(ledger, 2)
+    await ledger.ack([first], step=1)
+    state = through_json(await ledger.commit(1, {}))
+    assert state.names == ((1, "b"), (2, "c"))
+    await ledger.add(["d"], first=3)
+    await client.delete(*keys.of_ledger(namespace, "job"))
+    with pytest.raises(LedgerMissingError, match="go back to a checkpoint"):
+        await ledger.lease()
+    await ledger.restore(state, 2)
+    await ledger.add([*ABC, "d"], first=0)
+    assert [shard.name for shard in await leased(ledger, 5)] == ["b", "c", "d"]
+
+
+async def test_a_redis_that_restarts_empty_gets_its_ledger_from_the_checkpoint(own_redis: RedisServer) -> None:
+    """Nobody takes a ledger that is gone for a new one."""
+    async with connect(own_redis.url) as client:
+        ledger = Ledger(client, "n", "job", worker="w", shards=ABC)
+        await ledger.restore(None, 1)
+        first, second, _ = await leased(ledger, 3)
+        await ledger.ack([first], step=1)
+        state = through_json(await ledger.commit(1, {second.ticket: 3}))
+        own_redis.kill()
+        with pytest.raises(RegistryUnavailableError):
+            await ledger.ack([second], step=2)
+        own_redis.start()
+        with pytest.raises(LedgerMissingError):
+            await ledger.ack([second], step=2)
+        await ledger.restore(state, 2)
+        assert {shard.name: shard.start for shard in await leased(ledger, 3)} == {"b": 3, "c": 0}
+
+
+async def test_a_long_list_costs_a_checkpoint_nothing(ledger_of: Make, client: Redis, namespace: str) -> None:
+    """Of 100,000 shards only those in hand are in Redis and in the state, in the middle of a shuffled epoch."""
+    ledger = ledger_of(shards=[f"s3://bucket/folder/part-{number:06}" for number in range(100_000)], shuffle=True)
+    await ledger.restore(None, 1)
+    for step in range(50):
+        await ledger.ack(await leased(ledger, 1000), step)
+    in_hand = await leased(ledger, 8)
+    state = await ledger.commit(50, {in_hand[0].ticket: 12})
+    assert len(state.pending) == 8
+    assert len(msgspec.json.encode(state)) < 500
+    used = [await client.memory_usage(key) or 0 for key in keys.of_ledger(namespace, "job")]
+    assert sum(used) < 50_000
+
+
+async def test_redis_forgets_a_ledger_that_nobody_uses(ledger_of: Make, client: Redis, namespace: str) -> None:
+    """Every key of it has an end, a week from the last use."""
+    ledger = ledger_of(shards=None)
+    await ledger.add(ABC, first=0)
+    await ledger.restore(None, 1)
+    shards = await leased(ledger, 3)
+    await ledger.ack(shards[:1], step=1)
+    await ledger.fail(shards[1], "torn")
+    lifetimes = [await client.ttl(key) for key in keys.of_ledger(namespace, "job")]
+    assert all(600_000 < lifetime <= 604_800 for lifetime in lifetimes)
+
+
+def test_a_script_waits_for_redis_and_says_what_for(own_redis: RedisServer) -> None:
+    """The call that found Redis away is answered when it is back."""
+    with BlockingLedger(own_redis.url, "n", "job", worker="w", shards=None) as ledger, capture_logs() as logs:
+        ledger.add(["a"], first=0)
+        own_redis.kill()
+        call = threading.Thread(target=ledger.add, args=(["a"],), kwargs={"first": 0})
+        call.start()
+        while not logs:
+            call.join(0.01)
+        own_redis.start()
+        call.join(30)
+        ledger.restore(None, 1)
+        assert ledger.generation == 1
+        assert [shard.name for shard in ledger.lease(5) or []] == ["a"]
+    assert [(entry["event"], entry.get("to")) for entry in logs] == [
+        ("ledger.waits", "add shards"),
+        ("ledger.goes_on", None),
+    ]
+
+
+def test_a_script_waits_for_redis_no_longer_than_it_was_told(own_redis: RedisServer) -> None:
+    """Then the error says where Redis was to be."""
+    with BlockingLedger(own_redis.url, "n", "job", worker="w", shards=ABC, wait_s=0.6) as ledger:
+        ledger.restore(None, 1)
+        own_redis.kill()
+        with pytest.raises(RegistryUnavailableError, match=str(own_redis.port)):
+            ledger.lease()
