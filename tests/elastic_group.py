@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import psutil
 
 from edl_runtime.elastic.events import Event, Kind, read
+from edl_runtime.elastic.membership import BEAT_EVERY_S
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 
@@ -65,9 +65,9 @@ class Group:
     def trainer(self, instance: int) -> psutil.Process:
         """Return the instance's trainer: of its processes the one that trains, so not the standby."""
         agent = psutil.Process(self.agents[instance].pid)
-        told = (self.out / f"{instance}.log").read_text()
+        told = self.log(instance)
         for child in agent.children():
-            if f"pid={child.pid}" in told:  # standbys are not told of
+            if f"pid={child.pid}\n" in told:  # standbys are not told of
                 return child
         raise AssertionError(f"instance {instance} has no trainer:\n{told}")
 
@@ -106,10 +106,43 @@ class Group:
                 raise AssertionError(f"not within {PATIENCE_S:.0f} s; there was:\n{told}\n{self.logs()}")
             time.sleep(0.05)
 
-    def resumed(self, *members: int, after: int = 0) -> Event:
-        """Wait until these instances, by rank, train together in a generation after that number."""
-        forming = self.await_event("forming", lambda event: event.members == members and event.generation > after)
-        return self.await_event("resumed", lambda event: event.generation == forming.generation)
+    def trains(self, *members: int, after: int = 0) -> Event:
+        """Wait until a generation after that number is up, of these instances in any order; return its forming."""
+
+        def choose(events: list[Event]) -> list[Event]:
+            up = {event.generation for event in events if event.kind == "active"}
+            return [
+                event
+                for event in events
+                if event.kind == "forming"
+                and event.generation > after
+                and set(event.members) == set(members)
+                and event.generation in up
+            ]
+
+        return self.await_events(choose, 1)[-1]
+
+    def await_steps(self, count: int) -> None:
+        """Wait until so many more steps are done."""
+        begin = self._last_step()
+        self._await(lambda: self._last_step() >= begin + count, f"{count} more steps")
+
+    def await_standbys(self) -> None:
+        """Wait until each agent has, or has had, a standby that is loaded, and has told others of it."""
+        self._await(lambda: all("standby.loaded" in self.log(instance) for instance in self.agents), "standbys")
+        time.sleep(2 * BEAT_EVERY_S)
+
+    def log(self, instance: int) -> str:
+        return (self.out / f"{instance}.log").read_text()
+
+    def _last_step(self) -> int:
+        return max((each["step"] for each in self.stepped()), default=0)
+
+    def _await(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:.0f} s\n{self.logs()}"
+            time.sleep(0.05)
 
     def statuses(self) -> dict[int, int]:
         """Wait until all agents have ended; return their exit statuses."""
@@ -128,16 +161,6 @@ class Group:
         """Return what trainers stepped on, by time."""
         lines = [line for file in self.out.glob("stepped-*.jsonl") for line in file.read_text().splitlines()]
         return sorted((json.loads(line) for line in lines), key=lambda each: each["at"])
-
-    def surviving(self) -> Counter[int]:
-        """Return how often each sample is in the model: of a step that was done anew only the last time counts."""
-        steps: dict[int, dict[int, dict[str, Any]]] = {}
-        for each in self.stepped():
-            at_step = steps.setdefault(each["step"], {})
-            if any(other["of"] != each["of"] or rank == each["rank"] for rank, other in at_step.items()):
-                at_step.clear()
-            at_step[each["rank"]] = each
-        return Counter(sample for at_step in steps.values() for each in at_step.values() for sample in each["samples"])
 
 
 @contextmanager

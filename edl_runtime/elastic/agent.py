@@ -288,7 +288,7 @@ class Agent:
             ready=can_join or crew.finished or (on_its_way and not ending),
             leaving=self._leaving_since is not None,
             live=crew.live,
-            standby=crew.mine.spare == "loaded",
+            standby=crew.mine.spare == "loaded" or phase in ("loaded", "ready"),  # in no generation yet
             up=crew.mine.up,
             waits_for=crew.waits_for,
             finished=crew.finished,

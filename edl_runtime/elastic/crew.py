@@ -213,6 +213,7 @@ class Crew:
     def _hear_standby(self, said: Heard) -> None:
         if isinstance(said, Loaded):
             self._change(spare="loaded")
+            log.info("standby.loaded")
         elif isinstance(said, Ended):
             self._standby = None
             self._change(spare="failed")

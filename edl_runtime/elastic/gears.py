@@ -85,7 +85,7 @@ class Post(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Make the standby the trainer, or with `fresh` and without a standby a new process."""
+    """Make the standby the trainer; without one, or with `fresh` since a standby did not do, a new process."""
 
     fresh: bool = False
 
@@ -150,8 +150,8 @@ def _is_gone(view: GroupView, peer: str, generation: int) -> bool:
 def _about_trainer(mine: Mine, post: Post, view: GroupView, now: float) -> Iterator[Order]:
     match mine.phase:
         case "absent" if not _is_ending(post, view) and not post.finished:
-            included = view.generation is not None and view.rank(post.member) is not None
-            yield Begin(fresh=included and view.generation is not None and view.generation.gear == "cold")
+            current = view.generation if view.rank(post.member) is not None else None
+            yield Begin(fresh=current is not None and current.gear == "cold" and current.attempt > 0)
         case "loading" | "loaded" | "starting" | "ready":
             yield from _about_newcomer(mine, post, view)
         case "member":

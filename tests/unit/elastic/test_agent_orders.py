@@ -11,6 +11,7 @@ from edl_runtime.elastic.gears import (
     Mine,
     Order,
     Post,
+    Retire,
     Run,
     Spare,
     Tell,
@@ -81,14 +82,30 @@ def test_a_plain_script_is_run_for_its_generation_only() -> None:
 
 
 def test_a_generation_is_entered_in_its_gear() -> None:
-    """Live by the trainer that is there; else it leaves with a checkpoint, and the standby or a new process follows."""
+    """Live by the trainer that is there; else it leaves with a checkpoint, and the standby or a new process follows.
+
+    Only after a generation that did not form a standby is not trusted.
+    """
     assert said(orders(member(), ELASTIC, view(2, ME, PEER), NOW)) == [join(2, ME, PEER)]
     for gear in ("warm", "cold"):
         told = said(orders(member(), ELASTIC, view(2, ME, PEER, gear=gear), NOW))
         assert told == [Leave(reason="why", checkpoint=True)]
     gone = Mine(phase="absent", told=1, spare="loaded")
     assert orders(gone, ELASTIC, view(2, ME, gear="warm"), NOW) == [Begin()]
-    assert orders(gone, ELASTIC, view(2, ME, gear="cold"), NOW) == [Begin(fresh=True)]
+    cold = view(2, ME, gear="cold")
+    assert orders(gone, ELASTIC, cold, NOW) == [Begin()]
+    assert cold.generation is not None
+    tried = msgspec.structs.replace(cold.generation, attempt=1)
+    assert orders(gone, ELASTIC, msgspec.structs.replace(cold, generation=tried), NOW) == [Begin(fresh=True)]
+
+
+def test_who_has_left_makes_room_before_it_has_ended() -> None:
+    """What the interpreter takes to end is no part of a pause, unless the next one needs the same device."""
+    left = member(phase="leaving", left=True)
+    warm = view(2, ME, PEER, gear="warm")
+    assert orders(left, ELASTIC, warm, NOW) == [Retire()]
+    assert orders(left, msgspec.structs.replace(ELASTIC, exclusive=True), warm, NOW) != [Retire()]
+    assert orders(left, msgspec.structs.replace(ELASTIC, leaving_since=NOW), warm, NOW) == []
 
 
 def test_a_trainer_outside_the_newer_generation_ends() -> None:

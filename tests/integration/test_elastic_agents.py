@@ -1,0 +1,152 @@
+"""Agents and trainers, all real: instances come, go, are killed and hang, and the training goes on."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from elastic_agents import batches_of, stepped
+from elastic_group import Group, running_group
+
+from edl_runtime.settings import RuntimeSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SLACK_S = 3.0
+"""What a machine that is busy with other tests may add to a pause."""
+
+
+@pytest.fixture
+def settings(redis_url: str, namespace: str, tmp_path: Path) -> RuntimeSettings:
+    return RuntimeSettings(redis_url=redis_url, namespace=namespace, job="training", checkpoint=str(tmp_path / "kept"))
+
+
+def longest_gap_s(group: Group, since: float) -> float:
+    """Return the longest time between two steps of anybody from then on."""
+    at = [each["at"] for each in group.stepped()]
+    return max(later - earlier for earlier, later in itertools.pairwise(at) if later >= since)
+
+
+def check_each_once(group: Group, expected: dict[int, list[int]], *, killed: int) -> None:
+    """Check that each step was one on its own samples, in the generation that counts.
+
+    Who is `killed` may have had a part in a step without having written it down.
+    """
+    found = stepped(group.out)
+    assert list(found) == list(expected)
+    differing = {step for step, samples in found.items() if samples != expected[step]}
+    assert len(differing) <= killed
+    for step in differing:
+        assert set(found[step]) < set(expected[step])
+        assert len(found[step]) == len(set(found[step]))
+
+
+def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, settings: RuntimeSettings) -> None:
+    """A join, a leave, a killed trainer, a hung one and a killed instance cost pauses, and no sample.
+
+    Each step is trained on by who is there; in the end each sample is in the model once an epoch.
+    """
+    options = {"samples": 12000, "global_batch": 24, "epochs": 1, "step_s": 0.1}
+    with running_group(tmp_path / "out", settings, **options) as group:
+        group.start(0, 1)
+        first = group.trains(0, 1)
+        group.start(2)
+        joined = group.trains(0, 1, 2, after=first.generation)
+        assert (joined.gear, joined.reason) == ("live", "instance 2 has joined")
+        group.await_steps(10)
+
+        since = time.time()
+        group.terminate(2)
+        left = group.trains(0, 1, after=joined.generation)
+        group.await_steps(5)
+        assert group.agents.pop(2).wait() == -15
+        assert longest_gap_s(group, since) < 1.5 + SLACK_S
+
+        since = time.time()
+        group.trainer(1).kill()
+        alone = group.trains(0, after=left.generation)
+        group.await_steps(5)
+        assert longest_gap_s(group, since) < 2 + SLACK_S
+        both = group.trains(0, 1, after=alone.generation)
+        group.await_steps(5)
+
+        since = time.time()
+        group.trainer(0).suspend()
+        hung = group.await_event("failed", lambda event: "said nothing" in event.reason)
+        group.trains(0, 1, after=both.generation)
+        group.await_steps(5)
+        assert hung.instance == 0
+        assert longest_gap_s(group, since) < 5 + SLACK_S
+
+        since = time.time()
+        group.kill(0)
+        group.await_event("gone")
+        group.await_steps(5)
+        assert longest_gap_s(group, since) < 4 + SLACK_S
+        del group.agents[0]
+        group.start(3)
+        assert set(group.statuses().values()) == {0}
+        assert group.await_event("ended").outcome == "done"
+        check_each_once(group, batches_of(12000, 24, 1), killed=3)
+
+
+def test_a_training_without_live_generations_goes_on_from_checkpoints(
+    tmp_path: Path, settings: RuntimeSettings
+) -> None:
+    """In warm gear trainers leave with a checkpoint and standbys take over; all leaving is an end with one, too."""
+    options = {"samples": 60000, "global_batch": 24, "epochs": 1, "step_s": 0.05}
+    with running_group(tmp_path / "out", settings, gear="warm", **options) as group:
+        group.start(0, 1)
+        first = group.trains(0, 1)
+        group.await_standbys()
+        since = time.time()
+        group.terminate(1)
+        second = group.trains(0, after=first.generation)
+        assert second.gear == "warm"
+        group.await_steps(5)
+        assert longest_gap_s(group, since) < 3 + SLACK_S
+        group.terminate(0)
+        assert group.statuses() == {0: -15, 1: -15}
+        saved = group.await_event("saved", lambda event: event.generation == second.generation)
+        assert saved.step == max(each["step"] for each in group.stepped())
+        steps = Counter((each["step"], each["rank"]) for each in group.stepped())
+        assert set(steps.values()) == {1}
+
+
+PLAIN = Path(__file__).parents[1] / "plain_script.py"
+
+
+def test_an_unchanged_script_trains_as_two_instances(tmp_path: Path, settings: RuntimeSettings) -> None:
+    """A script of paddle.DataParallel that knows nothing of this project has its ranks and its peers."""
+    out = tmp_path / "out"
+    command = [sys.executable, str(PLAIN), str(out)]
+    with running_group(out, settings, instances="2", command=command) as group:
+        group.start(0, 1)
+        assert group.statuses() == {0: 0, 1: 0}
+        weights = {file.name: file.read_text() for file in out.glob("rank-*")}
+        assert set(weights) == {"rank-0-of-2", "rank-1-of-2"}
+        assert len(set(weights.values())) == 1
+
+
+def test_an_agent_says_what_it_lacks(tmp_path: Path) -> None:
+    """Without Redis or a job's name there is nothing to agree on."""
+
+    def said(**environ: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "edl_runtime.cli", "agent", "--instances", "1:2", "--", "train.py"]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environ)
+        return ran.returncode, ran.stderr
+
+    url = "redis://127.0.0.1:1/0"
+    for environ, missing in (
+        ({}, "EDL_REDIS_URL"),
+        ({"EDL_REDIS_URL": url}, "EDL_JOB"),
+        ({"EDL_REDIS_URL": url, "EDL_JOB": "training"}, "train.py"),
+    ):
+        status, words = said(**environ)
+        assert status == 78
+        assert missing in words

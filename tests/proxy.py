@@ -1,0 +1,98 @@
+"""A way to a TCP server that can be cut, as a network can."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections.abc import Iterator
+
+
+class Proxy:
+    """Passes connections on to a server until it is cut; see `running_proxy`."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._wake, self._woken = socket.socketpair()
+        self._peers: dict[socket.socket, socket.socket] = {}
+        self._is_cut = False
+        self._closed = False
+
+    def cut(self) -> None:
+        """End all connections and accept no other, until `mend`."""
+        self._is_cut = True
+        self._wake.send(b"!")
+
+    def mend(self) -> None:
+        self._is_cut = False
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.send(b"!")
+
+    def run(self) -> None:
+        """Pass on what comes, until closed."""
+        with selectors.DefaultSelector() as selector, self._listener, self._wake, self._woken:
+            for ready in (self._listener, self._woken):
+                selector.register(ready, selectors.EVENT_READ)
+            while not self._closed:
+                for key, _ in selector.select():
+                    self._serve(selector, key.fileobj)  # type: ignore[arg-type]
+            self._drop_all(selector)
+
+    def _serve(self, selector: selectors.BaseSelector, ready: socket.socket) -> None:
+        if ready is self._woken:
+            ready.recv(16)
+            if self._is_cut:
+                self._drop_all(selector)
+        elif ready is self._listener:
+            self._accept(selector)
+        elif ready in self._peers:
+            self._pass_on(selector, ready)
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        near, _ = self._listener.accept()
+        try:
+            if self._is_cut:
+                raise ConnectionRefusedError
+            far = socket.create_connection(self._target, timeout=5)
+        except OSError:
+            near.close()
+            return
+        for one, other in ((near, far), (far, near)):
+            self._peers[one] = other
+            selector.register(one, selectors.EVENT_READ)
+
+    def _pass_on(self, selector: selectors.BaseSelector, ready: socket.socket) -> None:
+        data = b""
+        with contextlib.suppress(OSError):
+            data = ready.recv(1 << 16)
+            self._peers[ready].sendall(data)
+        if not data:
+            self._drop(selector, ready)
+
+    def _drop(self, selector: selectors.BaseSelector, one: socket.socket) -> None:
+        for each in (one, self._peers[one]):
+            selector.unregister(each)
+            del self._peers[each]
+            each.close()
+
+    def _drop_all(self, selector: selectors.BaseSelector) -> None:
+        while self._peers:
+            self._drop(selector, next(iter(self._peers)))
+
+
+@contextlib.contextmanager
+def running_proxy(host: str, port: int) -> Iterator[Proxy]:
+    """Yield a proxy in front of a server."""
+    proxy = Proxy(host, port)
+    thread = threading.Thread(target=proxy.run, name="edl-test-proxy")
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+        thread.join()
