@@ -44,9 +44,9 @@ held-out digits it names right. A checkpoint that is there no more, since only s
 It can't be triggered by hand: there would be no checkpoint to evaluate.
 """,
 ):
-    BashOperator(
+    evaluate = BashOperator(
         task_id="evaluate",
-        bash_command="echo training said: $METRICS\n"
+        bash_command="echo "training said: $METRICS"\n"
         + shlex.join([sys.executable, f"{EXAMPLE}/evaluate.py", "--data_dir", f"{FOLDER}/data"])
         + ' "$CHECKPOINT"',
         env={

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,14 +10,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG, BaseOperator
+from airflow.serialization.serialized_objects import DagSerialization
 
 DAGS = Path(__file__).parents[3] / "dags"
 
 
-@pytest.mark.parametrize("name", ["edl_quickstart_distill", "edl_distill_steps"])
+def _dag(name: str) -> DAG:
+    made = runpy.run_path(str(DAGS / f"{name}.py")).values()
+    return next(task.dag for task in made if isinstance(task, BaseOperator))
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in DAGS.glob("*.py")))
 def test_a_lost_worker_is_followed_by_another_try(name: str) -> None:
     """Which takes over, or stops, what the lost one has left running."""
-    tasks = runpy.run_path(str(DAGS / f"{name}.py"))["distill"].dag.tasks
+    tasks = _dag(name).tasks
     assert {task.retries for task in tasks} == {1}
     assert all(task.retry_delay.total_seconds() <= 60 for task in tasks)
 
@@ -35,3 +43,51 @@ def test_the_quickstart_takes_any_values_of_its_form(low: int, high: int, grown:
     assert made["distill"].teachers == f"{low}:{grown}"
     assert (made["pool_in_use"].at_least, made["grow_pool"].instances) == (str(low), grown)
     assert made["report"].upstream_task_ids == {"distill"}
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in DAGS.glob("*.py")))
+def test_a_dag_says_what_it_is_and_serializes_the_same_each_time(name: str) -> None:
+    """People find it by its tags and read what its tasks do."""
+    dag = _dag(name)
+    assert dag.doc_md
+    assert dag.description
+    assert "edl" in dag.tags
+    assert not dag.catchup
+    first, second = (json.dumps(DagSerialization.to_dict(_dag(name)), sort_keys=True) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(("low", "high", "most"), [(1, 3, "3"), (3, 1, "3")])
+def test_the_nightly_training_takes_any_values_of_its_form(low: int, high: int, most: str) -> None:
+    """It never shrinks, the three tasks mean the same job, and where checkpoints are is the same every night."""
+    made = runpy.run_path(str(DAGS / "edl_nightly_elastic_training.py"))
+    params = {name: param.value for name, param in made["PARAMS"].items()}
+    places = set()
+    for night in (1, 2):
+        made = runpy.run_path(str(DAGS / "edl_nightly_elastic_training.py"))
+        context: Any = {
+            "params": {**params, "trainers_min": low, "trainers_max": high},
+            "dag_run": SimpleNamespace(run_after=datetime(2026, 1, night, tzinfo=UTC)),
+        }
+        for task in ("train", "training", "grow"):
+            made[task].render_template_fields(context)
+        assert made["train"].trainers == f"{low}:{most}"
+        assert (made["training"].at_least, made["grow"].instances) == (str(low), most)
+        assert {made[task].job for task in ("train", "training", "grow")} == {f"nightly-2026010{night}t000000000000"}
+        assert made["train"].ends_by == "07:00"
+        places.add(made["train"].checkpoint.url)
+    assert len(places) == 1
+
+
+def test_an_evaluation_gets_the_checkpoint_from_the_event_that_led_to_it() -> None:
+    """The newest, where several landed before the run began."""
+    made = runpy.run_path(str(DAGS / "edl_evaluate_on_checkpoint.py"))
+    events = [
+        SimpleNamespace(extra={"from_trigger": True, "payload": {"checkpoint": f"/c/{step}", "metrics": {"a": step}}})
+        for step in (1, 2)
+    ]
+    made["evaluate"].render_template_fields({"triggering_asset_events": {made["CHECKPOINT"]: events}})
+    assert made["evaluate"].env == {"CHECKPOINT": "/c/2", "METRICS": '{"a": 2}'}
+    (watcher,) = made["CHECKPOINT"].watchers
+    nightly = runpy.run_path(str(DAGS / "edl_nightly_elastic_training.py"))["train"]
+    assert watcher.trigger.stream == f"{nightly.dag.dag_id}/{nightly.task_id}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,9 +17,12 @@ from unit.airflow.templated import STUDENT, SURROUNDINGS, TEACHER, distill
 from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
+from edl_airflow.operators.train import EdlTrainOperator
+from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
+from edl_airflow.sensors.job import EdlJobSensor
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
 from edl_runtime.errors import SpecError
-from edl_runtime.specs import Bounds, TeacherSpec, TrainerSpec
+from edl_runtime.specs import Bounds, Checkpoint, TeacherSpec, TrainerSpec
 
 
 def test_templates_inside_specs_are_rendered(context: Any) -> None:
@@ -95,9 +99,13 @@ def _dag() -> DAG:
         stop = EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits").as_teardown(setups=start)
         wait = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits")
         train = EdlDistillOperator(task_id="train", student=STUDENT, teacher_pool="digits")
+        night = EdlTrainOperator(
+            task_id="night", trainer=STUDENT, checkpoint=Checkpoint(url="c"), ends_by=timedelta(hours=1)
+        )
         grow = EdlResizeOperator(task_id="grow", teacher_pool="digits", instances="{{ params.high }}")
         each = EdlDistillOperator.partial(task_id="each", student=STUDENT, teacher=TEACHER).expand(teachers=["1", "2"])
         start >> wait >> [train, grow] >> each >> stop
+        start >> night >> stop
     return dag
 
 
@@ -117,7 +125,10 @@ def test_a_dag_serializes_the_same_each_time_and_shows_its_specs() -> None:
         EdlTeacherPoolOperator,
         EdlStopTeacherPoolOperator,
         EdlResizeOperator,
+        EdlTrainOperator,
         EdlTeacherPoolSensor,
+        EdlJobSensor,
+        EdlCheckpointSensor,
     ],
 )
 def test_our_arguments_are_not_airflows(operator: type[Any]) -> None:

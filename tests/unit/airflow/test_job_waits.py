@@ -1,0 +1,353 @@
+"""Waits for jobs and checkpoints: the sensors, the resize of a job, and the events that checkpoints make."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException
+from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, failed_status, job_status, landed, rendered
+
+from edl_airflow.checkpoint_wait import CheckpointView, CheckpointWait, Threshold
+from edl_airflow.failures import GoneError
+from edl_airflow.job_wait import JobView, JobWait
+from edl_airflow.operators.resize import EdlResizeOperator
+from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
+from edl_airflow.sensors.job import EdlJobSensor
+from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
+from edl_airflow.triggers.wait import EdlWaitTrigger
+from edl_airflow.waiting import judge
+from edl_airflow.work import Outcome, Training
+from edl_runtime.backends.base import JobStatus
+from edl_runtime.errors import BackendError, SpecError, UnknownJobError
+
+RUNS = JobWait(conn_id="edl_default", job="student", until=10.0, waits_s=5)
+SUCCEEDS = msgspec.structs.replace(RUNS, phase="succeeded")
+LANDS = CheckpointWait(conn_id="edl_default", stream="nightly/train", until=10.0, waits_s=5)
+JOB, DONE = job_status("student"), job_status("student", phase="succeeded")
+TWO = Training(members=(0, 1))
+STOPPED = Training(members=(0,), ended="stopped")
+
+
+@pytest.mark.parametrize(
+    ("wait", "job", "training", "ended"),
+    [
+        (RUNS, None, None, None),
+        (RUNS, JOB, None, None),
+        (RUNS, JOB, Training(), None),
+        (RUNS, JOB, TWO, "ready"),
+        (msgspec.structs.replace(RUNS, at_least=3), JOB, TWO, None),
+        (msgspec.structs.replace(RUNS, at_least=1, at_most=1), JOB, TWO, None),
+        (RUNS, None, TWO, None),  # of an earlier job of that name
+        (RUNS, DONE, TWO, "gone"),
+        (RUNS, failed_status("student", 1), TWO, "failed"),
+        (msgspec.structs.replace(RUNS, seen=True), None, TWO, "gone"),
+        (SUCCEEDS, JOB, TWO, None),
+        (SUCCEEDS, DONE, TWO, "ready"),
+        (SUCCEEDS, None, STOPPED, "ready"),  # its task has removed it
+        (SUCCEEDS, failed_status("student", 1), None, "failed"),
+        (msgspec.structs.replace(SUCCEEDS, seen=True), None, TWO, "gone"),
+        (msgspec.structs.replace(SUCCEEDS, until=5.0), JOB, TWO, "not_yet"),
+        (msgspec.structs.replace(SUCCEEDS, until=5.0, deadline=5.0), JOB, TWO, "timed_out"),
+    ],
+)
+def test_what_a_wait_for_a_job_is_for(
+    wait: JobWait, job: JobStatus | None, training: Training | None, ended: str | None
+) -> None:
+    """So many that train together, or success; what can't come any more ends it."""
+    outcome = judge(wait, JobView(job=job, training=training), now=5)
+    assert (outcome.ended if outcome else None) == ended
+
+
+@pytest.mark.parametrize(
+    ("view", "lack"),
+    [
+        (JobView(), "there is no such job"),
+        (JobView(job=JOB), "0 instances train together, wanted are 1 or more"),
+        (JobView(trouble="away"), "Redis does not answer"),
+    ],
+)
+def test_what_a_wait_for_a_job_lacks_is_said(view: JobView, lack: str) -> None:
+    """When its time is up."""
+    outcome = judge(RUNS, view, now=10)
+    assert outcome
+    assert (outcome.ended, outcome.reason) == ("not_yet", lack)
+
+
+@pytest.mark.parametrize(
+    ("text", "metrics", "holds"),
+    [
+        ("accuracy>=0.9", {"accuracy": 0.9}, True),
+        (" accuracy >= 9e-1 ", {"accuracy": 0.89}, False),
+        ("loss<0.1", {"loss": 0.1}, False),
+        ("loss <= 0.1", {"loss": 0.1}, True),
+        ("val/f1>-1", {"val/f1": 0.0}, True),
+        ("accuracy>=0.9", {"loss": 1.0}, False),
+        ("accuracy<0.9", {"accuracy": float("nan")}, False),
+    ],
+)
+def test_a_metric_has_a_bound(text: str, metrics: dict[str, float], holds: bool) -> None:  # noqa: FBT001
+    """One that is missing has not reached it."""
+    assert Threshold.parse(text).holds(metrics) is holds
+
+
+@pytest.mark.parametrize("text", ["accuracy", "accuracy=0.9", ">=0.9", "accuracy>=", "accuracy>=high", "a b>=1", ""])
+def test_what_is_no_bound_is_refused(text: str) -> None:
+    """The error names the field."""
+    with pytest.raises(SpecError, match="metric"):
+        Threshold.parse(text)
+
+
+BETTER = Threshold.parse("accuracy>=0.5")
+
+
+@pytest.mark.parametrize(
+    ("changes", "ended"),
+    [
+        ({}, 3),
+        ({"step": 2}, 3),
+        ({"step": 4}, None),
+        ({"epoch": 2}, 2),
+        ({"epoch": 3}, None),
+        ({"threshold": BETTER}, 1),
+        ({"threshold": BETTER, "step": 2}, None),
+        ({"max_age_s": 10.0}, 3),
+        ({"max_age_s": 1.0}, None),
+        ({"job": "other"}, 2),
+        ({"job": "third"}, None),
+    ],
+)
+def test_what_a_wait_for_a_checkpoint_is_for(changes: dict[str, Any], ended: int | None) -> None:
+    """All that is asked for has to be true of one; the newest such one counts."""
+    found = landed(1, metrics={"accuracy": 0.6}), landed(2, epoch=2, job="other"), landed(3, metrics={"accuracy": 0.4})
+    view = CheckpointView(landed=found, last_id="3", at=105.0, job=JOB)
+    outcome = judge(msgspec.structs.replace(LANDS, **changes), view, now=5)
+    assert (outcome.landed["step"] if outcome and outcome.landed else None) == ended
+
+
+def test_a_job_that_has_ended_without_such_a_checkpoint_ends_the_wait() -> None:
+    """It is said what it has not reached; while Redis is away nothing is known."""
+    wait = msgspec.structs.replace(LANDS, job="student", step=9, threshold=BETTER)
+    outcome = judge(wait, CheckpointView(job=DONE, landed=(landed(3),)), now=5)
+    assert outcome
+    assert (outcome.ended, outcome.reason) == (
+        "gone",
+        "the job has ended, and no checkpoint of it has step 9 or later, accuracy >= 0.5",
+    )
+    assert judge(wait, CheckpointView(), now=5) is None
+    gone = judge(wait.after(CheckpointView(job=JOB)), CheckpointView(), now=5)
+    assert gone
+    assert gone.ended == "gone"
+    assert judge(wait, CheckpointView(job=DONE, trouble="away"), now=5) is None
+    failed = judge(wait, CheckpointView(job=failed_status("student", 1)), now=5)
+    assert failed
+    assert failed.ended == "failed"
+
+
+async def test_each_look_goes_on_where_the_last_one_was(site: MadeUpSite) -> None:
+    """A stream may be long."""
+    site.landed = [landed(1), landed(2)]
+    wait = LANDS.after(await LANDS.look(site))  # type: ignore[arg-type]
+    site.landed.append(landed(3))
+    assert (await wait.look(site)).landed == (landed(3),)  # type: ignore[arg-type]
+    site.away = True
+    away = await wait.look(site)  # type: ignore[arg-type]
+    assert "nowhere:1" in away.trouble
+    assert wait.after(away) == wait
+
+
+@pytest.mark.parametrize("wait", [RUNS, LANDS, msgspec.structs.replace(LANDS, threshold=BETTER)])
+def test_a_wait_survives_the_way_to_the_triggerer(wait: Any) -> None:
+    """JSON and back is the same wait, of the same kind."""
+    trigger = EdlWaitTrigger(json.loads(json.dumps(msgspec.to_builtins(wait))))
+    assert trigger.wait == wait
+
+
+def test_the_sensor_of_a_job(context: Any, site: MadeUpSite) -> None:
+    """It looks once and defers; at last it returns how many train."""
+    given: dict[str, Any] = {"task_id": "wait", "job": "{{ 'student' }}", "at_least": "{{ params.high }}"}
+    sensor = rendered(EdlJobSensor(**given, deferrable=True), context)
+    site.backend.jobs, site.trainings = {"student": JOB}, {"student": TWO}
+    deferred = deferred_by(sensor, context)
+    assert deferred.trigger.serialize()[1]["wait"]["at_least"] == 3
+    site.trainings["student"] = Training(members=(2, 0, 1))
+    assert sensor.execute(context) == {"job": "student", "instances": 3}
+    late = event_of(deferred, Outcome(ended="not_yet", name="student", reason="2 train"))
+    with pytest.raises(AirflowSensorTimeout, match="2 train"):
+        EdlJobSensor(task_id="wait", job="student").execute_complete(context, late)
+
+
+@pytest.mark.parametrize(("soft_fail", "error"), [(False, GoneError), (True, AirflowSkipException)])
+def test_a_job_that_has_ended_does_not_run_any_more(
+    context: Any,
+    site: MadeUpSite,
+    soft_fail: bool,  # noqa: FBT001
+    error: type[Exception],
+) -> None:
+    """At once, and in words."""
+    site.backend.jobs = {"student": DONE}
+    sensor = EdlJobSensor(task_id="wait", job="student", soft_fail=soft_fail, deferrable=True)
+    with pytest.raises(error, match="'student' has ended: it has trained all"):
+        sensor.execute(context)
+
+
+def test_the_sensor_of_a_checkpoint(context: Any, site: MadeUpSite) -> None:
+    """It takes templates and returns what it has found."""
+    given: dict[str, Any] = {"task_id": "wait", "stream": "{{ 'nightly' }}/train", "step": "{{ params.high }}"}
+    given |= {"metric": "accuracy>={{ 0.5 }}", "max_age": timedelta(days=400_000)}
+    sensor = rendered(EdlCheckpointSensor(**given, deferrable=True), context)
+    site.landed = [landed(2, metrics={"accuracy": 0.6}), landed(3)]
+    deferred = deferred_by(sensor, context)
+    wait = deferred.trigger.serialize()[1]["wait"]
+    assert (wait["stream"], wait["step"], wait["last_id"]) == ("nightly/train", 3, "2")
+    site.landed.append(landed(4, metrics={"accuracy": 0.6}))
+    assert sensor.execute(context) == landed(4, metrics={"accuracy": 0.6})
+    event = event_of(deferred, Outcome(ended="ready", name="nightly/train", landed=landed(4)))
+    fresh = EdlCheckpointSensor(task_id="wait", stream="nightly/train")
+    assert fresh.execute_complete(context, json.loads(json.dumps(event))) == landed(4)
+
+
+def test_a_silent_redis_is_waited_for(context: Any, site: MadeUpSite) -> None:
+    """By both."""
+    site.away = True
+    deferred_by(EdlJobSensor(task_id="wait", job="student", deferrable=True), context)
+    deferred_by(EdlCheckpointSensor(task_id="wait", stream="nightly/train", deferrable=True), context)
+
+
+@pytest.mark.parametrize(
+    ("sensor", "mistake"),
+    [
+        (EdlJobSensor, {"job": "No Name"}),
+        (EdlJobSensor, {"job": "student", "phase": "failed"}),
+        (EdlJobSensor, {"job": "student", "at_least": 0}),
+        (EdlCheckpointSensor, {"stream": ""}),
+        (EdlCheckpointSensor, {"stream": "a {b}"}),
+        (EdlCheckpointSensor, {"stream": "s", "job": "No Name"}),
+        (EdlCheckpointSensor, {"stream": "s", "step": -1}),
+        (EdlCheckpointSensor, {"stream": "s", "epoch": "first"}),
+        (EdlCheckpointSensor, {"stream": "s", "metric": "accuracy"}),
+        (EdlCheckpointSensor, {"stream": "s", "max_age": 0}),
+        (EdlCheckpointSensor, {"stream": "s", "max_age": timedelta(0)}),
+        (EdlCheckpointSensor, {"stream": "s", "max_age": "1 h"}),
+    ],
+)
+def test_mistakes_are_found_when_the_dag_is_read(sensor: type[Any], mistake: dict[str, Any]) -> None:
+    """The error names the argument."""
+    with pytest.raises(SpecError, match=list(mistake)[-1]):
+        sensor(task_id="wait", **mistake)
+
+
+def _grow(**changes: Any) -> EdlResizeOperator:
+    return EdlResizeOperator(**{"task_id": "grow", "job": "student", "instances": 2, "deferrable": True, **changes})
+
+
+@pytest.mark.parametrize("names", [{}, {"teacher_pool": "digits", "job": "student"}])
+def test_a_resize_is_of_a_pool_or_of_a_job(names: dict[str, str]) -> None:
+    """Exactly one of them; the error names both arguments."""
+    with pytest.raises(SpecError, match="teacher_pool, job"):
+        EdlResizeOperator(task_id="grow", instances=2, **names)
+
+
+def test_a_job_is_resized_until_so_many_train_together(context: Any, site: MadeUpSite) -> None:
+    """Neither more nor fewer; the link leads to the job's log."""
+    site.backend.jobs, site.trainings = {"student": JOB}, {"student": Training(members=(0, 1, 2))}
+    deferred = deferred_by(_grow(), context)
+    assert ("resize to 2", "student") in site.backend.deeds
+    assert context["ti"].xcoms == {"_link_ResizedLink": "/edl/jobs/edl_default/student/log"}
+    site.trainings["student"] = TWO
+    assert _grow().execute(context) == {"job": "student", "instances": 2}
+    gone = event_of(deferred, Outcome(ended="gone", name="student", reason="it was stopped"))
+    with pytest.raises(AirflowSkipException, match="'student' has ended"):
+        _grow().execute_complete(context, gone)
+
+
+def test_a_resize_need_not_wait(context: Any, site: MadeUpSite) -> None:
+    """It returns how many train together now."""
+    site.backend.jobs, site.trainings = {"student": JOB}, {"student": Training(members=(0,))}
+    assert _grow(wait=False).execute(context) == {"job": "student", "instances": 1}
+
+
+def test_a_job_that_has_ended_is_not_resized(context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task is skipped; but not where the job has failed, or never was."""
+
+    async def refuse(name: str, instances: int) -> None:  # noqa: ARG001
+        raise UnknownJobError(name) if name not in site.backend.jobs else BackendError(f"{name!r} has ended")
+
+    monkeypatch.setattr(site.backend, "resize", refuse)
+    site.backend.jobs = {"student": DONE}
+    with pytest.raises(AirflowSkipException, match="trained all"):
+        _grow().execute(context)
+    site.backend.jobs = {"student": failed_status("student", 1)}
+    with pytest.raises(BackendError, match="has ended"):
+        _grow().execute(context)
+    site.backend.jobs, site.backend.ended = {}, {"student"}
+    with pytest.raises(AirflowSkipException, match="was stopped"):
+        _grow().execute(context)
+    with pytest.raises(UnknownJobError):
+        _grow(job="stodent").execute(context)
+
+
+def test_a_resize_that_takes_too_long_says_how_many_there_are(context: Any, site: MadeUpSite) -> None:
+    """And fails."""
+    site.backend.jobs, site.trainings = {"student": JOB}, {"student": Training(members=(0,))}
+    with pytest.raises(Exception, match="1 instances train together, wanted are 2"):
+        _grow(deferrable=False, wait_timeout_s=0.05).execute(context)
+
+
+async def test_an_event_for_each_checkpoint_that_lands(site: MadeUpSite) -> None:
+    """From when it is first watched; another triggerer goes on where the state of the asset says."""
+    kept: dict[str, Any] = {}
+
+    async def aget(key: str) -> Any:
+        return kept.get(key)
+
+    async def aset(key: str, value: Any) -> None:
+        kept[key] = value
+
+    def watch() -> Any:
+        trigger = EdlCheckpointTrigger(stream="nightly/train")
+        trigger.asset_state_store = SimpleNamespace(aget=aget, aset=aset)  # type: ignore[assignment]
+        return trigger.run()
+
+    site.landed = [landed(1)]
+    events = watch()
+    first = asyncio.ensure_future(anext(events))
+    while not kept:  # noqa: ASYNC110 (the store has no events)
+        await asyncio.sleep(0.01)
+    site.landed += [landed(2), landed(3)]
+    assert (await first).payload == {"stream": "nightly/train", **landed(2)}
+    assert (await anext(events)).payload["step"] == 3
+    await events.aclose()
+    again = watch()
+    assert (await anext(again)).payload["step"] == 3, "that the event was kept is not known before it is asked for more"
+    site.landed.append(landed(4))
+    assert (await anext(again)).payload["step"] == 4
+    await again.aclose()
+
+
+async def test_a_silent_redis_makes_no_event_and_no_end(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watcher that ended would never come back."""
+    monkeypatch.setattr("edl_airflow.triggers.checkpoint.RETRY_EVERY_S", 0.01)
+    site.away = True
+    events: Any = EdlCheckpointTrigger(stream="nightly/train").run()
+    first = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0.05)
+    site.away = False
+    await asyncio.sleep(0.05)
+    site.landed = [landed(1)]
+    assert (await first).payload["checkpoint"] == "/c/1"
+    await events.aclose()
+
+
+def test_a_watcher_is_the_same_in_every_process() -> None:
+    """Airflow tells by class and arguments whether it is."""
+    path, kwargs = EdlCheckpointTrigger(stream="nightly/train").serialize()
+    assert path == "edl_airflow.triggers.checkpoint.EdlCheckpointTrigger"
+    assert EdlCheckpointTrigger(**kwargs).serialize() == (path, kwargs)
+    with pytest.raises(SpecError, match="stream"):
+        EdlCheckpointTrigger(stream="")

@@ -1,0 +1,80 @@
+"""A job's lines in its task's log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from unit.airflow.made_up import MadeUpSite, job_status
+
+from edl_airflow.joblog import LONGEST_LINE, MOST_LINES, JobLog
+from edl_airflow.work import Training
+from edl_runtime.backends.base import LogLine
+
+JOB = job_status("student")
+
+
+def _lines(count: int, instance: int = 0) -> list[LogLine]:
+    return [LogLine(instance, f"line {number}") for number in range(count)]
+
+
+async def _shown(site: MadeUpSite, written: Sequence[LogLine]) -> list[str]:
+    """What somebody who follows the job from now on to its end shows."""
+    said: list[str] = []
+    site.backend.ended = {"student"}
+    site.backend.written = list(written)
+    log = JobLog(JOB, site, said.append, 0.0)
+    await log.finish()
+    await log.close()
+    return said
+
+
+async def test_lines_stand_behind_instance_and_rank(site: MadeUpSite) -> None:
+    """The rank is that of the generation that is up; one that is not in it has none."""
+    site.trainings["student"] = Training(members=(2, 0))
+    written = [LogLine(0, "a"), LogLine(2, "b"), LogLine(1, "c")]
+    assert await _shown(site, written) == ["[0 rank 1] a", "[2 rank 0] b", "[1] c"]
+
+
+async def test_whoever_goes_on_shows_what_has_not_been_shown(site: MadeUpSite) -> None:
+    """By instance; but all of another run of the job."""
+    assert await _shown(site, [*_lines(2), *_lines(1, instance=1)]) == ["[0] line 0", "[0] line 1", "[1] line 0"]
+    assert await _shown(site, [*_lines(3), *_lines(2, instance=1)]) == ["[0] line 2", "[1] line 1"]
+    position = site.positions["student"]
+    assert position.lines == {0: 3, 1: 2}
+    site.positions["student"] = type(position)(created_at=JOB.created_at - 1, lines={0: 1})
+    assert await _shown(site, _lines(1)) == ["[0] line 0"]
+
+
+async def test_of_many_lines_the_newest_are_shown_and_it_is_said_how_many_are_not(site: MadeUpSite) -> None:
+    """So that a script which writes much fills no disk of Airflow's."""
+    said = await _shown(site, _lines(MOST_LINES + 1960))
+    assert said[0] == "(1,960 lines left out; `edl logs student` has them all)"
+    assert said[1:] == [f"[0] line {number}" for number in range(1960, MOST_LINES + 1960)]
+    (long,) = await _shown(site, [*_lines(MOST_LINES + 1960), LogLine(0, "x" * (LONGEST_LINE + 7))])
+    assert long == f"[0] {'x' * LONGEST_LINE} … (7 letters more)"
+
+
+async def test_without_redis_lines_are_shown_all_the_same(site: MadeUpSite) -> None:
+    """Only nobody will know which."""
+    site.away = True
+    assert await _shown(site, _lines(2)) == ["[0] line 0", "[0] line 1"]
+
+
+async def test_lines_come_in_bunches(site: MadeUpSite) -> None:
+    """The first at once, and the next not before it is time."""
+    said: list[str] = []
+    site.backend.jobs = {"student": JOB}
+    site.backend.written = _lines(1)
+    log = JobLog(JOB, site, said.append, 60.0)
+    while not said:
+        await log.tell()
+        await asyncio.sleep(0.01)
+    site.backend.written = _lines(2)
+    await asyncio.sleep(0.05)
+    await log.tell()
+    assert said == ["[0] line 0"]
+    site.backend.jobs = {}
+    await log.finish()
+    assert said == ["[0] line 0", "[0] line 1"]
+    await log.close()

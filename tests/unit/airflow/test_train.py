@@ -1,0 +1,266 @@
+"""The task of elastic training: what it is given, what it makes of that, and how it ends."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException
+from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, job_status, landed, rendered, work_of
+from unit.airflow.templated import SURROUNDINGS
+
+from edl_airflow import conductor
+from edl_airflow.decisions import View, decide
+from edl_airflow.identity import checkpoint_stream, job_name, try_token
+from edl_airflow.operators.train import EdlTrainOperator
+from edl_airflow.work import Outcome, Training, Work
+from edl_runtime.errors import JobFailedError, RegistryUnavailableError, SpecError
+from edl_runtime.progress import Progress
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Bounds, Checkpoint, TrainerSpec
+
+SCRIPT = TrainerSpec(command=("python", "train.py", "{{ run_id }}"), env={"LOW": "{{ params.low }}"})
+EVENING = datetime(2026, 1, 31, 22, 0, tzinfo=UTC)
+ALONE = work_of(pool="", pool_job=None, stream="nightly/train", ends_at=1000.0, stop_grace_s=60.0)
+RUNNING = View(trainer=job_status("student"), started=True)
+
+
+def _train(**changes: Any) -> EdlTrainOperator:
+    given: dict[str, Any] = {"task_id": "train", "trainer": SCRIPT, "trainers": "1:3", "deferrable": True}
+    return EdlTrainOperator(**{**given, **changes})
+
+
+def _plan(context: Any, **changes: Any) -> Work:
+    return rendered(_train(**changes), context).plan(context, SURROUNDINGS)
+
+
+def test_the_job_is_agents_that_run_the_script(context: Any) -> None:
+    """Each knows the bounds, the gear, where checkpoints are and where it is told that one has landed."""
+    keeps = Checkpoint(url="s3://runs/{{ params.high }}", every_steps=100)
+    work = _plan(context, trainers="{{ params.low }}:{{ params.high }}", gear="warm", checkpoint=keeps)
+    job = work.trainer_job
+    assert job
+    assert job.command == (
+        *("python", "-P", "-m", "edl_runtime.cli", "agent", "--instances", "1:3", "--gear", "warm", "--"),
+        *("python", "train.py", "manual__1"),
+    )
+    assert (job.name, job.kind, job.bounds, job.instances) == (job_name(context["ti"]), "trainer", Bounds(1, 3), 1)
+    settings = RuntimeSettings.from_env(job.env)
+    assert settings.checkpoint_spec() == Checkpoint(url="s3://runs/3", every_steps=100)
+    assert (settings.job, settings.namespace, settings.checkpoint_stream) == (job.name, "team", "nightly/distill")
+    assert job.env["LOW"] == "1"
+    assert "EDL_REDIS_URL" not in job.env
+    assert (work.stream, work.pool, work.ends_at, work.name) == ("nightly/distill", "", None, job.name)
+
+
+@pytest.mark.parametrize(("trainers", "bounds"), [(2, Bounds(2, 2)), ("2", Bounds(2, 2)), (Bounds(1, 4), Bounds(1, 4))])
+def test_how_many_trainers(trainers: Any, bounds: Bounds, context: Any) -> None:
+    """A number, its text or bounds."""
+    job = _plan(context, trainers=trainers).trainer_job
+    assert job
+    assert job.bounds == bounds
+
+
+def test_relative_checkpoints_start_from_the_folder_of_the_dag(context: Any) -> None:
+    """Every night's instances start in folders of their own, and all find the same checkpoints."""
+    with DAG("nightly", schedule=None) as dag:
+        operator = _train(checkpoint="checkpoints/digits")
+    dag.fileloc = "/dags/nightly.py"
+    job = rendered(operator, context).plan(context, SURROUNDINGS).trainer_job
+    assert job.env["EDL_CHECKPOINT"] == str(Path("/dags/checkpoints/digits"))
+
+
+def test_a_stream_is_of_a_dag_and_task_and_outlives_the_run() -> None:
+    """Each mapped task has one of its own."""
+    assert checkpoint_stream("nightly", "train", -1) == "nightly/train"
+    assert checkpoint_stream("nightly", "train", 0) == "nightly/train/0"
+
+
+@pytest.mark.parametrize(
+    ("ends_by", "end"),
+    [
+        ("{{ '07' }}:00", datetime(2026, 2, 1, 7, 0, tzinfo=UTC)),
+        (timedelta(hours=2), EVENING + timedelta(hours=2)),
+        ("PT2H", EVENING + timedelta(hours=2)),
+    ],
+)
+def test_the_end_is_the_same_in_every_try(ends_by: Any, end: datetime, context: Any) -> None:
+    """It follows from when the run has started, and not the task."""
+    context["dag_run"] = SimpleNamespace(start_date=EVENING)
+    assert _plan(context, ends_by=ends_by).ends_at == end.timestamp()
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"trainers": "3:1"},
+        {"trainers": 0},
+        {"gear": "fast"},
+        {"job": "No Name"},
+        {"ends_by": "soon"},
+        {"stop_grace_s": 0},
+        {"progress_every_s": "5"},
+        {"checkpoint": ""},
+    ],
+)
+def test_mistakes_are_found_when_the_dag_is_read(mistake: dict[str, Any]) -> None:
+    """The error names the argument, or what it is about."""
+    named = {"trainers": "bounds"}.get(next(iter(mistake)), next(iter(mistake)))
+    with pytest.raises(SpecError, match=named):
+        _train(**mistake)
+
+
+@pytest.mark.parametrize("mistake", [{"trainers": "{{ run_id }}"}, {"ends_by": "{{ run_id }}"}, {"job": "{{ 'A b' }}"}])
+def test_what_a_template_makes_is_checked_before_anything_starts(
+    mistake: dict[str, Any], context: Any, site: MadeUpSite
+) -> None:
+    """The task fails at once, and there is nothing to clean up."""
+    with pytest.raises(AirflowFailException):
+        rendered(_train(**mistake), context).execute(context)
+    assert site.backend.deeds == []
+
+
+def test_the_first_half_starts_the_training_and_defers(context: Any, site: MadeUpSite) -> None:
+    """It needs no pool; the link to the log is there."""
+    deferred_by(rendered(_train(job="digits"), context), context)
+    assert site.backend.deeds == [("submit", "digits")]
+    assert context["ti"].xcoms == {"_link_TrainerLogLink": "/edl/jobs/edl_default/digits/log"}
+
+
+def test_a_job_of_another_running_task_is_refused(context: Any, site: MadeUpSite) -> None:
+    """As overlapping runs with one name would have it; the error says what to do."""
+    site.backend.jobs = {"digits": job_status("digits", "nightly-train-0-abc/try-9")}
+    with pytest.raises(AirflowFailException, match="leave job out"):
+        _train(job="digits").execute(context)
+    assert list(site.backend.jobs) == ["digits"]
+
+
+def test_what_it_returns(context: Any, site: MadeUpSite) -> None:
+    """The newest checkpoint, what the script said of it, and how the training has ended."""
+    deferred = deferred_by(rendered(_train(job="digits"), context), context)
+    ended = Outcome(
+        ended="succeeded",
+        name="digits",
+        result={"checkpoint": "", "metrics": {"score": 2}},
+        progress=Progress(step=43, epoch=4, updated_at=1.0),
+        training=Training(members=(0, 2), ended="stopped", reason="its time to train is over"),
+        generations=3,
+        landed=landed(42, job="digits", metrics={"accuracy": 0.9}),
+    )
+    assert _train(job="digits").execute_complete(context, event_of(deferred, ended)) == {
+        "job": "digits",
+        "checkpoint": "/c/42",
+        "step": 42,
+        "epoch": 1,
+        "metrics": {"accuracy": 0.9, "score": 2},
+        "stopped": True,
+        "reason": "its time to train is over",
+        "instances": 2,
+        "generations": 3,
+    }
+    assert site.backend.jobs == {}
+
+
+def test_what_it_returns_of_a_script_that_keeps_no_checkpoints(context: Any, site: MadeUpSite) -> None:  # noqa: ARG001
+    """How far it came stands in its last report; the checkpoint is what it names itself."""
+    deferred = deferred_by(rendered(_train(job="digits"), context), context)
+    left = {"checkpoint": "/own/model", "metrics": {}}
+    progress = Progress(step=43, epoch=4, updated_at=1.0)
+    ended = Outcome(ended="succeeded", name="digits", result=left, progress=progress, training=Training(ended="done"))
+    result = _train(job="digits").execute_complete(context, event_of(deferred, ended))
+    assert (result["checkpoint"], result["step"], result["epoch"], result["stopped"]) == ("/own/model", 43, 4, False)
+
+
+def test_a_training_without_a_pool_starts_at_once() -> None:
+    """And is followed to its end."""
+    assert decide(ALONE, View(), 0) == "start_trainer"
+    assert decide(ALONE, RUNNING, 999.9) == "wait"
+    done = View(trainer=job_status("student", phase="succeeded"), started=True)
+    outcome = decide(ALONE, done, 5000)
+    assert isinstance(outcome, Outcome)
+    assert outcome.ended == "succeeded"
+
+
+def test_when_its_time_is_over_it_is_asked_to_end_and_then_ended() -> None:
+    """Asked until its grace is over; the task's own limit holds besides."""
+    assert decide(ALONE, RUNNING, 1000) == "end_trainer"
+    assert decide(ALONE, RUNNING, 1059.9) == "end_trainer"
+    ended = decide(ALONE, RUNNING, 1060)
+    assert isinstance(ended, Outcome)
+    assert (ended.ended, ended.name) == ("stopped", "student")
+    assert "within 60 s" in ended.reason
+    limited = decide(msgspec.structs.replace(ALONE, deadline=1010), RUNNING, 1010)
+    assert isinstance(limited, Outcome)
+    assert limited.ended == "timed_out"
+
+
+def test_a_try_after_its_time_starts_nothing() -> None:
+    """What the try before has left running is asked to end."""
+    late = decide(ALONE, View(), 1000)
+    assert isinstance(late, Outcome)
+    assert (late.ended, late.reason) == ("stopped", "the time to train was over before it could begin")
+    assert decide(ALONE, RUNNING, 1000) == "end_trainer"
+
+
+async def test_it_is_asked_once_as_soon_as_somebody_hears(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis may be away when the time comes, and the instances may still load."""
+    now = {"at": 1000.0}
+    monkeypatch.setattr(conductor, "clock", lambda: now["at"])
+    site.backend.jobs = {"student": job_status("student")}
+    site.away = True
+    said: list[str] = []
+    looks = iter(range(100))
+
+    async def training(job: str) -> Training | None:  # noqa: ARG001
+        return site.trainings.get("student")
+
+    async def ask(job: str, reason: str) -> bool:
+        look = next(looks)
+        if look < 2:
+            raise RegistryUnavailableError("nowhere:1", "refused")
+        if look < 4:
+            return False
+        site.asked.append((job, reason))
+        site.away = False
+        site.trainings["student"] = Training(members=(0,), ended="stopped", reason=reason)
+        site.landed = [landed(7)]
+        site.backend.jobs = {"student": job_status("student", phase="succeeded")}
+        return True
+
+    monkeypatch.setattr(site, "ask_to_end", ask)
+    monkeypatch.setattr(site, "training", training)
+    outcome = await conductor.conduct(ALONE, site, said.append)
+    assert site.asked == [("student", "its time to train is over")]
+    assert (outcome.ended, outcome.landed) == ("succeeded", landed(7))
+    assert outcome.training
+    assert outcome.training.ended == "stopped"
+    assert len([line for line in said if "asked to end" in line]) == 1
+
+
+def test_one_that_does_not_end_is_ended_by_force(context: Any, site: MadeUpSite) -> None:
+    """The task goes well if there is a checkpoint of this night, and says so; else it fails and may be tried again."""
+    deferred = deferred_by(rendered(_train(job="digits"), context), context)
+    stopped = Outcome(ended="stopped", name="digits", reason="it did not end", landed=landed(7, job="digits"))
+    result = _train(job="digits").execute_complete(context, event_of(deferred, stopped))
+    assert (result["stopped"], result["reason"], result["step"]) == (True, "it did not end", 7)
+    assert site.backend.jobs == {}
+    with pytest.raises(JobFailedError, match="it has left no checkpoint"):
+        _train(job="digits").execute_complete(
+            context, event_of(deferred, msgspec.structs.replace(stopped, landed=None))
+        )
+
+
+def test_a_retry_takes_over_the_training(context: Any, site: MadeUpSite) -> None:
+    """Same spec, so the instances train on."""
+    job = _plan(context, job="digits").trainer_job
+    assert job
+    before = try_token(context["ti"]).replace("try-1", "try-0")
+    site.backend.jobs = {"digits": job_status("digits", before, digest=job.digest)}
+    deferred_by(rendered(_train(job="digits"), context), context)
+    assert ("delete", "digits") not in site.backend.deeds
+    assert site.backend.jobs["digits"].token == try_token(context["ti"])
