@@ -145,12 +145,11 @@ def _why_lost(view: GroupView, member_id: str, there: Presence | None, times: Ti
     number = view.generation.number if view.generation else 0
     index = index_of(member_id)
     if there is None:
-        if member_id in view.granted:
-            return ""
         if member_id in view.left:
             return f"instance {index} has left"
-        anew = any(each.member.index == index for each in view.members)
-        return f"instance {index} was started anew" if anew else f"instance {index} is gone"
+        if any(each.member.index == index for each in view.members):
+            return f"instance {index} was started anew"
+        return "" if member_id in view.granted else f"instance {index} is gone"
     member = there.member
     active = view.state == "active"  # before, trainers are replaced as planned, but for those of who leaves
     fell = (active and member.up < number) or (not member.ready and (active or member.leaving))
@@ -212,7 +211,7 @@ def _uncertain(view: GroupView, roll: _Roll, times: Times) -> Wait | None:
 def _nothing_due(view: GroupView, roll: _Roll, bounds: Bounds, times: Times) -> Wait | None:
     """Return why a generation that can go on does, None if somebody is to come or go now."""
     if view.generation and roll.forming:
-        behind = [each for each in view.generation.members if not _is_up(view, each)]
+        behind = _behind(view, view.generation)
         limit_s = view.since + times.limit_s(view.generation) - view.now
         return Wait(f"{_instances(behind, 'is', 'are')} not up yet in generation {view.generation.number}", limit_s)
     if view.finished:
@@ -236,10 +235,10 @@ def _joins_in_s(view: GroupView, roll: _Roll, newcomer: Presence, times: Times) 
     return newcomer.since + wait_s - view.now
 
 
-def _is_up(view: GroupView, member_id: str) -> bool:
-    there = view.find(member_id)
-    number = view.generation.number if view.generation else 0
-    return member_id in view.finished or (there is not None and there.member.up >= number)
+def _behind(view: GroupView, current: Generation) -> list[str]:
+    """Return the members for whom a generation that forms waits: there is one at least, else it would be active."""
+    up = {each.member.id for each in view.members if each.member.up >= current.number} | view.finished
+    return [each for each in current.members if each not in up] or list(current.members)
 
 
 def _got_nowhere(view: GroupView) -> bool:
@@ -285,7 +284,7 @@ def _reason(view: GroupView, roll: _Roll, chosen: Sequence[TrainerMember], times
     joined = [each.id for each in chosen if current is None or each.id not in current.members or each.id in roll.lost]
     said: list[str] = []
     if current and roll.overdue:
-        behind = [each for each in current.members if not _is_up(view, each)]
+        behind = _behind(view, current)
         took = f"not up after {times.limit_s(current):g} s"
         said += [f"generation {current.number} did not form: {_instances(behind, 'was', 'were')} {took}"]
     said += roll.lost.values()
@@ -315,7 +314,7 @@ def index_of(member_id: str) -> int:
 
 def _instances(ids: Iterable[str], one: str = "", many: str = "") -> str:
     """Name instances: "instance 2", "instances 0, 2 and 3"; with a verb for one or many of them."""
-    indexes = [str(index) for index in sorted(map(index_of, ids))]
-    if len(indexes) == 1:
-        return f"instance {indexes[0]} {one}".rstrip()
-    return f"instances {', '.join(indexes[:-1])} and {indexes[-1]} {many}".rstrip()
+    *others, last = map(str, sorted(map(index_of, ids)))
+    if others:
+        return f"instances {', '.join(others)} and {last} {many}".rstrip()
+    return f"instance {last} {one}".rstrip()

@@ -45,7 +45,7 @@ class Agent:
         self.lost = 0
         self.failures = 0
         self.suspected = 0
-        self.stale: Generation | None = None
+        self.late: Generation | None = None
         self._world = world
 
     @property

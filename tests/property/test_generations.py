@@ -88,17 +88,24 @@ class Groups(RuleBasedStateMachine):
     def stop_process(self, index: int) -> None:
         agent = self.agent(index)
         if agent and agent.runs:
-            agent.stale = decide(agent.view, self.world.bounds, agent.id) or again(agent)
             agent.stopped_at = self.world.now
 
     @rule()
     def continue_processes(self) -> None:
-        """Whoever was stopped goes on where it was, with what it was about to propose."""
         for agent in self.world.alive:
-            if agent.stopped_at is not None:
-                agent.stopped_at = None
-                if agent.reachable:
-                    self.do(agent.propose(agent.stale))
+            agent.stopped_at = None
+
+    @rule()
+    def decide_now(self) -> None:
+        """Each agent makes up its mind, or would have the same members once more, and is then slow to propose it."""
+        for agent in self.world.alive:
+            agent.late = decide(agent.view, self.world.bounds, agent.id) or again(agent)
+
+    @rule(index=INSTANCES)
+    def propose_late(self, index: int) -> None:
+        agent = self.agent(index)
+        if agent and agent.runs and agent.reachable:
+            self.do(agent.propose(agent.late))
 
     @rule(index=INSTANCES)
     def leave(self, index: int) -> None:
