@@ -46,7 +46,7 @@ It can't be triggered by hand: there would be no checkpoint to evaluate.
 ):
     evaluate = BashOperator(
         task_id="evaluate",
-        bash_command="echo "training said: $METRICS"\n"
+        bash_command='echo "training said: $METRICS"\n'
         + shlex.join([sys.executable, f"{EXAMPLE}/evaluate.py", "--data_dir", f"{FOLDER}/data"])
         + ' "$CHECKPOINT"',
         env={
