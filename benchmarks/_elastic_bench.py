@@ -1,0 +1,150 @@
+"""One training whose instances change, and what `resize.py` sees of each change."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from _elastic_jobs import Job, Load
+from _elastic_pauses import Log, Resumed, faults, pause_s, repeated, resumed, slowdown
+
+from edl_runtime.elastic.messages import Gear
+
+LOOK_EVERY_S = 0.05
+SETTLED_STEPS = 20
+
+LOSSES = ("leave", "instance killed", "trainer killed", "trainer hangs")
+
+
+class StuckError(Exception):
+    """Raised when a training does not come to where the next change can be measured."""
+
+
+class System(NamedTuple):
+    """What runs the training. `own`: this project, in a gear that is its name. `open` takes a folder and the load."""
+
+    name: str
+    own: bool
+    open: Callable[[Path, Load], AbstractContextManager[Job]]
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What one change took; `pause_s` is None if training did not go on within the patience.
+
+    `gear`: how it was gone through, if not as the system is named. `all_three_s`: None where that is not waited for.
+    """
+
+    case: str
+    rank: int | None = None
+    pause_s: float | None = None
+    total_s: float | None = None
+    all_three_s: float | None = None
+    slowdown: float | None = None
+    repeated: int | None = None
+    gear: Gear | None = None
+    faults: list[str] = []
+
+
+class Bench:
+    """Changes the instances of one job and sees what that takes."""
+
+    def __init__(self, system: System, job: Job, patience_s: float) -> None:
+        self._system = system
+        self._job = job
+        self._log = Log(job.folder)
+        self._patience_s = patience_s
+
+    def begin(self) -> None:
+        """Have two instances train."""
+        for instance in (0, 1):
+            self._job.start(instance)
+        self.settle(2)
+
+    def settle(self, world_size: int) -> Resumed:
+        """Wait until so many instances, and nothing else, have been at work for a while; return their generation."""
+
+        def quiet() -> Resumed | None:
+            steps = self._log.steps()
+            found = resumed(steps)
+            if not found or len(found[-1].instances) != world_size:
+                return None
+            done = sum(step.generation == found[-1].generation for step in steps) / world_size
+            return found[-1] if done >= SETTLED_STEPS and self._job.settled() else None
+
+        found = self._await(quiet, self._patience_s)
+        if found is None:
+            raise StuckError(f"{self._system.name}: {world_size} instances do not train in {self._job.folder}")
+        return found
+
+    def join(self) -> Change:
+        """Start the instance that is missing."""
+        before = self.settle(2)
+        missing = ({0, 1, 2} - set(before.instances)).pop()
+        return self._measure("join", before, lambda: self._job.start(missing), world_size=3)
+
+    def lose(self, case: str, rank: int) -> Change:
+        """Let the instance with this rank go, by a way of `LOSSES`."""
+        before = self.settle(3)
+        instance = before.instances[rank]
+        trainer = next(step.pid for step in reversed(self._log.steps()) if step.instance == instance)
+        act: dict[str, Callable[[], None]] = {
+            "leave": lambda: self._job.terminate(instance),
+            "instance killed": lambda: self._job.kill(instance),
+            "trainer killed": lambda: os.kill(trainer, signal.SIGKILL),
+            "trainer hangs": lambda: os.kill(trainer, signal.SIGSTOP),
+        }
+        change = self._measure(case, before, act[case], rank=rank, victim=None if case == "leave" else trainer)
+        if case == "leave" and change.pause_s is not None:
+            self._job.await_end(instance)
+        return change
+
+    def _measure(
+        self,
+        case: str,
+        before: Resumed,
+        act: Callable[[], None],
+        *,
+        world_size: int | None = None,
+        rank: int | None = None,
+        victim: int | None = None,
+    ) -> Change:
+        began = time.time()
+        act()
+        after = self._next(before, world_size)
+        if after is None:
+            return Change(case=case, rank=rank)
+        again = self._next(before, 3) if case.startswith("trainer") else None
+        steps = self._log.steps()
+        own = self._system.own
+        return Change(
+            case=case,
+            rank=rank,
+            pause_s=pause_s(steps, before.generation, after),
+            total_s=after.at - began,
+            all_three_s=again.at - began if again else None,
+            slowdown=slowdown(steps, before.generation, began) if case == "join" else None,
+            repeated=repeated(steps, after, victim) if own else None,
+            gear=self._job.gears().get(after.generation),
+            faults=faults(steps, before.generation) if own else [],
+        )
+
+    def _next(self, before: Resumed, world_size: int | None) -> Resumed | None:
+        """Wait for a generation after `before`, of so many if that is said."""
+
+        def look() -> Resumed | None:
+            found = resumed(self._log.steps(), before.generation)
+            return next((each for each in found if world_size in (None, len(each.instances))), None)
+
+        return self._await(look, self._patience_s)
+
+    def _await(self, look: Callable[[], Resumed | None], patience_s: float) -> Resumed | None:
+        until = time.monotonic() + patience_s
+        while (found := look()) is None and time.monotonic() < until and self._job.running():
+            time.sleep(LOOK_EVERY_S)
+        return found

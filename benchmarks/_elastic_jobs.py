@@ -1,0 +1,216 @@
+"""Trainings that `resize.py` measures: each agent a process of its own, which nothing starts again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import psutil
+
+from edl_runtime.elastic.events import Event
+from edl_runtime.elastic.generation import TrainerMember
+from edl_runtime.elastic.messages import Gear
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store import keys
+from edl_runtime.store.server import RedisServer
+
+HERE = Path(__file__).parent
+NAME = "resize"
+END_S = 30.0
+
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "GLOG_minloglevel": "2",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+class Load(NamedTuple):
+    """What is trained."""
+
+    megabytes: int
+    step_ms: int
+    busy: bool
+
+    def arguments(self, folder: Path) -> list[str]:
+        """Return those of a training script that leaves what it has to tell in `folder`."""
+        flags = ["--megabytes", str(self.megabytes), "--step_ms", str(self.step_ms)]
+        return [str(folder), *flags, *(["--busy"] if self.busy else [])]
+
+
+class Job:
+    """One training's agents; `command` and `environ` are those of the agent of an instance."""
+
+    def __init__(
+        self, folder: Path, command: Callable[[int], Sequence[str]], environ: Callable[[int], Mapping[str, str]]
+    ) -> None:
+        self.folder = folder
+        self._command = command
+        self._environ = environ
+        self._agents: dict[int, subprocess.Popen[bytes]] = {}
+        self._ever: set[psutil.Process] = set()
+
+    def start(self, instance: int) -> None:
+        """Start an agent; one that had this number has to have ended."""
+        with (self.folder / f"agent-{instance}.log").open("ab") as log:
+            self._agents[instance] = subprocess.Popen(
+                self._command(instance),
+                env={**os.environ, **QUIET, **self._environ(instance), "BENCHMARK_INSTANCE": str(instance)},
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def terminate(self, instance: int) -> None:
+        """Tell an agent to leave."""
+        self._remember()
+        self._agents[instance].terminate()
+
+    def kill(self, instance: int) -> None:
+        """End an agent and all that it has started at once, as a machine that fails does."""
+        agent = self._agents[instance]
+        for process in [psutil.Process(agent.pid), *psutil.Process(agent.pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        agent.wait()
+
+    def await_end(self, instance: int) -> None:
+        """Wait for an agent that is to end; after a while, end it."""
+        try:
+            self._agents[instance].wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.kill(instance)
+
+    def running(self) -> bool:
+        """Whether any agent is."""
+        return any(agent.poll() is None for agent in self._agents.values())
+
+    def settled(self) -> bool:
+        """Whether nothing but training goes on, as far as one can tell."""
+        return True
+
+    def gears(self) -> dict[int, Gear]:
+        """Return how generations were entered, of agents that know of gears."""
+        return {}
+
+    def close(self) -> None:
+        """End all that is left at once."""
+        self._remember()
+        for process in self._ever:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for agent in self._agents.values():
+            agent.wait()
+        psutil.wait_procs(self._ever, timeout=END_S)
+
+    def _remember(self) -> None:
+        for agent in self._agents.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(agent.pid)
+                self._ever |= {process, *process.children(recursive=True)}
+
+
+class OwnJob(Job):
+    """A job of this project's agents."""
+
+    def __init__(self, folder: Path, url: str, gear: Gear, load: Load) -> None:
+        from redis import Redis
+
+        settings = RuntimeSettings(redis_url=url, job=NAME, checkpoint=str(folder / "checkpoints"))
+        script = ["python", str(HERE / "_elastic_ours.py"), *load.arguments(folder)]
+        agent = [sys.executable, "-m", "edl_runtime.cli", "agent", "--instances", "1:3", "--gear", gear, "--", *script]
+        super().__init__(
+            folder, lambda _: agent, lambda instance: msgspec.structs.replace(settings, instance=instance).to_env()
+        )
+        self._redis: Any = Redis.from_url(url, decode_responses=True)
+        self._namespace = settings.namespace
+        self._gear = gear
+
+    def settled(self) -> bool:
+        records = self._redis.hvals(keys.of_group(self._namespace, NAME)[1])
+        members = [msgspec.json.decode(record, type=TrainerMember) for record in records]
+        return self._gear == "cold" or all(member.standby for member in members)
+
+    def gears(self) -> dict[int, Gear]:
+        told = self._redis.xrange(keys.group_events(self._namespace, NAME))
+        events = [msgspec.json.decode(fields["event"], type=Event) for _, fields in told]
+        return {event.generation: event.gear for event in events if event.gear}
+
+    def close(self) -> None:
+        self._redis.close()
+        super().close()
+
+
+@contextlib.contextmanager
+def own_job(gear: Gear, folder: Path, load: Load) -> Iterator[Job]:
+    """Open a job of this project without instances, with a Redis of its own."""
+    with RedisServer(folder / "redis") as redis, contextlib.closing(OwnJob(folder, redis.url, gear, load)) as job:
+        yield job
+
+
+@contextlib.contextmanager
+def torchrun_job(python: str, last_call_s: int, folder: Path, load: Load) -> Iterator[Job]:
+    """Open a job of `torchrun` as its manual has it. `last_call_s`: how long it waits for more than enough nodes."""
+    endpoint = f"127.0.0.1:{_free_port()}"
+
+    def command(instance: int) -> list[str]:
+        hosts = f"is_host={'true' if instance == 0 else 'false'},last_call_timeout={last_call_s}"
+        flags = ["--nnodes", "1:3", "--nproc-per-node", "1", "--max-restarts", "100", "--local-addr", "127.0.0.1"]
+        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", NAME, "--rdzv-conf", hosts]
+        script = [str(HERE / "_elastic_torch.py"), *load.arguments(folder)]
+        return [python, "-m", "torch.distributed.run", *flags, *meeting, *script]
+
+    with contextlib.closing(Job(folder, command, lambda _: {})) as job:
+        yield job
+
+
+@contextlib.contextmanager
+def paddle_job(etcd: Path, folder: Path, load: Load) -> Iterator[Job]:
+    """Open a job of `paddle.distributed.launch` with an etcd of its own, from a folder that has it and its client."""
+    client, peer = (f"http://127.0.0.1:{_free_port()}" for _ in range(2))
+    flags = ["--data-dir", str(folder / "etcd"), "--listen-client-urls", client, "--advertise-client-urls", client]
+    flags += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
+    flags += ["--initial-cluster", f"default={peer}", "--log-level", "error"]
+
+    def command(instance: int) -> list[str]:
+        master = client.replace("http", "etcd")
+        elastic = ["--master", master, "--nnodes", "2:3", "--elastic_level", "1", "--max_restart", "100"]
+        own = ["--job_id", NAME, "--host", "127.0.0.1", "--log_dir", str(folder / f"trainer-{instance}")]
+        script = [str(HERE / "_elastic_paddle.py"), *load.arguments(folder)]
+        return [sys.executable, "-m", "paddle.distributed.launch", *elastic, *own, *script]
+
+    environ = {"PYTHONPATH": str(etcd), "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+    with (folder / "etcd.log").open("wb") as log:
+        server = subprocess.Popen([str(etcd / "bin" / "etcd"), *flags], stdout=log, stderr=log)
+    try:
+        _await_port(client)
+        with contextlib.closing(Job(folder, command, lambda _: environ)) as job:
+            yield job
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def _await_port(url: str) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    deadline = time.monotonic() + END_S
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
+            return
+        if time.monotonic() > deadline:
+            raise SystemExit(f"etcd does not answer at {url}")
+        time.sleep(0.05)

