@@ -6,7 +6,9 @@ with. Nothing here decides: see `agreement`.
 
 from __future__ import annotations
 
+import asyncio
 import math
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,8 @@ RETRY_EVERY_S = 0.25
 """How often it is to try while Redis is away. All are back within this, before anything is decided."""
 QUIET_S = 1.0
 """For so long nothing is decided in a Redis that was empty: the highest generation may yet be brought back."""
+LOOK_AGAIN_S = 0.1
+"""How often it is looked whether another submission's instances are dead."""
 BLOCK_S = 0.7
 """Longest single wait inside Redis; below the client's time limit for an answer."""
 
@@ -72,31 +76,17 @@ class Membership:
         A Redis that knows of no generation as high as that of the last view gets it back, and its members leases, so
         that nobody is taken for dead.
 
+        Registering waits for another submission's leases to run out, if need be: its instances may be dead.
+
         Raises InstanceSupersededError when a later agent has this instance's number, JobTakenError when another
         submission of the job is alive, RegistryUnavailableError.
         """
         self._id = member.id
-        known = self._seen.generation
-        answer = await self._run(
-            "beat",
-            self._quiet_ms,
-            msgspec.json.encode(member).decode(),
-            member.index,
-            member.standing,
-            member.lost,
-            member.up,
-            member.stepped,
-            "" if member.pause_s is None else _ms(member.pause_s),
-            member.seen,
-            self._run_word,
-            round(self._seen.now * 1000),
-            self._seen.number,
-            known.number if known else 0,
-            msgspec.json.encode(known).decode() if known else "",
-            " ".join(known.members) if known else "",
-            self._seen.stop or "",
-            msgspec.json.encode(self._seen.outcome).decode() if self._seen.outcome else "",
-        )
+        answer = await self._beat(member)
+        patient_until = time.monotonic() + 1.5 * self._ttl_ms / 1000
+        while answer[0] == "taken" and not self._fence and time.monotonic() < patient_until:
+            await asyncio.sleep(LOOK_AGAIN_S)  # its instances may all be dead
+            answer = await self._beat(member)
         if answer[0] == "superseded":
             raise InstanceSupersededError(self._job, member.index)
         if answer[0] == "taken":
@@ -144,6 +134,29 @@ class Membership:
         block_ms = max(1, math.floor(min(timeout_s, BLOCK_S) * 1000))
         with unavailable_if_lost(self._client):
             return bool(await self._client.xread({self._events: self._newest_event}, count=1, block=block_ms))
+
+    async def _beat(self, member: TrainerMember) -> Any:
+        known = self._seen.generation
+        return await self._run(
+            "beat",
+            self._quiet_ms,
+            msgspec.json.encode(member).decode(),
+            member.index,
+            member.standing,
+            member.lost,
+            member.up,
+            member.stepped,
+            "" if member.pause_s is None else _ms(member.pause_s),
+            member.seen,
+            self._run_word,
+            round(self._seen.now * 1000),
+            self._seen.number,
+            known.number if known else 0,
+            msgspec.json.encode(known).decode() if known else "",
+            " ".join(known.members) if known else "",
+            self._seen.stop or "",
+            msgspec.json.encode(self._seen.outcome).decode() if self._seen.outcome else "",
+        )
 
     async def _run(self, script: str, *args: str | int) -> Any:
         head: list[str | int] = [self._id, self._fence, self._ttl_ms]

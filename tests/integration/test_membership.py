@@ -261,13 +261,17 @@ async def test_a_job_submitted_anew_knows_nothing_of_how_it_ended_before(client:
 
 
 async def test_a_job_that_trains_is_not_taken(client: Redis, namespace: str) -> None:
-    """Not before its instances are gone."""
-    (old,) = await group(client, namespace, 1, run="monday")
-    new = Agent(client, namespace, 0, "b", run="tuesday")
+    """Not before its instances are gone: those that are dead are waited for."""
+    (old,) = await group(client, namespace, 1, run="monday", ttl_s=0.4)
+    new = Agent(client, namespace, 0, "b", run="tuesday", ttl_s=0.4)
+    taking = asyncio.create_task(new.beat())
+    while not taking.done():
+        await old.beat()
+        await asyncio.sleep(0.03)
     with pytest.raises(JobTakenError, match="another submission of job 'digits'"):
-        await new.beat()
-    await old.membership.leave()
-    assert ids(await new.beat()) == ["0-b"]
+        await taking
+    view = await new.beat()
+    assert (ids(view), view.number, view.generation) == (["0-b"], 1, None)
 
 
 async def test_an_instance_of_a_run_that_has_ended_learns_so(client: Redis, namespace: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from property.group_world import CLOCK, LEASE_S, Agent, World
@@ -20,6 +20,8 @@ from edl_runtime.store import client as store_client
 from edl_runtime.store.client import connect
 from edl_runtime.store.server import RedisServer
 
+SETTINGS = settings(max_examples=20, stateful_step_count=25, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+"""Shrinking takes minutes; what is printed when it fails can be followed as it is."""
 INSTANCES = st.integers(0, 3)
 
 
@@ -174,7 +176,8 @@ class Groups(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_generations_keep_their_promises(redis_with_our_clock: str) -> None:
     """Whatever happens, numbers and leases hold; once it is quiet, all who can train do."""
     Groups.url = redis_with_our_clock
-    run_state_machine_as_test(Groups, settings=settings(max_examples=25, stateful_step_count=20))
+    run_state_machine_as_test(Groups, settings=SETTINGS)
