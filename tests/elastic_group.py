@@ -76,11 +76,15 @@ class Group:
         trainer = self.trainer(instance)
         self.agents[instance].kill()
         trainer.kill()
-        self.agents[instance].wait()
+        self.forget(instance)
 
     def terminate(self, instance: int) -> None:
         """Tell an instance to leave."""
         self.agents[instance].terminate()
+
+    def forget(self, instance: int) -> int:
+        """Wait until an agent has ended and return its exit status; it is none of the group's any more."""
+        return self.agents.pop(instance).wait(PATIENCE_S)
 
     def events(self) -> list[Event]:
         async def look() -> list[Event]:

@@ -1,0 +1,90 @@
+"""`edl run`: an elastic training on this machine, as a person starts, resizes and stops it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from elastic_group import SCRIPT
+from integration.local_jobs import wait_until_gone
+
+PATIENCE_S = 60.0
+
+
+def edl(work_dir: Path, **environ: str) -> dict[str, str]:
+    """Return the environment of an `edl` command without a Redis."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+    options = json.dumps({"samples": 10**6, "global_batch": 24, "epochs": 1, "step_s": 0.05})
+    quiet = {"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return {**clean, **quiet, "EDL_WORK_DIR": str(work_dir), "SCRIPT_OPTIONS": options, **environ}
+
+
+def eventually(holds: Callable[[], object], log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_person_runs_resizes_and_stops_a_training(tmp_path: Path, work_dir: Path) -> None:
+    """One command starts it with a Redis of its own; another shell resizes it; Ctrl-C ends it with a checkpoint."""
+    out, kept, log = tmp_path / "out", tmp_path / "kept", tmp_path / "log"
+    out.mkdir()
+    command = [sys.executable, "-m", "edl_runtime.cli"]
+    flags = ["--instances", "1:2", "--name", "digits", "--checkpoint", str(kept), "--every-steps", "1000"]
+    with log.open("wb") as output:
+        run = subprocess.Popen(
+            [*command, "run", *flags, str(SCRIPT), str(out)],
+            env=edl(work_dir),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=tmp_path,
+        )
+    try:
+        eventually(lambda: "resumed     instances 0 " in log.read_text(), log)
+        subprocess.run([*command, "resize", "digits", "2"], env=edl(work_dir), check=True, capture_output=True)
+        eventually(lambda: "resumed     instances 0 1 " in log.read_text(), log)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(PATIENCE_S) == 0
+    finally:
+        if run.poll() is None:
+            run.send_signal(signal.SIGINT)
+            run.send_signal(signal.SIGINT)
+            run.wait(PATIENCE_S)
+        wait_until_gone(work_dir)
+    shown = log.read_text()
+    assert "[1 rank 1] " in shown
+    assert "stopped by Ctrl-C" in shown
+    assert len(list(kept.glob("step-*/manifest.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--instances", "4:1", "train.py"], "bounds: got '4:1'"),
+        (["--instances", "1:2", "nowhere.py"], "nowhere.py"),
+        (["--instances", "1:2", "--start", "3", "train.py"], "instances: got 3, allowed is 1 to 2"),
+        (["--instances", "1:2", "--every-steps", "5", "train.py"], "--checkpoint"),
+        (["--instances", "1:2", "--detach", "train.py"], "EDL_REDIS_URL"),
+        (["--instances", "1:2", "--gear", "hot", "train.py"], "'hot' is not one of 'live', 'warm', 'cold'"),
+    ],
+)
+def test_what_can_not_be_run_is_refused_at_once(
+    tmp_path: Path, work_dir: Path, arguments: list[str], said: str
+) -> None:
+    """Before anything is started."""
+    (tmp_path / "train.py").touch()
+    command = [sys.executable, "-m", "edl_runtime.cli", "run", *arguments]
+    ran = subprocess.run(command, env=edl(work_dir), cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode in (2, 78)
+    assert said in ran.stderr
+    assert not work_dir.exists()
