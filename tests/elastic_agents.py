@@ -30,7 +30,9 @@ Message = TypeVar("Message")
 class Trainer:
     """A process that runs a script, and this end of its line."""
 
-    def __init__(self, out: Path, *, script: Path = SCRIPT, environ: Mapping[str, str] | None = None, **options: Any):
+    def __init__(
+        self, out: Path, *, script: Path = SCRIPT, environ: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
         ours, theirs = socket.socketpair()
         with theirs, (out / f"stderr-{time.monotonic_ns()}").open("wb") as errors:
             self.process = subprocess.Popen(

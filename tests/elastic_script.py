@@ -100,7 +100,7 @@ def checked(batches: Iterator[Any]) -> Iterator[Any]:
 def main(out: Path) -> None:
     """Train, and leave the weights in `out`."""
     run = elastic.init()
-    model, optimizer = run.wrap(*build(), scaling=OPTIONS["scaling"])
+    model, _ = run.wrap(*build(), scaling=OPTIONS["scaling"])
     data = run.data(
         Samples(OPTIONS["samples"]),
         global_batch=OPTIONS["global_batch"],

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -74,7 +73,9 @@ class AgentLink:
 
     alone = False
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, *, lost: Callable[[], None] | None = None) -> None:
+        """Listen and beat from now on. `lost` is what is done instead when the agent is gone."""
+        self._lost = lost or _end
         self.failed = False
         self._channel: Channel[ToTrainer] = Channel(end, ToTrainer)
         self._news = threading.Condition()
@@ -84,8 +85,11 @@ class AgentLink:
         self._aborted = 0  # the newest generation that has lost a member
         self._guarded: tuple[int, Callable[[], None]] | None = None
         self._waits_for: int | None = None
-        for name, body in (("edl link", self._listen), ("edl beat", self._beat)):
-            threading.Thread(target=body, name=name, daemon=True).start()
+        self._closed = threading.Event()
+        bodies = (("edl link", self._listen), ("edl beat", self._beat))
+        self._threads = [threading.Thread(target=body, name=name, daemon=True) for name, body in bodies]
+        for thread in self._threads:
+            thread.start()
 
     @classmethod
     def from_fd(cls, fd: int) -> AgentLink:
@@ -100,7 +104,7 @@ class AgentLink:
         try:
             self._channel.say(message)
         except OSError:
-            _end()
+            self._lost()
 
     def wait_for_start(self) -> Start:
         """Return the agent's Start, once it has come. For a standby."""
@@ -127,6 +131,13 @@ class AgentLink:
     def waits_for(self, step: int | None) -> None:
         self._waits_for = step
 
+    def close(self) -> None:
+        """End the threads and let go of the socket, once the agent is gone."""
+        self._closed.set()
+        for thread in self._threads:
+            thread.join()
+        self._channel.close()
+
     def take_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _ignore)  # SIG_IGN would be inherited by programs that the script starts
@@ -140,7 +151,7 @@ class AgentLink:
         with contextlib.suppress(OSError):
             for message in self._channel.listen():
                 self._note(message)
-        _end()
+        self._lost()
 
     def _note(self, message: ToTrainer) -> None:
         with self._news:
@@ -162,9 +173,9 @@ class AgentLink:
             guarded[1]()
 
     def _beat(self) -> None:
-        while True:
+        while not self._closed.is_set():
             self.say(Beat(waits_for=self._waits_for))
-            time.sleep(BEAT_EVERY_S)
+            self._closed.wait(BEAT_EVERY_S)
 
 
 class NoLink:

@@ -1,0 +1,76 @@
+"""A run without an agent, in the test's own process."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edl_runtime.elastic.link import NoLink
+from edl_runtime.elastic.messages import FromTrainer, Leave
+from edl_runtime.elastic.run import Run
+from edl_runtime.elastic.saving import Saver
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Checkpoint
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of a compiler's cache, which nobody needs here
+    import paddle
+
+
+class QuietLink(NoLink):
+    """One that leaves the test's signals alone and remembers what was said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[FromTrainer] = []
+
+    def say(self, message: FromTrainer) -> None:
+        self.said.append(message)
+        super().say(message)
+
+    def take_signals(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        self._leave = Leave(reason="the test", checkpoint=True)
+
+
+def begin(folder: Path | None = None, *, every_steps: int = 1000, result: Path | None = None) -> tuple[Run, QuietLink]:
+    """Return a run of this process, with checkpoints if there is a folder for them."""
+    link = QuietLink()
+    spec = None if folder is None else Checkpoint(url=str(folder), every_steps=every_steps)
+    settings = RuntimeSettings(result_file="" if result is None else str(result))
+    return Run(link, Saver(spec, link), settings), link
+
+
+def model_and_optimizer(*, width: int = 3, order: int = 1, rate: Any = 0.1) -> tuple[Any, Any]:
+    """Return a model of two layers, made in either order, and its optimizer."""
+    paddle.seed(7 + order)
+    names = ["first", "second"][::order]
+    layers = {name: paddle.nn.Linear(2, width) if name == "first" else paddle.nn.Linear(width, 1) for name in names}
+    model = paddle.nn.Sequential(("first", layers["first"]), ("second", layers["second"]))
+    return model, paddle.optimizer.Adam(rate, parameters=model.parameters())
+
+
+SAMPLES = [(np.full(2, number, np.float32), np.int64(number)) for number in range(10)]
+
+
+def train(run: Run, model: Any, data: Any, *, steps: int | None = None, step: bool = True) -> list[list[int]]:
+    """Step on so many batches, or on all; return the samples of each."""
+    seen: list[list[int]] = []
+    for inputs, numbers in data:
+        seen.append(np.asarray(numbers).tolist())
+        loss = model(inputs).mean()
+        loss.backward()
+        if step:
+            run.step(loss=loss)
+        if len(seen) == steps:
+            break
+    return seen
+
+
+def arrays_of(model: Any) -> dict[str, np.ndarray]:
+    return {name: value.numpy().copy() for name, value in model.state_dict().items()}

@@ -1,0 +1,167 @@
+"""A trainer's end of the line to its agent, and how ranks meet."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from edl_runtime.elastic import link as links
+from edl_runtime.elastic.channel import Channel, pack
+from edl_runtime.elastic.link import AgentLink, NoLink
+from edl_runtime.elastic.meeting import Meeting
+from edl_runtime.elastic.messages import Abort, Beat, Failed, FromTrainer, Join, Leave, Ready, Start
+from edl_runtime.errors import GroupLostError
+
+
+def joined(generation: int, *, rank: int = 0, size: int = 1, store: str = "") -> Join:
+    return Join(generation=generation, rank=rank, world_size=size, store=store, instances=4)
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set where the process would end itself."""
+    monkeypatch.setattr(links, "BEAT_EVERY_S", 0.01)
+    return threading.Event()
+
+
+@pytest.fixture
+def line(ended: threading.Event) -> Iterator[tuple[AgentLink, Channel[FromTrainer], socket.socket]]:
+    ours, theirs = socket.socketpair()
+    link = AgentLink(theirs, lost=ended.set)
+    yield link, Channel(ours, FromTrainer), ours
+    ours.close()
+    assert ended.wait(5)
+    link.close()
+
+
+def test_the_newest_generation_is_wished_for(line: tuple[AgentLink, Channel[FromTrainer], socket.socket]) -> None:
+    """An older one that comes late is none, and who is in it is left alone."""
+    link, agent, _ = line
+    assert link.wait(0, timeout_s=0) is None
+    agent.say(Start(environ={"A": "b"}))
+    agent.say(joined(3))
+    agent.say(joined(2))
+    assert link.wait_for_start().environ == {"A": "b"}
+    assert link.wait(0, timeout_s=5) == joined(3)
+    assert link.wish(3) is None
+    agent.say(joined(4))
+    assert link.wait(3, timeout_s=5) == joined(4)
+
+
+def test_to_leave_comes_first_and_asked_is_asked(line: tuple[AgentLink, Channel[FromTrainer], socket.socket]) -> None:
+    """A checkpoint that was asked for once is written, whatever else is said."""
+    link, agent, _ = line
+    agent.say(Leave(reason="deadline", checkpoint=True))
+    agent.say(Leave(reason="excluded", checkpoint=False))
+    agent.say(joined(9))
+    link.wait(8, timeout_s=5)
+    wish = link.wait(0, timeout_s=5)
+    while wish != Leave(reason="excluded", checkpoint=True):
+        wish = link.wait(0, timeout_s=5)
+
+
+def test_an_abort_is_for_its_generation_also_when_it_comes_first(
+    line: tuple[AgentLink, Channel[FromTrainer], socket.socket],
+) -> None:
+    """A later generation is not let go of because of it."""
+    link, agent, _ = line
+    aborted = threading.Event()
+    link.guard(2, aborted.set)
+    agent.say(Abort(generation=1))
+    agent.say(joined(2))
+    link.wait(1, timeout_s=5)
+    assert not aborted.is_set()
+    agent.say(Abort(generation=2))
+    assert aborted.wait(5)
+    late = threading.Event()
+    link.guard(2, late.set)
+    assert late.is_set()
+    later = threading.Event()
+    link.guard(3, later.set)
+    assert not later.is_set()
+
+
+def test_it_beats_and_tells_what_it_waits_for(line: tuple[AgentLink, Channel[FromTrainer], socket.socket]) -> None:
+    """By a thread of its own; and it remembers that it failed."""
+    link, agent, _ = line
+    words = agent.listen()
+    assert next(words) == Beat()
+    link.waits_for(7)
+    assert next(word for word in words if word != Beat()) == Beat(waits_for=7)
+    assert not link.failed
+    link.say(Failed(reason="broken", final=True))
+    assert link.failed
+
+
+def test_without_its_agent_it_ends(ended: threading.Event) -> None:
+    """Who trains without one would be a second training."""
+    ours, theirs = socket.socketpair()
+    link = AgentLink(theirs, lost=ended.set)
+    assert not ended.wait(0.05)
+    ours.close()
+    assert ended.wait(5)
+    link.close()
+
+
+def test_alone_there_is_one_generation_above_the_checkpoints_until_sigterm() -> None:
+    """SIGTERM means to leave with a checkpoint; it is handled, and nothing else happens."""
+    link = NoLink()
+    link.say(Ready(live=True, seen=4))
+    wish = link.wait(0)
+    assert isinstance(wish, Join)
+    assert (wish.generation, wish.world_size) == (5, 1)
+    assert link.wish(5) is None
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        link.take_signals()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert link.wish(5) == Leave(reason="SIGTERM", checkpoint=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def free_store() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_ranks_meet_whoever_comes_first_and_whoever_else_comes() -> None:
+    """Strangers, and ranks of other generations, are no guests; the steps are those of all."""
+    store = free_store()
+    with ThreadPoolExecutor(4) as pool:
+        early = pool.submit(Meeting(joined(7, rank=2, size=3, store=store)).hold, None, lambda: 0, 10)
+        older = Meeting(joined(6, rank=1, size=3, store=store))
+        lost = pool.submit(older.hold, 3, lambda: 0, 10)
+        host = pool.submit(Meeting(joined(7, rank=0, size=3, store=store)).hold, 5, lambda: 4321, 10)
+        address = ("127.0.0.1", int(store.rpartition(":")[2]))
+        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", pack(Beat())):
+            with socket.socket() as stranger:
+                while stranger.connect_ex(address):
+                    pass
+                stranger.sendall(noise)
+        late = pool.submit(Meeting(joined(7, rank=1, size=3, store=store)).hold, 4, lambda: 0, 10)
+        for met in (early.result(), host.result(), late.result()):
+            assert (met.steps, met.store_port) == ([5, 4, None], 4321)
+        older.abort()
+        with pytest.raises(GroupLostError, match="generation 6"):
+            lost.result()
+
+
+def test_a_meeting_that_not_all_come_to_ends() -> None:
+    """After its time, or as soon as it is aborted."""
+    with pytest.raises(GroupLostError, match=r"in time|timed out"):
+        Meeting(joined(1, rank=0, size=2, store=free_store())).hold(None, lambda: 0, 0.05)
+    meeting = Meeting(joined(1, rank=0, size=2, store=free_store()))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(meeting.hold, None, lambda: 0, 30)
+        while not meeting._ends:
+            pass
+        meeting.abort()
+        with pytest.raises(GroupLostError):
+            waiting.result(5)

@@ -1,0 +1,251 @@
+"""A run without an agent: what it trains, what it keeps and what it refuses."""
+
+from __future__ import annotations
+
+import atexit
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from elastic_alone import SAMPLES, arrays_of, begin, model_and_optimizer, train
+
+from edl_runtime import elastic
+from edl_runtime.elastic.messages import Finished, Note, Saved, Stepped, Up
+from edl_runtime.errors import (
+    CheckpointStoreError,
+    DatasetChangedError,
+    OtherModelError,
+    SampleError,
+    SpecError,
+    StepError,
+)
+from edl_runtime.settings import RuntimeSettings
+
+BATCHES: dict[str, Any] = {"global_batch": 4, "epochs": 2}
+
+
+@pytest.fixture(autouse=True)
+def nothing_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that a test leaves early is not this process's end."""
+    monkeypatch.setattr(atexit, "register", lambda *_: None)
+
+
+def test_each_sample_comes_once_an_epoch() -> None:
+    """The last batch of an epoch is smaller, and epochs differ in their order."""
+    run, link = begin()
+    model, _ = run.wrap(*model_and_optimizer())
+    seen = train(run, model, run.data(SAMPLES, **BATCHES))
+    assert [len(batch) for batch in seen] == [4, 4, 2] * 2
+    for epoch in (seen[:3], seen[3:]):
+        assert sorted(chain(*epoch)) == list(range(10))
+    assert seen[:3] != seen[3:]
+    assert (run.rank, run.world_size, run.generation, run.step_number) == (0, 1, 1, 6)
+    last = [word for word in link.said if isinstance(word, Stepped)][-1]
+    assert (last.step, last.samples, last.total_steps, last.epoch) == (6, 20, 6, 2)
+    assert link.said[-1] == Finished(step=6, why="done")
+
+
+def test_micro_batches_train_as_the_whole_batch_does() -> None:
+    """Their gradients are added up, each by its samples."""
+    trained = []
+    for micro_batch in (None, 3, 1):
+        run, _ = begin()
+        model, _ = run.wrap(*model_and_optimizer())
+        seen = train(run, model, run.data(SAMPLES, **BATCHES, micro_batch=micro_batch))
+        assert max(map(len, seen)) == (micro_batch or 4)
+        assert run.step_number == 6
+        trained.append((arrays_of(model), run.mean_loss))
+    for weights, loss in trained[1:]:
+        assert loss == pytest.approx(trained[0][1], rel=1e-5)
+        for name, value in trained[0][0].items():
+            np.testing.assert_allclose(weights[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_later_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    """Model, optimizer, schedule, data and random numbers come from the checkpoint, also into layers made otherwise."""
+    import paddle
+
+    def schedule() -> Any:
+        return paddle.optimizer.lr.ExponentialDecay(0.1, 0.8)
+
+    run, _ = begin()
+    undisturbed, _ = run.wrap(*model_and_optimizer(rate=schedule()))
+    wanted = train(run, undisturbed, run.data(SAMPLES, **BATCHES))
+
+    run, link = begin(tmp_path)
+    model, _ = run.wrap(*model_and_optimizer(rate=schedule()))
+    link.said.clear()
+    seen = []
+    batches = iter(run.data(SAMPLES, **BATCHES))
+    for is_last in (False, True):
+        inputs, numbers = next(batches)
+        seen.append(numbers.tolist())
+        loss = model(inputs).mean()
+        loss.backward()
+        if not is_last:
+            run.step(loss=loss)
+    run.metrics(accuracy=0.5)
+    drawn = paddle.get_rng_state()[0].__getstate__()
+    link.stop()
+    with pytest.raises(SystemExit) as ending:
+        run.step(loss=loss)
+    assert ending.value.code == 0
+    saved = next(word for word in link.said if isinstance(word, Saved))
+    assert (saved.step, saved.metrics["accuracy"]) == (2, 0.5)
+    assert link.said[-1] == Finished(step=2, why="left")
+
+    run, link = begin(tmp_path, result=tmp_path / "result.json")
+    model, optimizer = run.wrap(*model_and_optimizer(order=-1, rate=schedule()))
+    assert link.said[-1] == Up(generation=2, step=2, source="checkpoint", live=True)
+    assert paddle.get_rng_state()[0].__getstate__() == drawn
+    assert optimizer.get_lr() == pytest.approx(0.1 * 0.8**2)
+    seen += train(run, model, run.data(SAMPLES, **BATCHES))
+    assert seen == wanted
+    for name, value in arrays_of(undisturbed).items():
+        np.testing.assert_allclose(model.state_dict()[name].numpy(), value, rtol=1e-5)
+    run.metrics(accuracy=0.9)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["metrics"]["accuracy"] == 0.9
+    assert Path(result["checkpoint"]).is_dir()
+
+
+def test_checkpoints_are_written_when_they_are_due(tmp_path: Path) -> None:
+    """Each is told with its step; the last is the end's."""
+    run, link = begin(tmp_path, every_steps=2)
+    model, _ = run.wrap(*model_and_optimizer())
+    for inputs, _ in run.data(SAMPLES, **BATCHES):
+        loss = model(inputs).mean()
+        loss.backward()
+        run.step(loss=loss)
+        run._saver._writer.wait()
+    assert [word.step for word in link.said if isinstance(word, Saved)] == [2, 4, 6]
+
+
+def test_the_learning_rate_follows_the_number_of_instances() -> None:
+    """By a function of the user's; what changes is noted."""
+    run, link = begin()
+    model, optimizer = run.wrap(*model_and_optimizer(), scaling=lambda instances: 0.5 * instances)
+    train(run, model, run.data(SAMPLES, **BATCHES), steps=1)
+    assert run.learning_rate == 0.05
+    assert optimizer.get_lr() == 0.1
+    assert [word.text for word in link.said if isinstance(word, Note)] == [
+        "generation 1, 1 instances: from step 0 on the learning rate goes from 1 to 0.5 times the script's"
+    ]
+
+
+def test_a_reader_that_ends_early_is_an_error() -> None:
+    """What makes batches of the local ones has to make as many."""
+    run, _ = begin()
+    model, _ = run.wrap(*model_and_optimizer())
+    with pytest.raises(SampleError, match="an end before the epoch's"):
+        train(run, model, run.data(SAMPLES, **BATCHES).through([]))
+
+
+def test_who_forgets_to_step_is_told_at_the_second_batch() -> None:
+    """Else the model would be trained on nothing for hours."""
+    run, _ = begin()
+    model, _ = run.wrap(*model_and_optimizer())
+    with pytest.raises(StepError, match=r"asked for another batch before it called run\.step"):
+        train(run, model, run.data(SAMPLES, **BATCHES), step=False)
+    assert run.step_number == 0
+
+
+def test_a_step_needs_a_batch_and_gradients() -> None:
+    """A second step on the same batch, and one without backward, are errors that say so."""
+    run, _ = begin()
+    run.wrap(*model_and_optimizer())
+    batches = iter(run.data(SAMPLES, **BATCHES))
+    with pytest.raises(StepError, match="without a batch"):
+        run.step()
+    next(batches)
+    with pytest.raises(StepError, match="no parameter has a gradient"):
+        run.step()
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    """The error has names and shapes of both."""
+    run, _ = begin(tmp_path)
+    model, _ = run.wrap(*model_and_optimizer(width=3))
+    train(run, model, run.data(SAMPLES, **BATCHES))
+    other = begin(tmp_path)[0]
+    with pytest.raises(OtherModelError) as refused:
+        other.wrap(*model_and_optimizer(width=5))
+    assert "model 'first.weight': float32 (2, 5) here, float32 (2, 3) there" in refused.value.differences
+    assert "optimizer 'second.weight/moment1': float32 (5, 1) here, float32 (3, 1) there" in refused.value.differences
+
+
+def test_other_data_than_a_checkpoint_s_is_refused(tmp_path: Path) -> None:
+    """Another length, or another order, would train samples twice or never."""
+    run, _ = begin(tmp_path)
+    model, _ = run.wrap(*model_and_optimizer())
+    train(run, model, run.data(SAMPLES, **BATCHES))
+    later = begin(tmp_path)[0]
+    model, _ = later.wrap(*model_and_optimizer())
+    with pytest.raises(DatasetChangedError, match="has 9 samples, and had 10"):
+        later.data(SAMPLES[:9], **BATCHES)
+    with pytest.raises(SpecError, match="with which this training began"):
+        later.data(SAMPLES, **BATCHES, seed=7)
+    assert len(train(later, model, later.data(SAMPLES, global_batch=5, epochs=3))) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "either global_batch or instance_batch"),
+        ({"global_batch": 4, "instance_batch": 4}, "either global_batch or instance_batch"),
+        ({"global_batch": 0}, "1 or more, for so many instances may share it"),
+        ({"instance_batch": 0}, "instance_batch: got 0"),
+        ({"global_batch": 4, "micro_batch": 0}, "micro_batch: got 0"),
+        ({"global_batch": 4, "epochs": 0}, "epochs: got 0"),
+    ],
+)
+def test_batches_that_can_t_be_are_refused(given: dict[str, Any], message: str) -> None:
+    """The error names the argument."""
+    run, _ = begin()
+    run.wrap(*model_and_optimizer())
+    with pytest.raises(SpecError, match=message):
+        run.data(SAMPLES, **given)
+
+
+def test_what_can_t_be_wrapped_is_refused() -> None:
+    """No other model, no stranger's parameters, no schedule that needs a loss, no second time."""
+    import paddle
+
+    run, _ = begin()
+    with pytest.raises(SpecError, match=r"before run\.wrap"):
+        run.data(SAMPLES, **BATCHES)
+    model, optimizer = model_and_optimizer()
+    stranger = paddle.nn.Linear(1, 1)
+    plateau = paddle.optimizer.lr.ReduceOnPlateau(0.1)
+    for bad_model, bad_optimizer, message in (
+        (stranger.weight, optimizer, "a paddle.nn.Layer"),
+        (model, "sgd", "an optimizer of paddle.optimizer"),
+        (stranger, optimizer, "parameters of the model only"),
+        (model, paddle.optimizer.SGD(plateau, parameters=model.parameters()), "ReduceOnPlateau"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            run.wrap(bad_model, bad_optimizer)
+    for bad, message in (
+        ({"scaling": "cubic"}, "'fixed', 'linear', 'sqrt'"),
+        ({"scaling": lambda _: -1.0}, "a number above 0"),
+        ({"warm_up_steps": -1}, "0 or more"),
+        ({"schedule": "day"}, "'step', 'epoch' or None"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            run.wrap(model, optimizer, **bad)
+    run.wrap(model, optimizer)
+    with pytest.raises(SpecError, match="a second call"):
+        run.wrap(model, optimizer)
+    run.data(SAMPLES, **BATCHES)
+    with pytest.raises(SpecError, match="one loop over the data a run"):
+        run.data(SAMPLES, **BATCHES)
+
+
+def test_a_path_that_can_t_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    """And not at the first checkpoint, hours later."""
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(CheckpointStoreError, match="file"):
+        elastic.init(str(tmp_path / "file" / "kept"), settings=RuntimeSettings())

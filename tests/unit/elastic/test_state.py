@@ -1,0 +1,91 @@
+"""What models and optimizers hold, out and in again; and their gradients, added up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from elastic_alone import arrays_of, model_and_optimizer, paddle
+
+from edl_runtime.elastic.gradients import DeviceGradients, HostGradients
+from edl_runtime.elastic.groups import Alone
+from edl_runtime.elastic.sharing import share, source_of
+from edl_runtime.elastic.state import TrainingState
+
+
+def step(model: Any, optimizer: Any) -> None:
+    (model(paddle.ones([3, 2])) ** 2).mean().backward()
+    optimizer.step()
+    optimizer.clear_grad()
+
+
+@pytest.mark.parametrize("kind", ["Momentum", "Adam", "AdamW", "Adagrad", "RMSProp", "Lamb", "SGD"])
+def test_a_state_trains_on_in_another_process_s_model(kind: str) -> None:
+    """Whatever order the layers were made in, and before the optimizer has made a step there."""
+    models = [model_and_optimizer(order=order)[0] for order in (1, -1)]
+    optimizers = [getattr(paddle.optimizer, kind)(0.05, parameters=model.parameters()) for model in models]
+    first, second = (TrainingState(*pair) for pair in zip(models, optimizers, strict=True))
+    step(models[0], optimizers[0])
+    second.load(first.arrays(), "the test's")
+    for pair in zip(models, optimizers, strict=True):
+        step(*pair)
+    for name, value in arrays_of(models[0]).items():
+        np.testing.assert_allclose(arrays_of(models[1])[name], value, rtol=1e-6)
+
+
+def test_groups_of_parameters_and_half_precision_are_kept() -> None:
+    """bfloat16 weights travel as their bits, the masters that are trained as float32."""
+    model, _ = model_and_optimizer()
+    model.to(dtype="bfloat16")
+    groups = [{"params": [each], "weight_decay": 0.1} for each in model.parameters()]
+    optimizer = paddle.optimizer.AdamW(0.1, parameters=groups, multi_precision=True)
+    arrays = TrainingState(model, optimizer).arrays()
+    assert arrays["model"]["first.weight"].dtype == np.uint16
+    assert arrays["optimizer"]["first.weight/master"].dtype == np.float32
+    assert arrays["optimizer"]["first.weight/moment1"].shape == (2, 3)
+
+
+def test_what_is_frozen_is_in_the_model_and_not_in_the_gradients() -> None:
+    """Buffers and running means are part of a model's state as well."""
+    model = paddle.nn.Sequential(paddle.nn.Linear(2, 3), paddle.nn.BatchNorm1D(3))
+    model[0].bias.stop_gradient = True
+    state = TrainingState(model, paddle.optimizer.Adam(0.1, parameters=model.parameters()))
+    assert {"0.weight", "0.bias", "1._mean", "1._variance"} <= state.arrays()["model"].keys()
+    assert "0.bias/moment1" not in state.arrays()["optimizer"]
+    assert len(state.parameters) == 3
+
+
+@pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
+def test_gradients_are_weighted_means_and_none_stays_none(kind: Any) -> None:
+    """What no rank has a gradient of is not trained, as if there were one rank."""
+    first, second, third = (paddle.create_parameter([2], "float32") for _ in range(3))
+    gradients = kind([first, second, third])
+    for _ in range(2):  # buffers are used again
+        (first * paddle.to_tensor([1.0, 2.0])).sum().backward()
+        gradients.add(3, 5.0)
+        (first + 4 * second).sum().backward()
+        gradients.add(1, 1.0)
+        assert first.grad is None or not first.grad.numpy().any()
+        for parameter in (first, second, third):
+            parameter.clear_gradient(False)
+        assert gradients.give(Alone(), 4) == pytest.approx(4.0)
+        np.testing.assert_allclose(first.grad.numpy(), [1.0, 1.75])
+        np.testing.assert_allclose(second.grad.numpy(), [1.0, 1.0])
+        assert third.grad is None
+        first.clear_gradient(False)
+        second.clear_gradient(False)
+    gradients.add(1, 2.0)
+    gradients.drop()
+    assert gradients.give(Alone(), 1) == 0.0
+    assert first.grad is None
+
+
+def test_who_is_ahead_gives_its_state() -> None:
+    """Nobody needs to when all are at the same step; rank 0 begins when nobody has any."""
+    assert source_of([None, None]) == 0
+    assert source_of([4, 5, None]) == 1
+    assert source_of([5, 5, None]) == 0
+    assert source_of([5, 5]) is None
+    with pytest.raises(AssertionError):
+        share(Alone(), 0, None)
