@@ -368,6 +368,22 @@ async def test_the_highest_generation_comes_back_whoever_is_first(own_redis: Red
         assert (view.generation, view.rank("1-a")) == (latest, None)
 
 
+async def test_a_newcomer_does_not_begin_anew_in_an_emptied_redis(client: Redis, namespace: str) -> None:
+    """For a second nothing is published there, however ready it is; then somebody is back who knows more."""
+    (old,) = await group(client, namespace, 1)
+    await client.delete(*keys.of_group(namespace, JOB))
+    newcomer = Agent(client, namespace, 1, quiet_s=1.0)
+    await newcomer.beat()
+    while (view := await newcomer.beat()).now < view.members[0].since + 0.5:
+        assert decide(view, BOUNDS, "1-a") is None
+        await asyncio.sleep(0.05)
+    draft = decide(msgspec.structs.replace(view, quiet_until=0.0), BOUNDS, "1-a")
+    assert draft
+    assert await newcomer.membership.propose(draft) is None
+    assert (await old.beat()).number == 1
+    assert (await newcomer.publish()).members == ("0-a", "1-a")
+
+
 async def test_an_agent_that_did_not_hear_of_its_registration_registers_once(client: Redis, namespace: str) -> None:
     """Redis had done it when the connection broke."""
     agent = Agent(client, namespace, 0)
