@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
+import numpy as np
 import structlog
 
 from edl_runtime.checkpoint.contents import read_files, read_info, snapshot_of, write_folder
@@ -19,6 +21,8 @@ from edl_runtime.specs import Checkpoint
 
 ABANDONED_AFTER_S = 3600.0
 """An unfinished checkpoint in which nothing has changed for so long is nobody's any more."""
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +39,7 @@ class CheckpointStore:
         self.spec = spec
         self._storage = storage_at(spec.url)
         self._finished: set[str] = set()
-        self._whole: set[str] = set()
+        self._whole: dict[str, bool] = {}
         self._in_use: set[str] = set()
 
     def check(self) -> None:
@@ -48,36 +52,30 @@ class CheckpointStore:
         Raises SpecError for arrays that can't be stored.
         """
         info = trying(self.spec.url, self._write, snapshot)
-        self._whole.add(info.name)
+        self._whole[info.name] = True
         return info
 
     def newest(self) -> CheckpointInfo | None:
         """Return the newest that is whole, None if there is none. Reads its files; damaged ones are passed by."""
-        for name in self.names():
-            with _passing_by_damaged():
-                return self.verify(name)
-        return None
+        return self._newest_that(self.verify)
 
     def load_newest(self) -> tuple[CheckpointInfo, Snapshot] | None:
         """Return the newest that is whole and what it holds. Reads it once, where `newest` and `load` read it twice."""
-        for name in self.names():
-            with _passing_by_damaged():
-                info = self.info(name)
-                return info, self.load(info)
-        return None
+
+        def loaded(name: str) -> tuple[CheckpointInfo, Snapshot]:
+            info = self.info(name)
+            return info, self.load(info)
+
+        return self._newest_that(loaded)
 
     def load(self, info: CheckpointInfo) -> Snapshot:
         """Return what a checkpoint holds; the arrays are the caller's own. Raises DamagedCheckpointError."""
-        with self._using(info.name):
-            contents = trying(self.spec.url, read_files, self._storage, info, keep=True)
-        return snapshot_of(info, contents)
+        return snapshot_of(info, self._read(info, keep=True))
 
     def verify(self, name: str) -> CheckpointInfo:
         """Return a checkpoint of which every byte is as it was written. Raises DamagedCheckpointError."""
-        with self._using(name):
-            info = self.info(name)
-            trying(self.spec.url, read_files, self._storage, info, keep=False)
-        self._whole.add(name)
+        info = self.info(name)
+        self._read(info, keep=False)
         return info
 
     def info(self, name: str) -> CheckpointInfo:
@@ -99,17 +97,18 @@ class CheckpointStore:
     def prune(self, *, now: float | None = None, dry_run: bool = False) -> Sequence[str]:
         """Remove what `spec` does not keep, and what was abandoned before it was finished; return the names.
 
-        The newest `keep_last` whole ones stay, with them newer ones that have a manifest, and what this store reads or
-        writes at this moment; all, while none is whole. Each loses its manifest first: an interruption leaves nothing
-        that looks whole. `now` is a Unix time.
+        The newest whole one stays with those before it, `keep_last` in all, and with newer ones that have a manifest;
+        so does what this store reads or writes at this moment. As long as none is whole, all stay. Whether older ones
+        are whole is not looked at. Each loses its manifest first: an interruption leaves nothing that looks whole.
+        `now` is a Unix time.
         """
         folders = self._folders()  # once: what another process adds from here on is not judged
         finished = [name for name in _newest_first(folders) if self._is_finished(name)]
-        whole = self._newest_whole(finished)
-        if not whole:
+        newest = self._newest_kept(finished)
+        if not newest:
             return []
         unfinished = set(folders).difference(finished)
-        doomed = [*self._old(finished, whole), *self._abandoned(unfinished, time.time() if now is None else now)]
+        doomed = [*self._old(finished, newest), *self._abandoned(unfinished, time.time() if now is None else now)]
         for name in doomed if not dry_run else ():
             trying(self.spec.url, self._storage.remove, name)
             log.info("checkpoint.removed", url=self._storage.url_of(name))
@@ -120,20 +119,45 @@ class CheckpointStore:
         with self._using(name):
             return write_folder(self._storage, name, snapshot)
 
-    def _newest_whole(self, finished: Sequence[str]) -> Sequence[str]:
-        found: list[str] = []
-        for name in finished:
-            if len(found) < self.spec.keep_last and self._is_whole(name):
-                found.append(name)
-        return found
+    def _read(self, info: CheckpointInfo, *, keep: bool) -> dict[str, np.ndarray]:
+        with self._using(info.name):
+            try:
+                contents = trying(self.spec.url, read_files, self._storage, info, keep=keep)
+            except DamagedCheckpointError:
+                self._whole[info.name] = False
+                raise
+        self._whole[info.name] = True
+        return contents
 
-    def _old(self, finished: Sequence[str], whole: Sequence[str]) -> Sequence[str]:
-        """Return what is older than the newest whole one and not to be kept, the oldest first."""
+    def _newest_that(self, use: Callable[[str], T]) -> T | None:
+        """Return what `use` makes of the newest that is not damaged.
+
+        Lists anew each time: what goes missing while it is read may have been removed in favour of a newer one.
+        """
+        tried: set[str] = set()
+        while names := [name for name in self.names() if name not in tried]:
+            tried.add(names[0])
+            with _passing_by_damaged():
+                return use(names[0])
+        return None
+
+    def _newest_kept(self, finished: Sequence[str]) -> Sequence[str]:
+        sound = [name for name in finished if self._whole.get(name, True)]
+        for place, name in enumerate(sound):
+            with _passing_by_damaged():
+                if name not in self._whole:
+                    self.verify(name)
+                return sound[place : place + self.spec.keep_last]
+        return []
+
+    def _old(self, finished: Sequence[str], newest: Sequence[str]) -> Sequence[str]:
+        """Return what is older than the first of the newest and not to be kept, the oldest first."""
         good = kept_for_good(map(position_of, finished), self.spec.keep_every)
-        newest = position_of(whole[0])
-        kept = {*whole, *self._in_use}
+        kept = {*newest, *self._in_use}
         candidates = [name for name in reversed(finished) if name not in kept]
-        return [name for name in candidates if position_of(name) < newest and position_of(name) not in good]
+        return [
+            name for name in candidates if position_of(name) < position_of(newest[0]) and position_of(name) not in good
+        ]
 
     def _abandoned(self, unfinished: Iterable[str], now: float) -> Sequence[str]:
         found = []
@@ -153,12 +177,6 @@ class CheckpointStore:
                 return False
             self._finished.add(name)
         return True
-
-    def _is_whole(self, name: str) -> bool:
-        if name not in self._whole:
-            with _passing_by_damaged():
-                self.verify(name)
-        return name in self._whole
 
     def _folders(self) -> Sequence[str]:
         return trying(self.spec.url, self._storage.folders)

@@ -14,6 +14,7 @@ import numpy as np
 
 from edl_runtime.errors import SpecError
 
+_METADATA = "__metadata__"
 _TYPES = {
     "F64": "<f8",
     "I64": "<i8",
@@ -35,6 +36,8 @@ _TYPES["BF16"] = "<u2"  # numpy has no such type; these are its bits, as Paddle 
 
 def pieces(arrays: Mapping[str, np.ndarray]) -> Iterator[memoryview]:
     """Yield the file's bytes: the header, and each array's own memory. Raises SpecError for other types of arrays."""
+    if _METADATA in arrays:
+        raise SpecError("checkpoint's array", _METADATA, "any other name: safetensors keeps this one for itself")
     entries: dict[str, Any] = {}
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))  # so that all are aligned
     end = 0
@@ -52,7 +55,7 @@ def parse(content: np.ndarray) -> dict[str, np.ndarray]:
     """Return the arrays in a file's bytes, as views of them. Raises ValueError for what is no safetensors file."""
     start = 8 + int.from_bytes(content[:8].tobytes(), "little")
     header = msgspec.json.decode(content[8:start].tobytes(), type=dict[str, Any])
-    header.pop("__metadata__", None)
+    header.pop(_METADATA, None)
     entries = msgspec.convert(header, dict[str, _Entry])
     return {name: _view(content[start:], entry) for name, entry in entries.items()}
 

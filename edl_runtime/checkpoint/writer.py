@@ -91,7 +91,7 @@ class CheckpointWriter:
 
     def _write_aside(self, snapshot: Snapshot) -> None:
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)  # of this thread alone
         with contextlib.suppress(EdlError):
             self._write(snapshot)
 

@@ -78,7 +78,7 @@ def verify(url: str, *, as_json: bool) -> None:
 def prune(url: str, *, keep_last: int, keep_every: int | None, dry_run: bool) -> None:
     """Remove old checkpoints at URL, and what was left unfinished more than an hour ago.
 
-    The newest that are whole stay: they are read before anything is removed.
+    The newest is read before anything is removed: while none is whole, all stay.
     """
     store = CheckpointStore(Checkpoint(url=url, keep_last=keep_last, keep_every=keep_every))
     for name in store.prune(dry_run=dry_run):

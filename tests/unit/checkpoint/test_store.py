@@ -10,13 +10,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from any_arrays import SOME, assert_same
 from checkpointing import is_whole, snapshot_at, steps_of, stored
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from edl_runtime.checkpoint import contents
 from edl_runtime.checkpoint.files import read_checked, write_checked
-from edl_runtime.checkpoint.manifest import MANIFEST
-from edl_runtime.checkpoint.snapshot import Snapshot
+from edl_runtime.checkpoint.manifest import MANIFEST, CheckpointInfo
+from edl_runtime.checkpoint.snapshot import Arrays, Snapshot
 from edl_runtime.checkpoint.store import ABANDONED_AFTER_S, CheckpointStore
 from edl_runtime.errors import (
     CheckpointStoreError,
@@ -58,6 +61,17 @@ def test_what_was_written_is_loaded(tmp_path: Path) -> None:
     assert before <= info.manifest.created_at <= time.time()
     assert Path(info.url).is_dir()
     assert info.size_bytes == sum(path.stat().st_size for path in Path(info.url).iterdir() if path.name != MANIFEST)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.dictionaries(st.sampled_from(["model", "optimizer", "rng-0"]), SOME, max_size=3))
+def test_any_arrays_are_loaded_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, some: Arrays) -> None:
+    """Whatever their groups, names, types and shapes."""
+    store = stored(tmp_path_factory.mktemp("place"))
+    loaded = store.load(store.write(Snapshot(generation=1, step=1, arrays=some)))
+    assert loaded.arrays.keys() == some.keys()
+    for group, arrays in some.items():
+        assert_same(dict(loaded.arrays[group]), dict(arrays))
 
 
 def test_where_nothing_is_nothing_is_found(tmp_path: Path) -> None:
@@ -206,6 +220,39 @@ def test_one_that_comes_while_others_are_judged_stays(tmp_path: Path, monkeypatc
     monkeypatch.setattr(store._storage, "folders", folders_and_one_more)
     assert list(store.prune()) == []
     assert 5 in steps_of(store)
+
+
+def test_whoever_is_overtaken_while_loading_takes_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that it saw have been removed in favour of those that came since."""
+    store = stored(tmp_path, 1, 2)
+    info = store.info
+
+    def slow(name: str) -> CheckpointInfo:
+        monkeypatch.undo()
+        stored(tmp_path, 3, keep_last=1).prune()
+        return info(name)
+
+    monkeypatch.setattr(store, "info", slow)
+    found = store.load_newest()
+    assert found is not None
+    assert found[1].step == 3
+
+
+def test_one_that_can_not_be_read_now_is_not_taken_for_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither passed by, which would lose steps, nor removed."""
+    stored(tmp_path, 1, 2)
+    store = stored(tmp_path, keep_last=1)
+
+    def fail(*_: object, **__: object) -> np.ndarray:
+        raise PermissionError("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(contents, "read_checked", fail)
+        for use in (store.load_newest, store.newest, store.prune):
+            with pytest.raises(CheckpointStoreError, match="not now"):
+                use()
+    store.prune()
+    assert steps_of(store) == [2]
 
 
 def test_an_interrupted_removal_leaves_nothing_that_looks_whole(

@@ -6,29 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from any_arrays import SOME, assert_same
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays
 from safetensors.numpy import load, save, save_file
 
 from edl_runtime.checkpoint.tensors import parse, pieces
 from edl_runtime.errors import SpecError
 
-DTYPES = [np.dtype(name) for name in ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?", "c8")]
-NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8).filter(lambda name: name != "__metadata__")
-SHAPES = array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
-SOME = st.dictionaries(NAMES, st.sampled_from(DTYPES).flatmap(lambda dtype: arrays(dtype, SHAPES)), max_size=5)
-
 
 def encoded(given_arrays: dict[str, np.ndarray]) -> bytes:
     return b"".join(pieces(given_arrays))
-
-
-def assert_same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, array in wanted.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
-        assert found[name].tobytes() == array.tobytes()  # not a number is itself here
 
 
 @settings(deadline=None)
@@ -74,6 +61,12 @@ def test_other_arrays_are_refused_by_name(dtype: str) -> None:
     """Text or objects would need pickle."""
     with pytest.raises(SpecError, match=r"'names'.*allowed is arrays of F64"):
         encoded({"names": np.zeros(2, dtype)})
+
+
+def test_the_name_that_the_format_keeps_for_itself_is_refused() -> None:
+    """An array of that name would be lost."""
+    with pytest.raises(SpecError, match="__metadata__"):
+        encoded({"__metadata__": np.zeros(2)})
 
 
 @pytest.mark.parametrize(
