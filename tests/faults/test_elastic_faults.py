@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from agent_group import running_group
 from elastic_agents import batches_of, stepped
-from elastic_group import running_group
 from proxy import running_proxy
 
 from edl_runtime.settings import RuntimeSettings

@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from agent_group import Group, running_group
 from elastic_agents import batches_of, stepped
-from elastic_group import Group, running_group
 
 from edl_runtime.settings import RuntimeSettings
 
@@ -114,7 +114,7 @@ def test_a_training_without_live_generations_goes_on_from_checkpoints(
         saved = group.await_event("saved", lambda event: event.generation == second.generation)
         assert saved.step == max(each["step"] for each in group.stepped())
         steps = Counter((each["step"], each["rank"]) for each in group.stepped())
-        assert set(steps.values()) == {1}
+        assert set(steps.values()) == {1}, group.story()
 
 
 PLAIN = Path(__file__).parents[1] / "plain_script.py"

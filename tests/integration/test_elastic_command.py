@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from elastic_group import SCRIPT
+from agent_group import SCRIPT
 from integration.local_jobs import wait_until_gone
 
 PATIENCE_S = 60.0
