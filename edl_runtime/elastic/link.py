@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -51,8 +51,11 @@ class Link(Protocol):
         """Return `wish(generation)` as soon as there is one, None after `timeout_s`."""
         ...
 
-    def guard(self, generation: int, abort: Callable[[], None]) -> None:
-        """Have `abort` called, by another thread and perhaps at once, when `generation` has lost a member."""
+    def guard(self, generation: int, abort: Callable[[], None], *, forming: bool = False) -> None:
+        """Have `abort` called, by another thread and perhaps at once, when `generation` has lost a member.
+
+        While it is `forming`, also when there is another wish: nobody waits until the last one comes then.
+        """
         ...
 
     def waits_for(self, step: int | None) -> None:
@@ -83,7 +86,7 @@ class AgentLink:
         self._join: Join | None = None
         self._leave: Leave | None = None
         self._aborted = 0  # the newest generation that has lost a member
-        self._guarded: tuple[int, Callable[[], None]] | None = None
+        self._guarded: _Guarded | None = None
         self._waits_for: int | None = None
         self._closed = threading.Event()
         bodies = (("edl link", self._listen), ("edl beat", self._beat))
@@ -121,12 +124,12 @@ class AgentLink:
         with self._news:
             return self._news.wait_for(lambda: self._wish(generation), timeout_s)
 
-    def guard(self, generation: int, abort: Callable[[], None]) -> None:
+    def guard(self, generation: int, abort: Callable[[], None], *, forming: bool = False) -> None:
         with self._news:
-            self._guarded = generation, abort
-            if self._aborted < generation:
-                return
-        abort()
+            self._guarded = _Guarded(generation, abort, forming)
+            is_over = self._is_over(self._guarded)
+        if is_over:
+            abort()
 
     def waits_for(self, step: int | None) -> None:
         self._waits_for = step
@@ -169,13 +172,24 @@ class AgentLink:
                     self._aborted = max(self._aborted, message.generation)
             self._news.notify_all()
             guarded = self._guarded
-        if isinstance(message, Abort) and guarded is not None and guarded[0] <= message.generation:
-            guarded[1]()
+            is_over = guarded is not None and self._is_over(guarded)
+        if guarded is not None and is_over:
+            guarded.abort()
+
+    def _is_over(self, guarded: _Guarded) -> bool:
+        superseded = guarded.forming and self._wish(guarded.generation) is not None
+        return superseded or self._aborted >= guarded.generation
 
     def _beat(self) -> None:
         while not self._closed.is_set():
             self.say(Beat(waits_for=self._waits_for))
             self._closed.wait(BEAT_EVERY_S)
+
+
+class _Guarded(NamedTuple):
+    generation: int
+    abort: Callable[[], None]
+    forming: bool
 
 
 class NoLink:
@@ -201,7 +215,7 @@ class NoLink:
         del timeout_s  # there is nobody to wait for
         return self.wish(generation)
 
-    def guard(self, generation: int, abort: Callable[[], None]) -> None:
+    def guard(self, generation: int, abort: Callable[[], None], *, forming: bool = False) -> None:
         pass
 
     def waits_for(self, step: int | None) -> None:

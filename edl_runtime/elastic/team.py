@@ -85,11 +85,12 @@ class Team:
             return alone
         group = PaddleGroup(join, self._backend)
         self._made += 1
-        self.link.guard(join.generation, group.abort)
+        self.link.guard(join.generation, group.abort, forming=True)
         try:
             steps = group.meet(step)
             self.group.close()  # nobody waits in the one before any more: all have met
             enter(group, join, steps)
+            self.link.guard(join.generation, group.abort)
         except BaseException:
             group.close()
             raise

@@ -87,6 +87,24 @@ def test_an_abort_is_for_its_generation_also_when_it_comes_first(
     assert not later.is_set()
 
 
+def test_a_forming_generation_is_let_go_for_a_newer_one(
+    line: tuple[AgentLink, Channel[FromTrainer], socket.socket],
+) -> None:
+    """Who never comes to it would be waited for else; one that is up goes on until a step's end."""
+    link, agent, _ = line
+    agent.say(joined(2))
+    link.wait(1, timeout_s=5)
+    let_go = threading.Event()
+    link.guard(2, let_go.set, forming=True)
+    assert not let_go.is_set()
+    link.guard(2, let_go.set)
+    agent.say(joined(3))
+    assert link.wait(2, timeout_s=5) == joined(3)
+    assert not let_go.is_set()
+    link.guard(2, let_go.set, forming=True)
+    assert let_go.wait(5)
+
+
 def test_it_beats_and_tells_what_it_waits_for(line: tuple[AgentLink, Channel[FromTrainer], socket.socket]) -> None:
     """By a thread of its own; and it remembers that it failed."""
     link, agent, _ = line

@@ -1,0 +1,50 @@
+"""Groups of Paddle's, one after the other in the same processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edl_runtime.elastic.groups import choose_backend
+from edl_runtime.elastic.team import MOST_LIVE
+
+GROUP = Path(__file__).parents[1] / "elastic_group.py"
+
+
+@pytest.mark.slow
+def test_groups_follow_one_another_and_are_let_go_of() -> None:
+    """They talk right, are made in far less than a second, free who waits at once, and leave few descriptors behind.
+
+    Whatever else the process has open stays open. The port is the same each time.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environ = {**os.environ, "GLOG_minloglevel": "3", "PYTHONWARNINGS": "ignore"}
+    ranks = [
+        subprocess.Popen([sys.executable, str(GROUP), str(rank), "2", str(port)], stdout=subprocess.PIPE, env=environ)
+        for rank in range(2)
+    ]
+    try:
+        seen = [json.loads(process.communicate(timeout=60)[0].splitlines()[-1]) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert all(made_s < 1 for made_s in seen[0]["made_s"][1:]), seen
+    assert len(seen[0]["raised_s"]) == len(seen[0]["made_s"])
+    assert max(seen[0]["raised_s"]) < 1.5, seen
+    for rank in seen:
+        first, *_, last = rank["descriptors"]
+        assert (last - first) / (len(rank["descriptors"]) - 1) * MOST_LIVE < 500, seen
+
+
+def test_the_backend_follows_from_what_there_is() -> None:
+    """NCCL where there are GPUs, else gloo."""
+    assert choose_backend(0) == "gloo"
+    assert choose_backend(8) == "nccl"
