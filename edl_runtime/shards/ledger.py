@@ -106,10 +106,9 @@ class Ledger:
         if not 1 <= most <= MOST_AT_ONCE:
             raise SpecError("most", most, f"1 to {MOST_AT_ONCE}")
         async with self._leasing:
-            more, added, closed, *pairs = await self._run(
-                "ledger_lease", self.generation, self._worker, most, self._call
-            )
-            leased = [(int(ticket), int(start)) for ticket, start in _pairs(pairs)]
+            answer = await self._run("ledger_lease", self.generation, self._worker, most, self._call)
+            more, added, closed, tickets = answer
+            leased = _pairs([int(number) for number in tickets.split()])
             places = [self._place(ticket, added if closed else None) for ticket, _ in leased]
             names = await self._names({number for _, number in places})
             self._call += 1  # only now is it certain that this answer is not needed again
@@ -126,8 +125,8 @@ class Ledger:
         Raises LeaseLostError for one that is not this worker's.
         """
         for some in _slices(list(shards)):
-            pairs = [number for shard in some for number in (shard.ticket, shard.start)]
-            await self._run("ledger_ack", self.generation, self._worker, step, *pairs)
+            tickets = " ".join([f"{shard.ticket} {shard.start}" for shard in some])
+            await self._run("ledger_ack", self.generation, self._worker, step, tickets)
 
     async def fail(self, shard: Shard, reason: str, *, applied: int = 0) -> bool:
         """Give back a shard that can't be read, of which `applied` records are in the model.

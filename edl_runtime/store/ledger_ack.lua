@@ -7,7 +7,7 @@
 --   KEYS[5] failures  hash, ticket -> JSON {"reasons": [...], "offset": records that had been applied}
 --   KEYS[6] names     hash, number -> name of a shard; empty when all workers were given the list
 --   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and JSON of the answer
---   ARGV[1] generation, ARGV[2] worker, ARGV[3] step, ARGV[4] on: ticket, start, ticket, start, ...
+--   ARGV[1] generation, ARGV[2] worker, ARGV[3] step, ARGV[4] 'TICKET START TICKET START ...'
 --
 -- Answers {'ok'}, also when it was done already; {'missing'}; {'stale', generation}; {'lost', ticket} when another
 -- worker has that lease, or nobody.
@@ -18,17 +18,18 @@ if refused then
   return refused
 end
 
-local tickets = {}
-for place = 4, #ARGV, 2 do
-  table.insert(tickets, ARGV[place])
+local tickets, starts = {}, {}
+for ticket, start in string.gmatch(ARGV[4], '(%d+) (%d+)') do
+  tickets[#tickets + 1] = ticket
+  starts[#starts + 1] = start
 end
 local finished, acked = {}, {}
 for place, lease in ipairs(redis.call('HMGET', KEYS[2], unpack(tickets))) do
-  local ticket, start = tickets[place], ARGV[2 * place + 3]
+  local ticket, start = tickets[place], starts[place]
   if lease == start .. ' ' .. ARGV[2] then
-    table.insert(finished, ticket)
-    table.insert(acked, ARGV[3])
-    table.insert(acked, ticket .. ' ' .. start)
+    finished[#finished + 1] = ticket
+    acked[#acked + 1] = ARGV[3]
+    acked[#acked + 1] = ticket .. ' ' .. start
   elseif lease or tonumber(ticket) >= state.next or redis.call('ZSCORE', KEYS[3], ticket) then
     return {'lost', ticket}
   end

@@ -11,8 +11,8 @@
 --   ARGV[1] generation, ARGV[2] worker, ARGV[3] how many at most, ARGV[4] number of the worker's call; with that of
 --   its last one, whose answer it has not got, it gets the same answer
 --
--- Answers {'ok', 1 when there may be more later else 0, added, closed, ticket, start, ticket, start, ...};
--- {'missing'}; {'stale', generation}.
+-- Answers {'ok', 1 when there may be more later else 0, added, closed, 'TICKET START TICKET START ...'}: one text, for
+-- clients take long to read many; {'missing'}; {'stale', generation}.
 
 local state = read_state()
 local refused = refusal(state, ARGV[1])
@@ -20,15 +20,14 @@ if refused then
   return refused
 end
 
-local call = '^' .. ARGV[4] .. ' '
-local before = redis.call('HGET', KEYS[7], ARGV[2])
-if before and string.find(before, call) then
-  return cjson.decode((string.gsub(before, call, '')))
+local worker, wanted = ARGV[2], tonumber(ARGV[3])
+local before = redis.call('HGET', KEYS[7], worker)
+local again = before and string.match(before, '^' .. ARGV[4] .. ' (.*)$')
+if again then
+  return {'ok', 1, state.added, state.closed, again}
 end
 
-local worker, wanted = ARGV[2], tonumber(ARGV[3])
-local answer = {'ok', 1, state.added, state.closed}
-local leases = {}
+local given, leases = {}, {}
 local failing = redis.call('EXISTS', KEYS[5]) == 1
 
 local function take(ticket, start)
@@ -36,14 +35,13 @@ local function take(ticket, start)
     drop()
     return
   end
-  table.insert(answer, ticket)
-  table.insert(answer, start)
-  table.insert(leases, ticket)
-  table.insert(leases, start .. ' ' .. worker)
+  given[#given + 1] = ticket .. ' ' .. start
+  leases[#leases + 1] = ticket
+  leases[#leases + 1] = start .. ' ' .. worker
 end
 
 local in_back = redis.call('ZCARD', KEYS[3])
-while #leases < 2 * wanted do
+while #given < wanted do
   if in_back > 0 then
     local first = redis.call('ZPOPMIN', KEYS[3])
     in_back = in_back - 1
@@ -51,7 +49,7 @@ while #leases < 2 * wanted do
   elseif state.next < (state.epoch + 1) * state.added then
     take(whole(state.next), '0')
     state.next = state.next + 1
-  elseif state.closed == 1 and #leases == 0 and state.epoch + 1 < state.epochs
+  elseif state.closed == 1 and #given == 0 and state.epoch + 1 < state.epochs
     and redis.call('HLEN', KEYS[2]) == 0 then
     state.epoch = state.epoch + 1
   else
@@ -59,12 +57,14 @@ while #leases < 2 * wanted do
   end
 end
 
-if #leases > 0 then
+local more = 1
+local tickets = table.concat(given, ' ')
+if #given > 0 then
   redis.call('HSET', KEYS[2], unpack(leases))
-  redis.call('HSET', KEYS[7], worker, ARGV[4] .. ' ' .. cjson.encode(answer))
+  redis.call('HSET', KEYS[7], worker, ARGV[4] .. ' ' .. tickets)
 elseif state.closed == 1 and redis.call('HLEN', KEYS[2]) == 0 then
-  answer[2] = 0
+  more = 0
 end
 redis.call('HSET', KEYS[1], 'next', whole(state.next), 'epoch', whole(state.epoch))
 keep()
-return answer
+return {'ok', more, state.added, state.closed, tickets}

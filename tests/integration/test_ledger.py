@@ -155,7 +155,7 @@ async def test_an_acknowledgement_counts_once_and_is_refused_for_the_shard_of_an
     assert (await one.report()).done == 1
 
 
-async def test_a_poisoned_shard_is_set_aside_and_reported(ledger_of: Make) -> None:
+async def test_a_poisoned_shard_is_set_aside_and_reported(ledger_of: Make, client: Redis, namespace: str) -> None:
     """After three failures nobody gets it any more in this epoch, which ends without it; also after going back."""
     ledger = ledger_of(epochs=2)
     await ledger.restore(None, 1)
@@ -171,8 +171,11 @@ async def test_a_poisoned_shard_is_set_aside_and_reported(ledger_of: Make) -> No
     rest = await leased(ledger, 10)
     assert [shard.name for shard in rest] == ["b", "c"]
     await ledger.ack(rest, step=1)
-    await ledger.restore(through_json(await ledger.commit(1, {})), 3)
-    assert (await ledger.report()).done == 2
+    state = through_json(await ledger.commit(1, {}))
+    await client.delete(*keys.of_ledger(namespace, "job"))
+    await ledger.restore(state, 3)
+    report = await ledger.report()
+    assert (report.done, [aside.reasons for aside in report.set_aside]) == (2, [reasons])
     assert [shard.name for shard in await leased(ledger, 10)] == ABC
 
 
