@@ -52,65 +52,36 @@ def pool_job(pool: str, teacher: TeacherSpec, bounds: Bounds, *, namespace: str,
     )
 
 
-def student_job(
-    name: str,
-    student: TrainerSpec,
+def trainer_job(
+    trainer: TrainerSpec,
+    bounds: Bounds | None,
     *,
-    pool: str,
-    pool_digest: str,
-    namespace: str,
-    teacher_wait_s: float,
+    settings: RuntimeSettings,
     folder: Path,
+    gear: Gear = "live",
+    checkpoint: Checkpoint | None = None,
+    pool_digest: str = "",
 ) -> JobSpec:
-    """Return the job that trains the student, one process. A relative `cwd` is one below `folder`.
+    """Return the job `settings.job` that trains, with `settings` and the script's own variables.
 
-    `pool_digest`: of the pool that the task runs for it, so that other teachers make another job; "" without.
+    With `bounds` it is one of elastic trainers, `bounds.min` of them to begin with, each an `edl agent` that runs the
+    script; without, it is the script as one process. A relative `cwd`, and a relative path of checkpoints, is one below
+    `folder`. `pool_digest`: of the pool that the task runs for it, so that other teachers make another job.
+
+    Agents start with -P, so that no file in their folder takes the place of a library.
     """
-    settings = RuntimeSettings(namespace=namespace, job=name, pool=pool, teacher_wait_s=teacher_wait_s)
+    agent = ["python", "-P", "-m", "edl_runtime.cli", "agent", "--instances", str(bounds), "--gear", gear, "--"]
+    size = bounds or Bounds(1, 1)
     return JobSpec(
-        name=name,
+        name=settings.job,
         kind="trainer",
-        command=tuple(student.command),
-        bounds=Bounds(1, 1),
-        instances=1,
-        env={**settings.to_env(), **student.env},
-        cwd=_cwd(student, folder),
+        command=(*(agent if bounds else []), *trainer.command),
+        bounds=size,
+        instances=size.min,
+        env={**settings.to_env(), **(_below(checkpoint, folder).to_env() if checkpoint else {}), **trainer.env},
+        cwd=str(folder / trainer.cwd) if trainer.cwd else "",
         pool_digest=pool_digest,
     )
-
-
-def trainer_job(
-    name: str,
-    trainer: TrainerSpec,
-    bounds: Bounds,
-    *,
-    gear: Gear,
-    checkpoint: Checkpoint | None,
-    stream: str,
-    namespace: str,
-    folder: Path,
-) -> JobSpec:
-    """Return the job of elastic trainers, `bounds.min` of them to begin with, each an `edl agent` that runs the script.
-
-    A relative `cwd`, and a relative path of checkpoints, is one below `folder`. `stream`: where checkpoints are told
-    when they land. The agents start with -P, so that no file in their folder takes the place of a library.
-    """
-    settings = RuntimeSettings(namespace=namespace, job=name, checkpoint_stream=stream)
-    words = ["python", "-P", "-m", "edl_runtime.cli", "agent", "--instances", str(bounds), "--gear", gear, "--"]
-    return JobSpec(
-        name=name,
-        kind="trainer",
-        command=(*words, *trainer.command),
-        bounds=bounds,
-        instances=bounds.min,
-        env={**settings.to_env(), **(_below(checkpoint, folder).to_env() if checkpoint else {}), **trainer.env},
-        cwd=_cwd(trainer, folder),
-    )
-
-
-def _cwd(trainer: TrainerSpec, folder: Path) -> str:
-    """Return the folder to start in; empty for one of the job's own."""
-    return str(folder / trainer.cwd) if trainer.cwd else ""
 
 
 def _below(checkpoint: Checkpoint, folder: Path) -> Checkpoint:

@@ -26,7 +26,7 @@ class StudentLogLink(BaseOperatorLink):
     name = "Student log"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        return job_log_url(operator.edl_conn_id, job_name(ti_key))
+        return job_log_url(operator.edl_conn_id, operator.job or job_name(ti_key))
 
 
 class TrainerLogLink(BaseOperatorLink):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
 KEPT_S = 3600
 """How long a report outlives its writer."""
+
+READER_ALIVE_S = 5.0
+"""A reader whose report is so much older than the job's is no more."""
 
 MOST_SHARES = 4
 """So many teachers' shares stand in a line."""
@@ -35,6 +40,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     - `limit`: who could change the speed: "teachers", "source", "student" or "balanced", "no_answer" when no teacher
       answers, and "" while that is not known; see `verdict`.
     - `instances`, `generation`: how many trainers train together, and in which generation; 0 where they don't.
+    - `run`: which run of the job this is, of several instances that train together; see `publish_reader`.
     - `note`: what is being done, in the script's own words ("seed 2 of 3, distilled").
     - `updated_at`: Unix seconds of the student's clock.
 
@@ -61,6 +67,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     time_left_s: float | None = None
     instances: int = 0
     generation: int = 0
+    run: str = ""
     note: str = ""
 
     def line(self) -> str:
@@ -128,8 +135,58 @@ async def publish(client: Redis, namespace: str, job: str, progress: Progress) -
         await client.set(keys.progress(namespace, job), msgspec.json.encode(progress), ex=KEPT_S)
 
 
+async def publish_reader(
+    client: Redis, namespace: str, job: str, progress: Progress, *, run: str, instance: int
+) -> None:
+    """Replace the last report of an instance's reader, where the job's own comes from the agents: `read` adds it.
+
+    Raises RegistryUnavailableError.
+    """
+    key = keys.readers_progress(namespace, job, run)
+    with unavailable_if_lost(client):
+        async with client.pipeline(transaction=True) as both:
+            both.hset(key, str(instance), msgspec.json.encode(progress).decode())
+            both.expire(key, KEPT_S)
+            await both.execute()
+
+
 async def read(client: Redis, namespace: str, job: str) -> Progress | None:
-    """Return the job's last report, None when there is none within the hour. Raises RegistryUnavailableError."""
+    """Return the job's last report, None when there is none within the hour; with what its instances' readers say.
+
+    Raises RegistryUnavailableError.
+    """
     with unavailable_if_lost(client):
         content = await client.get(keys.progress(namespace, job))
-    return None if content is None else msgspec.json.decode(content, type=Progress)
+        if content is None:
+            return None
+        progress = msgspec.json.decode(content, type=Progress)
+        found: Any = client.hvals(keys.readers_progress(namespace, job, progress.run)) if progress.run else None
+        readers = await found if found else []
+    return with_readers(progress, [msgspec.json.decode(reader, type=Progress) for reader in readers])
+
+
+def with_readers(progress: Progress, readers: Sequence[Progress]) -> Progress:
+    """Return a job's report with what the readers of its instances say: counts of all, the rest of those alive now.
+
+    Who limits the speed is what the reader that waits longest says, since the others wait for its instance.
+    """
+    if not readers:
+        return progress
+    alive = [reader for reader in readers if reader.updated_at >= progress.updated_at - READER_ALIVE_S]
+    slowest = max(alive, key=lambda reader: reader.waiting, default=None)
+    answered = Counter[str]()
+    for reader in readers:
+        answered.update(reader.answered)
+    return msgspec.structs.replace(
+        progress,
+        answered=dict(answered),
+        cached=sum(reader.cached for reader in readers),
+        retries=sum(reader.retries for reader in readers),
+        hedges=sum(reader.hedges for reader in readers),
+        queued=sum(reader.queued for reader in alive),
+        teachers=max((reader.teachers for reader in alive), default=0),
+        quarantined={who: why for reader in alive for who, why in reader.quarantined.items()},
+        waiting=slowest.waiting if slowest else 0.0,
+        busy=slowest.busy if slowest else 0.0,
+        limit=slowest.limit if slowest else "",
+    )

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperatorLink, conf
 
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
-from edl_airflow.identity import job_name, pool_name, try_token
-from edl_airflow.jobs import pool_job, student_job
+from edl_airflow.identity import checkpoint_stream, job_name, pool_name, try_token
+from edl_airflow.jobs import pool_job, trainer_job
 from edl_airflow.links import StudentLogLink, TeacherPoolLink
 from edl_airflow.operators.base import EdlOperator, task_deadline
-from edl_airflow.operators.templates import as_bounds, check_seconds, has_template
+from edl_airflow.operators.templates import as_bounds, as_checkpoint, check_seconds, has_template
 from edl_airflow.work import JobResult, Outcome, Work
 from edl_runtime.errors import SpecError
-from edl_runtime.specs import Bounds, TeacherSpec, TrainerSpec, check_name
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Bounds, Checkpoint, TeacherSpec, TrainerSpec, check_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -28,12 +29,15 @@ class EdlDistillOperator(EdlOperator):
     With a `teacher`, this one task does it all: start a pool, wait for its teachers, train the student, stop the
     pool. Without one, `teacher_pool` names a pool that is there already and stays.
 
+    The student is one process; or, with `students`, elastic trainers as `EdlTrainOperator` has them, each of which asks
+    the teachers about its own part of the data, and whose number may change meanwhile.
+
     Returns a `JobResult`: names of job and pool, the checkpoint and metrics that the student left, and the requests
     that each teacher answered. A retry after a lost worker takes over the student that is still running, if its spec
-    and its teacher's are the same.
+    and its teacher's are the same. What the student writes is in the task's log; see `EdlTrainOperator`.
 
-    A relative model path, and a relative `cwd` of the student, start from the folder of the DAG's file. The student
-    waits as long as this task does for its first teacher.
+    A relative model path, path of checkpoints, and `cwd` of the student start from the folder of the DAG's file. The
+    student waits as long as this task does for its first teacher.
 
     :param student: the training script and how to start it (templated)
     :param teacher_pool: the pool's name; with a `teacher`, None for one made from the task instance. A name that is
@@ -41,14 +45,25 @@ class EdlDistillOperator(EdlOperator):
     :param teacher: what the teachers serve; None for a pool that is there already (templated)
     :param teachers: how many teachers, as Bounds, "min:max" or a number. With a `teacher`, the pool starts with min
         and can be resized up to max; without, the student waits for min. None is 1 (templated)
+    :param students: how many instances the student trains with, as Bounds, "min:max" or a number: it starts with min
+        and can be resized up to max. None for a script that is no elastic one (templated)
+    :param checkpoint: where the student keeps its checkpoints, as `EdlTrainOperator` has it; needs `students`
+        (templated)
+    :param job: the name of the student's job, for sensors and resizes; None for one made from the task instance
+        (templated)
     :param wait_timeout_s: seconds to wait for min teachers before the task fails
     :param progress_every_s: seconds between two lines of progress in the task's log, at least
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
     :param deferrable: follow the work in the triggerer, without a worker slot
     """
 
-    template_fields: Sequence[str] = ("student", "teacher_pool", "teacher", "teachers", "edl_conn_id")
-    template_fields_renderers: ClassVar[dict[str, str]] = {"student": "py", "teacher": "py", "teachers": "py"}
+    template_fields: Sequence[str] = (
+        *("student", "teacher_pool", "teacher", "teachers"),
+        *("students", "checkpoint", "job", "edl_conn_id"),
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("student", "teacher", "teachers", "students", "checkpoint"), "py"
+    )
     operator_extra_links: Sequence[BaseOperatorLink] = (StudentLogLink(), TeacherPoolLink())
     ui_color = "#d9ead3"
 
@@ -59,6 +74,9 @@ class EdlDistillOperator(EdlOperator):
         teacher_pool: str | None = None,
         teacher: TeacherSpec | None = None,
         teachers: Bounds | str | None = None,
+        students: Bounds | str | int | None = None,
+        checkpoint: Checkpoint | str | None = None,
+        job: str | None = None,
         wait_timeout_s: float = 300,
         progress_every_s: float = 5,
         edl_conn_id: str = DEFAULT_CONN_ID,
@@ -70,6 +88,9 @@ class EdlDistillOperator(EdlOperator):
         self.teacher_pool = teacher_pool
         self.teacher = teacher
         self.teachers = teachers
+        self.students = students
+        self.checkpoint = checkpoint
+        self.job = job
         self.wait_timeout_s = wait_timeout_s
         self.progress_every_s = progress_every_s
         self.edl_conn_id = edl_conn_id
@@ -80,8 +101,15 @@ class EdlDistillOperator(EdlOperator):
             )
         if teacher_pool is not None and not has_template(teacher_pool):
             check_name("teacher_pool", teacher_pool)
-        if teachers is not None and not has_template(teachers):
-            as_bounds(teachers)
+        for bounds in (teachers, students):
+            if bounds is not None and not has_template(bounds):
+                as_bounds(bounds)
+        if checkpoint is not None and students is None:
+            raise SpecError("students", students, "how many elastic trainers write the checkpoint, as '1:4'")
+        if not has_template(checkpoint):
+            as_checkpoint(checkpoint)
+        if job is not None and not has_template(job):
+            check_name("job", job)
         check_seconds("wait_timeout_s", wait_timeout_s)
         check_seconds("progress_every_s", progress_every_s)
 
@@ -89,6 +117,7 @@ class EdlDistillOperator(EdlOperator):
         ti, namespace, folder = context["ti"], surroundings.namespace, self.folder()
         pool = check_name("teacher_pool", pool_name(ti) if self.teacher_pool is None else self.teacher_pool)
         bounds = as_bounds(1 if self.teachers is None else self.teachers)
+        stream = "" if self.students is None else checkpoint_stream(ti.dag_id, ti.task_id, ti.map_index)
         own = pool_job(pool, self.teacher, bounds, namespace=namespace, folder=folder) if self.teacher else None
         return Work(
             conn_id=self.edl_conn_id,
@@ -99,15 +128,21 @@ class EdlDistillOperator(EdlOperator):
             at_least=bounds.min,
             waits_s=self.wait_timeout_s,
             pool_deadline=time.time() + self.wait_timeout_s,
-            trainer_job=student_job(
-                job_name(ti),
+            trainer_job=trainer_job(
                 self.student,
-                pool=pool,
-                pool_digest=own.digest if own else "",
-                namespace=namespace,
-                teacher_wait_s=self.wait_timeout_s,
+                None if self.students is None else as_bounds(self.students),
+                settings=RuntimeSettings(
+                    namespace=namespace,
+                    job=job_name(ti) if self.job is None else check_name("job", self.job),
+                    pool=pool,
+                    teacher_wait_s=self.wait_timeout_s,
+                    checkpoint_stream=stream,
+                ),
                 folder=folder,
+                checkpoint=as_checkpoint(self.checkpoint),
+                pool_digest=own.digest if own else "",
             ),
+            stream=stream,
             deadline=task_deadline(self),
             progress_every_s=self.progress_every_s,
         )
@@ -117,7 +152,7 @@ class EdlDistillOperator(EdlOperator):
         return JobResult(
             job=outcome.name,
             pool=work.pool,
-            checkpoint=left.get("checkpoint", ""),
+            checkpoint=left.get("checkpoint") or (outcome.landed["checkpoint"] if outcome.landed else ""),
             metrics=left.get("metrics", {}),
             answered=outcome.progress.answered if outcome.progress else {},
         )

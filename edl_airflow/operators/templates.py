@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator
 
 from edl_airflow.failures import failing_clearly
 from edl_runtime.errors import SpecError
-from edl_runtime.specs import Bounds
+from edl_runtime.specs import Bounds, Checkpoint
 
 if TYPE_CHECKING:
     import jinja2
@@ -47,6 +47,11 @@ def as_count(field: str, value: object) -> int:
     if count < 1:
         raise SpecError(field, value, "a whole number, 1 or more")
     return count
+
+
+def as_checkpoint(checkpoint: Checkpoint | str | None) -> Checkpoint | None:
+    """Return what a Checkpoint, or a path or URL of one with all else as it is by default, says. Raises SpecError."""
+    return Checkpoint(url=checkpoint) if isinstance(checkpoint, str) else checkpoint
 
 
 def check_stream(stream: object) -> str:

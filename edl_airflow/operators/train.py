@@ -14,10 +14,11 @@ from edl_airflow.identity import checkpoint_stream, job_name, try_token
 from edl_airflow.jobs import trainer_job
 from edl_airflow.links import TrainerLogLink
 from edl_airflow.operators.base import EdlOperator, task_deadline
-from edl_airflow.operators.templates import as_bounds, check_seconds, has_template
+from edl_airflow.operators.templates import as_bounds, as_checkpoint, check_seconds, has_template
 from edl_airflow.work import Outcome, TrainResult, Work
 from edl_runtime.elastic.messages import Gear
 from edl_runtime.errors import SpecError
+from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, TrainerSpec, check_name
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class EdlTrainOperator(EdlOperator):
         if not has_template(trainers):
             as_bounds(trainers)
         if not has_template(checkpoint):
-            _as_checkpoint(checkpoint)
+            as_checkpoint(checkpoint)
         if gear not in GEARS:
             raise SpecError("gear", gear, ", ".join(map(repr, GEARS)))
         if job is not None and not has_template(job):
@@ -108,14 +109,16 @@ class EdlTrainOperator(EdlOperator):
             place=surroundings.place,
             token=try_token(ti),
             trainer_job=trainer_job(
-                job_name(ti) if self.job is None else check_name("job", self.job),
                 self.trainer,
                 as_bounds(self.trainers),
-                gear=self.gear,
-                checkpoint=_as_checkpoint(self.checkpoint),
-                stream=stream,
-                namespace=surroundings.namespace,
+                settings=RuntimeSettings(
+                    namespace=surroundings.namespace,
+                    job=job_name(ti) if self.job is None else check_name("job", self.job),
+                    checkpoint_stream=stream,
+                ),
                 folder=self.folder(),
+                gear=self.gear,
+                checkpoint=as_checkpoint(self.checkpoint),
             ),
             stream=stream,
             ends_at=self._ends_at(context),
@@ -146,7 +149,3 @@ class EdlTrainOperator(EdlOperator):
         start = (run.start_date if run else None) or datetime.now(UTC)
         zone = self.dag.timezone if self.has_dag() else UTC  # type: ignore[no-untyped-call]
         return end_of(self.ends_by, start=start, zone=zone).timestamp()
-
-
-def _as_checkpoint(checkpoint: Checkpoint | str | None) -> Checkpoint | None:
-    return Checkpoint(url=checkpoint) if isinstance(checkpoint, str) else checkpoint

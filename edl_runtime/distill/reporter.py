@@ -15,8 +15,9 @@ import structlog
 from edl_runtime.distill.loop import LoopThread
 from edl_runtime.distill.pace import Pace
 from edl_runtime.distill.stats import ReaderStats, at_the_end, together
+from edl_runtime.elastic.link import AGENT_FD
 from edl_runtime.errors import RegistryUnavailableError, SpecError
-from edl_runtime.progress import Progress, publish
+from edl_runtime.progress import Progress, publish, publish_reader
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 
@@ -63,6 +64,7 @@ class JobReporter:
         self._thread: LoopThread | None = None
         self._closed = False
         self._dropping = False
+        self._has_agent = AGENT_FD in os.environ
 
     def __enter__(self) -> Self:
         return self
@@ -201,11 +203,21 @@ class JobReporter:
                 async with asyncio.timeout(LAST_LIMIT_S):
                     await self._publish(client)
 
+    async def _show(self, client: Redis, progress: Progress) -> None:
+        """As the job's report; or, where its agents make that, as one of its readers'."""
+        settings = self._settings
+        if self._has_agent:
+            await publish_reader(
+                client, settings.namespace, settings.job, progress, run=settings.run, instance=settings.instance
+            )
+        else:
+            await publish(client, settings.namespace, settings.job, progress)
+
     async def _publish(self, client: Redis | None) -> Progress:
         progress = self.progress()
         if client is not None:
             try:
-                await publish(client, self._settings.namespace, self._settings.job, progress)
+                await self._show(client, progress)
             except RegistryUnavailableError as error:
                 if not self._dropping:
                     log.warning("progress.dropped", job=self._settings.job, address=error.address, cause=error.cause)

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from edl_runtime import progress
@@ -112,4 +113,5 @@ class Reports:
     async def _show(self) -> None:
         report, self._progress = self._progress, None
         if report:
+            report = msgspec.structs.replace(report, run=self._settings.run)
             await progress.publish(self._client, self._settings.namespace, self._settings.job, report)

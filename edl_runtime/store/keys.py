@@ -13,6 +13,7 @@ script touches one slot and Redis Cluster works.
 | pools | set of names; readers drop those without members | for ever | register | `edl pools` |
 | quarantine | string, JSON of teachers a student shuns, address → why | 10 s from the last | student | `edl pools` |
 | progress | string, JSON of the last report | an hour from the last | student | Airflow, `edl jobs` |
+| readers' progress | hash, instance → JSON of the last report of its reader | as progress | students | as progress |
 | log position | string, JSON of how much of the job's log is in a task's | a day from the last | Airflow | Airflow |
 | checkpoints | stream of those that landed, as JSON; the last 1,000 or so | 30 days from the last | agents | Airflow |
 | ledger:state | hash, a ledger of shards: fence and counts | a week from the last use | Lua | Lua |
@@ -77,6 +78,10 @@ def quarantine(namespace: str, pool: str, student_id: str) -> str:
 
 def progress(namespace: str, job: str) -> str:
     return f"edl:{{{namespace}/{job}}}:progress"
+
+
+def readers_progress(namespace: str, job: str, run: str) -> str:
+    return f"edl:{{{namespace}/{job}}}:progress:readers:{run}"
 
 
 def log_position(namespace: str, job: str) -> str:

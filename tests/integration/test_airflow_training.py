@@ -8,6 +8,7 @@ import re
 import runpy
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException
-from integration.airflow_world import World, defer, fired, resume, run_task, trigger_of, until
+from integration.airflow_world import World, defer, distill, fired, resume, run_task, trigger_of, until
 
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.train import EdlTrainOperator
@@ -54,11 +55,37 @@ for batch in run.data(list(samples), global_batch=8, epochs=int(sys.argv[1])):
         print("stepped", run.step_number, flush=True)
 """
 
+DISTILS = """
+import os, sys, time
+from pathlib import Path
+import numpy as np
+import paddle
+from edl_runtime import elastic
+from edl_runtime.distill import DistillReader
+
+samples = [(np.array([number, 1], "float32"), np.int64(number)) for number in range(64)]
+run = elastic.init()
+model = paddle.nn.Linear(2, 2)
+model, optimizer = run.wrap(model, paddle.optimizer.SGD(1e-6, parameters=model.parameters()))
+data = run.data(samples, global_batch=8, epochs=int(sys.argv[1]))
+seen = Path(__file__).with_name("seen-" + os.environ["EDL_INSTANCE"])
+with DistillReader(data.local, inputs=["x", None], outputs=["y"], teacher_batch_size=4) as reader:
+    for inputs, numbers, answers in data.through(reader):
+        assert (answers == 2 * inputs).all()
+        time.sleep(0.03)
+        loss = ((model(paddle.to_tensor(inputs)) - paddle.to_tensor(answers)) ** 2).mean()
+        loss.backward()
+        run.step(loss=loss)
+        with seen.open("a") as file:
+            print(*numbers, sep="\\n", file=file)
+"""
+
 
 @pytest.fixture
 def trains(world: World) -> World:
     """A world with a training script, whose folder is that of the DAG."""
     (world.folder / "trains.py").write_text(TRAINS)
+    (world.folder / "distils.py").write_text(DISTILS)
     return world
 
 
@@ -172,6 +199,41 @@ def test_a_job_is_waited_for_and_grows_while_it_trains(trains: World) -> None:
         EdlResizeOperator(task_id="late", job="digits", instances=1).execute(context)
     assert trains.jobs() == {}
     assert trains.processes() == []
+
+
+def test_students_come_while_they_distil(trains: World) -> None:
+    """Each of several has its own reader, one joins meanwhile, and each sample counts exactly once an epoch."""
+    epochs = 60
+    script = TrainerSpec(command=("python", str(trains.folder / "distils.py"), str(epochs)))
+    operator = distill(
+        trains,
+        student=script,
+        students="1:2",
+        checkpoint="checkpoints",
+        job="student",
+        deferrable=True,
+        teacher_pool=None,
+        teacher=trains.teacher(),
+        wait_timeout_s=60,
+    )
+    context = trains.context()
+    deferred = defer(operator, context)
+    events: list[dict[str, Any]] = []
+    following = threading.Thread(target=lambda: events.append(asyncio.run(fired(trigger_of(deferred)))))
+    following.start()
+    try:
+        run_task(EdlJobSensor(task_id="wait", job="student", timeout=90, deferrable=True), context)
+        grow = EdlResizeOperator(task_id="grow", job="student", instances=2, deferrable=True)
+        assert run_task(grow, context) == {"job": "student", "instances": 2}
+    finally:
+        following.join()
+    result = resume(operator, context, deferred, events[0])
+    seen = [(trains.folder / f"seen-{instance}").read_text().split() for instance in (0, 1)]
+    assert all(seen)
+    assert Counter(seen[0] + seen[1]) == {str(number): epochs for number in range(64)}
+    assert Path(result["checkpoint"]).is_relative_to(trains.folder / "checkpoints")
+    assert sum(result["answered"].values()) > 0
+    assert trains.jobs() == {}
 
 
 async def test_checkpoints_that_land_are_events(world: World) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edl_airflow.jobs import pool_job, student_job
+from edl_airflow.jobs import pool_job, trainer_job
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec, TeacherSpec, TrainerSpec
 
@@ -20,9 +20,8 @@ def _pool(**given: Any) -> JobSpec:
 
 def _student(*, pool_digest: str = "", **given: Any) -> JobSpec:
     spec = TrainerSpec(**given)
-    return student_job(
-        "job", spec, pool="digits", pool_digest=pool_digest, namespace="team", teacher_wait_s=30, folder=FOLDER
-    )
+    settings = RuntimeSettings(job="job", pool="digits", namespace="team", teacher_wait_s=30)
+    return trainer_job(spec, None, settings=settings, folder=FOLDER, pool_digest=pool_digest)
 
 
 @pytest.mark.parametrize(
