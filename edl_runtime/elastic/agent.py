@@ -18,9 +18,10 @@ import msgspec
 import structlog
 
 from edl_runtime.elastic.agreement import decide, outcome_of, waits_for
-from edl_runtime.elastic.crew import Crew, Fall
+from edl_runtime.elastic.crew import Crew
 from edl_runtime.elastic.environment import Communication
 from edl_runtime.elastic.events import Event
+from edl_runtime.elastic.falls import Fall, Verdict, judge
 from edl_runtime.elastic.gears import Kill, Post, orders
 from edl_runtime.elastic.generation import GroupView, Outcome, TrainerMember
 from edl_runtime.elastic.membership import BEAT_EVERY_S, RETRY_EVERY_S, Membership
@@ -31,25 +32,15 @@ from edl_runtime.elastic.script import Script
 from edl_runtime.elastic.steps import Steps
 from edl_runtime.elastic.trainers import Heard
 from edl_runtime.elastic.vigil import Vigil
-from edl_runtime.errors import EX_CONFIG, EdlError, RegistryUnavailableError
+from edl_runtime.errors import EdlError, RegistryUnavailableError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds
-from edl_runtime.store import keys
-from edl_runtime.store.client import run_script
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-MOST_FALLS = 3
-"""So often a trainer that fell is replaced without progress in between."""
-
-LONG_LIFE_S = 60.0
-"""A plain script does not tell of its steps; one that ran for so long has come on."""
-
 ALONE_S = 60.0
 """How long an agent whose trainer has trained all there is waits for a Redis that is away: all end at the same step."""
-
-FALLS_KEPT_MS = 24 * 3600 * 1000
 
 AFTER_OTHERS_S = 1.0
 """How long an agent stays whose job another instance has failed, so that the exit of that one is seen first."""
@@ -99,8 +90,7 @@ class Agent:
         self._wake = asyncio.Event()
         self._leaving_since: float | None = None
         self._signal = signal.SIGTERM
-        self._verdict: Outcome | None = None
-        self._status = 1
+        self._verdict: Verdict | None = None
         self._over_since: float | None = None
         self._lost_because = ""
 
@@ -162,7 +152,7 @@ class Agent:
         """Look and act; return for how long nothing is to be done unless there is news, in seconds."""
         self._take_in(crew)
         for fall in crew.take_falls():
-            await self._judge(crew, fall)
+            await self._judge(fall)
         try:
             self._view = await self._membership.beat(self._record(crew))
             if self._frozen_since is not None:
@@ -175,7 +165,8 @@ class Agent:
                 self._frozen_since = time.monotonic()
             rest_s = RETRY_EVERY_S
         if self._verdict and self._view.outcome is None:
-            self._view = msgspec.structs.replace(self._view, outcome=self._verdict)
+            failed = Outcome("failed", self._verdict.reason)
+            self._view = msgspec.structs.replace(self._view, outcome=failed)
         self._ports.renew(self._view.number)
         await self._steer(crew)
         return max(SHORTEST_TURN_S, rest_s)
@@ -199,37 +190,15 @@ class Agent:
                 case _:
                     self._reports.tell(said)
 
-    async def _judge(self, crew: Crew, fall: Fall) -> None:
+    async def _judge(self, fall: Fall) -> None:
         """Decide whether a trainer that fell is replaced."""
-        self._change(
-            lost=max(self._me.lost, fall.generation),
-            failures=self._me.failures + (crew.mine.up < crew.mine.told),
-        )
-        stepped = max((each.member.stepped for each in self._view.members), default=0) or self._me.stepped
-        never_ran = fall.exit_code > 0 and crew.elastic and not stepped
-        falls = MOST_FALLS + 1 if fall.final or never_ran else await self._count(fall)
-        log.warning(
-            "trainer.fell", reason=fall.reason, exit_code=fall.exit_code, generation=fall.generation, falls=falls
-        )
-        said = f"instance {self._me.index}: {fall.reason}"
-        if falls <= MOST_FALLS:
+        self._change(lost=max(self._me.lost, fall.generation), failures=self._me.failures + (not fall.was_up))
+        stepped = bool(self._me.stepped) or any(each.member.stepped for each in self._view.members)
+        self._verdict = await judge(self._client, self._settings, fall, step=self._me.step, stepped=stepped)
+        log.warning("trainer.fell", reason=fall.reason, exit_code=fall.exit_code, generation=fall.generation)
+        if self._verdict is None:
             with suppress(RegistryUnavailableError):
                 await self._membership.announce(Event(kind="failed", instance=self._me.index, reason=fall.reason))
-            return
-        if not fall.final and not never_ran:
-            said = f"{said}; no progress since {MOST_FALLS} others were replaced"
-        self._verdict = Outcome("failed", said)
-        self._status = EX_CONFIG if fall.wrong_input else 1
-
-    async def _count(self, fall: Fall) -> int:
-        """Return how often trainers of the job have fallen without progress in between, 1 if Redis can't tell."""
-        long_life = not self._script.elastic and fall.lived_s >= LONG_LIFE_S
-        key = keys.trainer_falls(self._settings.namespace, self._settings.job)
-        arguments: list[str | int] = [self._settings.run, fall.generation, self._me.step, int(long_life), FALLS_KEPT_MS]
-        try:
-            return int(await run_script(self._client, "trainers_fall", [key], arguments))
-        except RegistryUnavailableError:
-            return 1
 
     async def _lead(self, crew: Crew) -> float:
         """Do what any agent may do for all. Return after how many seconds there may be more to do."""
@@ -238,7 +207,8 @@ class Agent:
             await self._membership.suspect(view.generation.number, self._lost_because)
         if view.outcome:
             return BEAT_EVERY_S
-        if outcome := self._verdict or outcome_of(view):
+        failed = Outcome("failed", self._verdict.reason) if self._verdict else None
+        if outcome := failed or outcome_of(view):
             await self._membership.end(outcome)
             return 0.0
         if draft := decide(view, self._bounds, self._me.id):
@@ -304,7 +274,7 @@ class Agent:
             return None
         outcome = self._view.outcome
         if self._verdict:
-            return Ending(self._status, self._verdict.reason)
+            return Ending(self._verdict.status, self._verdict.reason)
         if outcome and outcome.kind != "failed":
             return Ending(0, outcome.reason)
         if crew.finished and self._frozen_since is not None and time.monotonic() >= self._frozen_since + ALONE_S:

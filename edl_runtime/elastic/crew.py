@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from edl_runtime.elastic.environment import Communication, plain_environment
+from edl_runtime.elastic.falls import Fall
 from edl_runtime.elastic.gears import Begin, Kill, Mine, Order, Phase, Retire, Run, Spare, Tell, Terminate
 from edl_runtime.elastic.messages import (
     Beat,
@@ -36,21 +37,6 @@ RETIRED_S = 10.0
 
 News = Up | Stepped | Lost | Saved | Note
 """What a trainer says that concerns others."""
-
-
-class Fall(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer has ended that was not to.
-
-    - `final`: no other would fare better; `wrong_input`: for what it was given is wrong.
-    - `generation`: the one that it was told to be in, 0 for none.
-    """
-
-    reason: str
-    exit_code: int
-    generation: int
-    final: bool
-    wrong_input: bool
-    lived_s: float
 
 
 class Crew:
@@ -260,24 +246,13 @@ class Crew:
         self._phase("absent")
 
     def _fall(self, exit_code: int) -> Fall:
-        said = self._said_last
-        wrong_input = said is not None and said.final
-        if self._killed:
-            reason = f"its trainer was killed, for {self._killed.why}"
-        elif said:
-            reason = said.reason
-        elif exit_code == 0:
-            reason = "its script ended before it had gone through all of its data, which every rank has to"
-        else:
-            reason = (
-                f"its trainer exited with {exit_code}" if exit_code > 0 else f"signal {-exit_code} ended its trainer"
-            )
         return Fall(
-            reason=reason,
             exit_code=exit_code,
+            said=self._said_last,
+            killed=self._killed.why if self._killed else "",
+            elastic=self.elastic,
             generation=self.mine.told,
-            final=exit_code == 0 or wrong_input,
-            wrong_input=wrong_input,
+            was_up=self.mine.up >= self.mine.told,
             lived_s=time.monotonic() - self._begun_at,
         )
 

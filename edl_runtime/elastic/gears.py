@@ -233,7 +233,7 @@ def _left_by(mine: Mine, post: Post, view: GroupView) -> float:
     if not post.elastic:
         return mine.since + PLAIN_LEAVE_S
     included = view.rank(post.member) is not None or view.stop is not None
-    works = mine.up == mine.told and mine.fallen < mine.told and mine.aborted < mine.told
+    works = mine.up == mine.told and not mine.aborted >= mine.told > mine.fallen  # else it may be stuck
     return mine.since + (LONGEST_LEAVE_S if included and works else LET_GO_S)
 
 
