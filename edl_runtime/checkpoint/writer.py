@@ -16,7 +16,7 @@ from edl_runtime.checkpoint.snapshot import Snapshot
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.errors import CheckpointError, EdlError
 
-NICENESS = 5
+NICENESS = 10
 """How far the thread that writes stands back for those that compute."""
 
 log = structlog.get_logger(__name__)
