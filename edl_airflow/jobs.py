@@ -11,6 +11,9 @@ from edl_runtime.elastic.messages import Gear
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, JobSpec, TeacherSpec, TrainerSpec
 
+LEAVE_WITHIN_S = 30.0
+"""Between SIGTERM and SIGKILL of an elastic trainer: it finishes its step, and may write a checkpoint."""
+
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """A Python callable, `package.module:function`."""
 
@@ -70,17 +73,21 @@ def trainer_job(
 
     Agents start with -P, so that no file in their folder takes the place of a library.
     """
-    agent = ["python", "-P", "-m", "edl_runtime.cli", "agent", "--instances", str(bounds), "--gear", gear, "--"]
-    size = bounds or Bounds(1, 1)
-    return JobSpec(
+    spec = JobSpec(
         name=settings.job,
         kind="trainer",
-        command=(*(agent if bounds else []), *trainer.command),
-        bounds=size,
-        instances=size.min,
+        command=tuple(trainer.command),
+        bounds=Bounds(1, 1),
+        instances=1,
         env={**settings.to_env(), **(_below(checkpoint, folder).to_env() if checkpoint else {}), **trainer.env},
         cwd=str(folder / trainer.cwd) if trainer.cwd else "",
         pool_digest=pool_digest,
+    )
+    if bounds is None:
+        return spec
+    agent = ("python", "-P", "-m", "edl_runtime.cli", "agent", "--instances", str(bounds), "--gear", gear, "--")
+    return msgspec.structs.replace(
+        spec, command=(*agent, *spec.command), bounds=bounds, instances=bounds.min, grace_s=LEAVE_WITHIN_S
     )
 
 

@@ -20,15 +20,6 @@ URL_PREFIX = "/edl"
 """Where the plugin's pages are, below Airflow's own base URL."""
 
 
-class StudentLogLink(BaseOperatorLink):
-    """To the log of the student that the task trains."""
-
-    name = "Student log"
-
-    def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        return job_log_url(operator.edl_conn_id, operator.job or job_name(ti_key))
-
-
 class TrainerLogLink(BaseOperatorLink):
     """To the merged log of the instances that the task trains with."""
 
@@ -36,6 +27,12 @@ class TrainerLogLink(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         return job_log_url(operator.edl_conn_id, operator.job or job_name(ti_key))
+
+
+class StudentLogLink(TrainerLogLink):
+    """To the log of the student that the task trains."""
+
+    name = "Student log"
 
 
 class ResizedLink(BaseOperatorLink):

@@ -12,7 +12,7 @@ import stamina
 
 from edl_runtime.errors import EdlError
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 LOCKED_S = 60.0
 
 
