@@ -87,7 +87,8 @@ class Ledger:
         """Begin a generation with the ledger of a checkpoint, or for None with a new one: nothing is leased.
 
         One worker calls it before any other leases something. Redis may have forgotten everything. Shards that were
-        added to a stream since the checkpoint stay. Raises ShardsChangedError for the state of other shards.
+        added to a stream since the checkpoint stay, and a new ledger of a stream starts with the first that was ever
+        added. Raises ShardsChangedError for the state of other shards.
         """
         to = state or LedgerState(digest=self._digest, added=len(self._shards or ()), closed=self._shards is not None)
         if to.digest != self._digest:

@@ -9,7 +9,7 @@
 --   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, later than the last commit
 --   KEYS[5] failures  hash, ticket -> JSON {"reasons": [...], "offset": records that had been applied}
 --   KEYS[6] names     hash, number -> name of a shard; empty when all workers were given the list
---   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and JSON of the answer
+--   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and the tickets
 
 local FIELDS = {'generation', 'added', 'closed', 'epochs', 'epoch', 'next', 'dropped', 'limit'}
 

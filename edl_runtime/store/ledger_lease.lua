@@ -7,7 +7,7 @@
 --   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, later than the last commit
 --   KEYS[5] failures  hash, ticket -> JSON {"reasons": [...], "offset": records that had been applied}
 --   KEYS[6] names     hash, number -> name of a shard; empty when all workers were given the list
---   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and JSON of the answer
+--   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and the tickets
 --   ARGV[1] generation, ARGV[2] worker, ARGV[3] how many at most, ARGV[4] number of the worker's call; with that of
 --   its last one, whose answer it has not got, it gets the same answer
 --
