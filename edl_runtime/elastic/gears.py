@@ -189,7 +189,7 @@ def _about_member(mine: Mine, post: Post, view: GroupView, now: float) -> Iterat
     elif following is None and _is_over(mine, view):
         left = post.leaving_since is not None
         yield Tell(Leave(reason="told to leave" if left else "the others go on without it", checkpoint=False))
-    elif post.leaving_since is not None and following is None and _goes_alone(post, view, now):
+    elif post.leaving_since is not None and following is None and _goes_alone(mine, post, view, now):
         yield Tell(Leave(reason="told to leave", checkpoint=True))
     elif following is not None and following.gear == "live":
         yield Tell(_join(following, post), following)
@@ -218,13 +218,16 @@ def _is_over(mine: Mine, view: GroupView) -> bool:
     return view.generation is not None and view.generation.number > mine.told
 
 
-def _goes_alone(post: Post, view: GroupView, now: float) -> bool:
-    """Whether an instance that is told to go waits in vain for the others to go on without it."""
+def _goes_alone(mine: Mine, post: Post, view: GroupView, now: float) -> bool:
+    """Whether an instance that is told to go waits in vain for the others to go on without it.
+
+    They do not before the present generation has formed.
+    """
     members = view.generation.members if view.generation else ()
     found = [view.find(member) for member in members]
     all_leave = all(there is None or there.member.leaving or there.member.finished for there in found)
-    waited_s = now - (post.leaving_since if post.leaving_since is not None else now)
-    return all_leave or waited_s >= ALONE_AFTER_S
+    begin = max(mine.since, post.leaving_since if post.leaving_since is not None else now)
+    return all_leave or (mine.up == mine.told and view.state == "active" and now - begin >= ALONE_AFTER_S)
 
 
 def _left_by(mine: Mine, post: Post, view: GroupView) -> float:

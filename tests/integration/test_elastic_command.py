@@ -21,7 +21,7 @@ PATIENCE_S = 60.0
 def edl(work_dir: Path, **environ: str) -> dict[str, str]:
     """Return the environment of an `edl` command without a Redis."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
-    options = json.dumps({"samples": 10**6, "global_batch": 24, "epochs": 1, "step_s": 0.05})
+    options = json.dumps({"samples": 10**5, "global_batch": 24, "epochs": 1, "step_s": 0.05})
     quiet = {"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     return {**clean, **quiet, "EDL_WORK_DIR": str(work_dir), "SCRIPT_OPTIONS": options, **environ}
 

@@ -151,6 +151,8 @@ def test_an_instance_told_to_go_waits_for_the_others_to_go_on() -> None:
     assert said(orders(member(), post, view(2, PEER), NOW + 0.2)) == gone
     alone = [Leave(reason="told to leave", checkpoint=True)]
     assert said(orders(member(), post, view(1, ME, PEER), NOW + 2)) == alone
+    assert orders(member(up=0), post, view(1, ME, PEER), NOW + 2) == []
+    assert orders(member(since=NOW + 1), post, view(1, ME, PEER), NOW + 2) == []
     leaving = view(1, ME)
     mine = msgspec.structs.replace(leaving.members[0].member, leaving=True)
     all_leave = msgspec.structs.replace(leaving, members=(msgspec.structs.replace(leaving.members[0], member=mine),))
