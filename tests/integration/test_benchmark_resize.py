@@ -1,0 +1,115 @@
+"""The resize benchmark runs, and what it makes of steps that were written down is right."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def pauses() -> Iterable[ModuleType]:
+    """The module that judges steps."""
+    name = "_elastic_pauses"
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[name]
+
+
+def stepped(
+    pauses: ModuleType, generation: int, numbers: Iterable[int], *, began: float, instances: tuple[int, ...] = (0, 1)
+) -> list[Any]:
+    """Return steps of all ranks, a tenth of a second each, instance 0 a little earlier than the others."""
+    return [
+        pauses.Step(
+            at=began + 0.1 * count + 0.01 * rank,
+            instance=instance,
+            pid=100 + instance,
+            generation=generation,
+            rank=rank,
+            world_size=len(instances),
+            step=number,
+        )
+        for count, number in enumerate(numbers)
+        for rank, instance in enumerate(instances)
+    ]
+
+
+def test_a_pause_ends_when_all_ranks_have_stepped(pauses: ModuleType) -> None:
+    """It runs from the last step of any rank to the first of the last one."""
+    steps = stepped(pauses, 1, [1, 2, 3], began=0.0) + stepped(pauses, 2, [4, 5], began=1.0, instances=(0, 1, 2))
+    (after,) = pauses.resumed(steps, after=1)
+    assert (after.instances, after.step) == ((0, 1, 2), 3)
+    assert pauses.pause_s(steps, 1, after) == pytest.approx(1.02 - 0.21)
+    assert pauses.repeated(steps, after, None) == 0
+    assert pauses.faults(steps, 1) == []
+
+
+def test_a_generation_in_which_a_rank_never_stepped_does_not_count(pauses: ModuleType) -> None:
+    """Training has not gone on before all that are to take part do."""
+    steps = [step for step in stepped(pauses, 2, [1, 2], began=0.0) if step.rank == 0]
+    assert pauses.resumed(steps) == []
+
+
+def test_steps_done_again_left_out_or_apart_are_found(pauses: ModuleType) -> None:
+    """Each is told with its generation and rank."""
+    twice = stepped(pauses, 3, [1, 2, 2, 3], began=0.0)
+    assert pauses.faults(twice, 1) == [
+        f"rank {rank} of generation 3 did not come to steps [2] one by one" for rank in (0, 1)
+    ]
+    left_out = stepped(pauses, 3, [1, 2, 4], began=0.0)
+    assert len(pauses.faults(left_out, 1)) == 2
+    assert pauses.faults(left_out, 4) == []
+    apart = [step for step in stepped(pauses, 3, [1, 2], began=0.0) if (step.rank, step.step) != (1, 1)]
+    assert pauses.faults(apart, 1) == ["the ranks of generation 3 began at steps [1, 2]"]
+
+
+def test_what_only_the_dead_had_done_is_not_done_again(pauses: ModuleType) -> None:
+    """Survivors differ from it by a step; what they had done themselves counts."""
+    before = [step for step in stepped(pauses, 1, [1, 2, 3], began=0.0) if (step.rank, step.step) != (0, 3)]
+    steps = before + stepped(pauses, 2, [3, 4], began=1.0, instances=(0,))
+    (after,) = pauses.resumed(steps, after=1)
+    assert pauses.repeated(steps, after, victim=101) == 0
+    assert pauses.repeated(steps, after, victim=None) == 1
+
+
+def test_steps_while_a_newcomer_loads_are_compared_with_those_before(pauses: ModuleType) -> None:
+    """Only the generation that the newcomer is not in counts, and few steps tell nothing."""
+    steps = stepped(pauses, 1, range(1, 11), began=0.0)
+    slower = [
+        pauses.Step(at=0.9 + 0.3 * count, instance=0, pid=1, generation=1, rank=0, world_size=1, step=10 + count)
+        for count in range(1, 6)
+    ]
+    assert pauses.slowdown(steps + slower, 1, since=0.85) == pytest.approx(3.0)
+    assert pauses.slowdown(steps, 1, since=0.85) is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_changes_of_instances_are_measured(tmp_path: Path) -> None:
+    """Training goes on after each, live, from the same step; how fast is for people to judge."""
+    command = [sys.executable, str(BENCHMARKS / "resize.py"), "--quick", "--json", "--keep", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {result["case"] for result in found["results"]} == {"join", "leave", "trainer killed"}
+    for result in found["results"]:
+        assert result["not_resumed"] == 0
+        assert result["steps_repeated"] == 0
+        assert result["gears"] == ["live"]
+        assert 0 < result["pause_s"] <= result["worst_pause_s"]
+    assert all("paused for" in said or "times as long" in said for said in found["missed"])
+    assert done.returncode == bool(found["missed"])
