@@ -74,9 +74,9 @@ class JobLog:
         if self._arrived and time.monotonic() >= self._next_at:
             await self._tell()
 
-    async def finish(self) -> None:
-        """Say the rest of a job that has ended."""
-        await asyncio.wait([self._collecting], timeout=LAST_WORDS_S)
+    async def finish(self, *, is_over: bool) -> None:
+        """Say what has not been said yet; `is_over`: the job has ended, so that its last lines are there."""
+        await asyncio.wait([self._collecting], timeout=LAST_WORDS_S if is_over else 0)
         if self._arrived:
             await self._tell()
 

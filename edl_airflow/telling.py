@@ -68,9 +68,9 @@ class Teller:
             await self._tell_progress(view.trainer)
 
     async def finish(self, view: View) -> None:
-        """Say what the job wrote last."""
-        if view.trainer:
-            await self._log_of(view.trainer).finish()
+        """Say what the job wrote last, unless it is a later try's by now."""
+        if view.trainer and view.trainer.token == self._work.token:
+            await self._log_of(view.trainer).finish(is_over=view.trainer.phase != "running")
 
     def _log_of(self, job: JobStatus) -> JobLog:
         self._log = self._log or JobLog(job, self._source, self._say, self._work.progress_every_s)

@@ -24,7 +24,7 @@ async def _shown(site: MadeUpSite, written: Sequence[LogLine]) -> list[str]:
     site.backend.ended = {"student"}
     site.backend.written = list(written)
     log = JobLog(JOB, site, said.append, 0.0)
-    await log.finish()
+    await log.finish(is_over=True)
     await log.close()
     return said
 
@@ -75,6 +75,6 @@ async def test_lines_come_in_bunches(site: MadeUpSite) -> None:
     await log.tell()
     assert said == ["[0] line 0"]
     site.backend.jobs = {}
-    await log.finish()
+    await log.finish(is_over=True)
     assert said == ["[0] line 0", "[0] line 1"]
     await log.close()

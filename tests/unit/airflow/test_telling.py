@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from unit.airflow.made_up import MadeUpSite, job_status, work_of
 
 from edl_airflow.decisions import View
 from edl_airflow.telling import Teller
+from edl_runtime.backends.base import LogLine
 from edl_runtime.progress import Progress
 
 VIEW = View(trainer=job_status("student"), started=True)
@@ -44,3 +46,22 @@ async def test_a_teacher_in_quarantine_is_named_once(site: MadeUpSite) -> None:
         "step 1 · in quarantine: a:1 (its answer has a wrong shape)",
         "step 4 · in quarantine: b:1 (timed out); b:2 (timed out); b:3 (timed out); and 2 more",
     ]
+
+
+async def test_the_last_words_are_said_unless_a_later_try_says_them(site: MadeUpSite) -> None:
+    """Also those of a training that is ended by force."""
+    site.backend.written = [LogLine(0, "the last words")]
+    for token, phase, said_at_last in (
+        ("try-1", "succeeded", ["[0] the last words"]),
+        ("try-1", "running", ["[0] the last words"]),
+        ("try-2", "running", []),
+    ):
+        said: list[str] = []
+        job = job_status("student", token, phase=phase)
+        site.backend.jobs, site.positions = {"student": job}, {}
+        view = View(trainer=job, started=True)
+        async with Teller(work_of(progress_every_s=60.0), site, said.append) as teller:
+            await teller.tell(view)
+            await asyncio.sleep(0.05)
+            await teller.finish(view)
+        assert said == said_at_last
