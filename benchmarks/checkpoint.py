@@ -3,10 +3,11 @@
     python benchmarks/checkpoint.py --json
 
 A loop of steps with a state of Paddle tensors, and a checkpoint each so many steps. Steps are asleep (as if a GPU
-computed) or multiply matrices on the CPU; checkpoints are written in the background, as this project does it, or before
-the loop goes on: by this project, by `safetensors` and by `paddle.save`. "blocked" is the share of the loop's time in
-which it did nothing but save. "slower" is by how much longer steps took that ran while a checkpoint was written than
-those of the same loop that did not, and what that makes over all steps.
+computed) or multiply matrices on the CPU; checkpoints are written in the background, as this project does it, or
+before the loop goes on: by this project, by `safetensors` and by `paddle.save`. "blocked" is the share of the loop's
+time in which it did nothing but save, "blocked_cpu" what all of this process's threads used of the processors
+meanwhile, which tells more where others compute, too. "slower" is by how much longer steps took that ran while a
+checkpoint was written than those of the same loop that did not, and what that makes over all steps.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def run(step: Callable[[], None], save: Save, writing: Callable[[], bool], steps
     alone_s: list[float] = []
     beside_s: list[float] = []
     blocked_s: list[float] = []
+    blocked_cpu_s: list[float] = []
     left_out = 0
     began = time.perf_counter()
     for number in range(1, steps + 1):
@@ -93,12 +95,14 @@ def run(step: Callable[[], None], save: Save, writing: Callable[[], bool], steps
         step()
         (beside_s if beside else alone_s).append(time.perf_counter() - at)
         if number % every == 0:
-            at = time.perf_counter()
+            at, cpu_at = time.perf_counter(), time.process_time()
             left_out += save(number) is False
             blocked_s.append(time.perf_counter() - at)
+            blocked_cpu_s.append(time.process_time() - cpu_at)
     found: dict[str, Any] = {
         "blocked_percent": round(100 * sum(blocked_s) / (time.perf_counter() - began), 2),
         "blocked_ms": round(1000 * statistics.fmean(blocked_s), 1),
+        "blocked_cpu_ms": round(1000 * statistics.fmean(blocked_cpu_s), 1),
         "left_out": left_out,
     }
     if alone_s and beside_s:
