@@ -27,6 +27,7 @@ from edl_runtime.elastic.generation import GroupView, Outcome, TrainerMember
 from edl_runtime.elastic.membership import BEAT_EVERY_S, RETRY_EVERY_S, Membership
 from edl_runtime.elastic.messages import Beat, Gear, Lost, Stepped, Up
 from edl_runtime.elastic.ports import Ports
+from edl_runtime.elastic.record import record_of
 from edl_runtime.elastic.reports import Reports
 from edl_runtime.elastic.script import Script
 from edl_runtime.elastic.steps import Steps
@@ -154,7 +155,8 @@ class Agent:
         for fall in crew.take_falls():
             await self._judge(fall)
         try:
-            self._view = await self._membership.beat(self._record(crew))
+            self._me = record_of(self._me, crew, self._post(crew), self._view, self._ports)
+            self._view = await self._membership.beat(self._me)
             if self._frozen_since is not None:
                 log.info("agent.thawed", generation=self._view.number)
             self._frozen_since = None
@@ -244,27 +246,6 @@ class Agent:
             exclusive=self._communication == "nccl",
             finished=crew.finished,
         )
-
-    def _record(self, crew: Crew) -> TrainerMember:
-        """Return what others are to know of this instance."""
-        view, phase = self._view, crew.mine.phase
-        ending = view.outcome is not None or view.stop is not None or self._leaving_since is not None
-        rank = view.rank(self._me.id)
-        on_its_way = rank is not None and view.generation is not None and self._me.lost < view.generation.number
-        can_join = phase in ("ready", "member", "leaving", "done") or (phase == "loaded" and not crew.elastic)
-        self._change(
-            store_port=self._ports.store,
-            trainer_port=self._ports.trainer,
-            ready=can_join or crew.finished or (on_its_way and not ending),
-            leaving=self._leaving_since is not None,
-            live=crew.live,
-            standby=crew.mine.spare == "loaded" or phase in ("loaded", "ready"),  # in no generation yet
-            up=crew.mine.up,
-            waits_for=crew.waits_for,
-            finished=crew.finished,
-            seen=max(self._me.seen, crew.seen, view.number),
-        )
-        return self._me
 
     def _change(self, **changes: object) -> None:
         self._me = msgspec.structs.replace(self._me, **changes)

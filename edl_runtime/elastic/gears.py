@@ -149,14 +149,14 @@ def _is_gone(view: GroupView, peer: str, generation: int) -> bool:
 
 def _about_trainer(mine: Mine, post: Post, view: GroupView, now: float) -> Iterator[Order]:
     match mine.phase:
-        case "absent" if not _is_ending(post, view) and not post.finished:
+        case "absent" if not is_ending(post, view) and not post.finished:
             current = view.generation if view.rank(post.member) is not None else None
             yield Begin(fresh=current is not None and current.gear == "cold" and current.attempt > 0)
         case "loading" | "loaded" | "starting" | "ready":
             yield from _about_newcomer(mine, post, view)
         case "member":
             yield from _about_member(mine, post, view, now)
-        case "leaving" if mine.left and not post.exclusive and not _is_ending(post, view):
+        case "leaving" if mine.left and not post.exclusive and not is_ending(post, view):
             yield Retire()
         case "leaving":
             if now >= _left_by(mine, post, view):
@@ -167,7 +167,7 @@ def _about_trainer(mine: Mine, post: Post, view: GroupView, now: float) -> Itera
 
 def _about_newcomer(mine: Mine, post: Post, view: GroupView) -> Iterator[Order]:
     following = _next(mine, post, view)
-    if _is_ending(post, view):
+    if is_ending(post, view):
         yield Kill("it is not needed any more")
     elif post.elastic and mine.phase == "loaded":
         yield Run()
@@ -180,7 +180,7 @@ def _about_newcomer(mine: Mine, post: Post, view: GroupView) -> Iterator[Order]:
 def _about_member(mine: Mine, post: Post, view: GroupView, now: float) -> Iterator[Order]:
     following = _next(mine, post, view)
     if not post.elastic:
-        if _is_ending(post, view) or _is_over(mine, view):
+        if is_ending(post, view) or _is_over(mine, view):
             yield Terminate()
     elif view.outcome is not None:
         yield Kill("the job has ended")
@@ -198,13 +198,14 @@ def _about_member(mine: Mine, post: Post, view: GroupView, now: float) -> Iterat
 
 
 def _about_spare(mine: Mine, post: Post, view: GroupView, now: float) -> Iterator[Order]:
-    if _is_ending(post, view) or post.gear == "cold" or mine.spare != "absent":
+    if is_ending(post, view) or post.gear == "cold" or mine.spare != "absent":
         return
     if mine.trains and now >= mine.since + SPARE_AFTER_S:
         yield Spare()
 
 
-def _is_ending(post: Post, view: GroupView) -> bool:
+def is_ending(post: Post, view: GroupView) -> bool:
+    """Whether this instance trains no more: the job has ended or is to, or it was told to go."""
     return view.outcome is not None or view.stop is not None or post.leaving_since is not None
 
 

@@ -1,0 +1,36 @@
+"""What an agent tells the others of its instance."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edl_runtime.elastic.crew import Crew
+from edl_runtime.elastic.gears import Post, is_ending
+from edl_runtime.elastic.generation import GroupView, TrainerMember
+from edl_runtime.elastic.ports import Ports
+
+
+def record_of(before: TrainerMember, crew: Crew, post: Post, view: GroupView, ports: Ports) -> TrainerMember:
+    """Return the record that follows `before`, with what the crew, the post and the ports are now.
+
+    An instance stays ready while one of its processes makes room for the next on the way into a generation: who is not
+    ready counts as lost.
+    """
+    phase = crew.mine.phase
+    included = view.generation is not None and view.rank(post.member) is not None
+    on_its_way = included and view.generation is not None and before.lost < view.generation.number
+    can_join = phase in ("ready", "member", "leaving", "done") or (phase == "loaded" and not crew.elastic)
+    in_none_yet = phase in ("loaded", "ready")
+    return msgspec.structs.replace(
+        before,
+        store_port=ports.store,
+        trainer_port=ports.trainer,
+        ready=can_join or crew.finished or (on_its_way and not is_ending(post, view)),
+        leaving=post.leaving_since is not None,
+        live=crew.live,
+        standby=crew.mine.spare == "loaded" or in_none_yet,
+        up=crew.mine.up,
+        waits_for=crew.waits_for,
+        finished=crew.finished,
+        seen=max(before.seen, crew.seen, view.number),
+    )

@@ -1,0 +1,89 @@
+"""What an agent tells the others of its instance."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from edl_runtime.elastic.crew import Crew
+from edl_runtime.elastic.gears import Mine, Phase, Post
+from edl_runtime.elastic.generation import Generation, GroupView, TrainerMember
+from edl_runtime.elastic.ports import Ports
+from edl_runtime.elastic.record import record_of
+
+ME = TrainerMember(id="0-me", index=0, lost=3)
+POST = Post(member=ME.id, elastic=True)
+
+
+def group(number: int, *members: str, **changes: Any) -> GroupView:
+    generation = Generation(
+        number=number,
+        members=members,
+        store="",
+        endpoints=(),
+        gear="warm",
+        reason="",
+        proposed_by="",
+        proposed_at=0.0,
+    )
+    return msgspec.structs.replace(GroupView(now=0.0, number=number, generation=generation), **changes)
+
+
+def record(phase: Phase, view: GroupView, *, post: Post = POST, **crew: Any) -> TrainerMember:
+    stands = {"mine": Mine(phase=phase), "elastic": True, "live": True, "seen": 0, "waits_for": 0, "finished": False}
+    with Ports("127.0.0.1") as ports:
+        return record_of(ME, cast(Crew, SimpleNamespace(**{**stands, **crew})), post, view, ports)
+
+
+@pytest.mark.parametrize(
+    ("phase", "elastic", "ready"),
+    [
+        ("loading", True, False),
+        ("loaded", True, False),
+        ("loaded", False, True),
+        ("starting", True, False),
+        ("ready", True, True),
+        ("member", True, True),
+        ("done", True, True),
+        ("absent", True, False),
+    ],
+)
+def test_an_instance_is_ready_once_its_trainer_can_join(phase: Phase, *, elastic: bool, ready: bool) -> None:
+    """Not before: nobody waits for who still loads."""
+    assert record(phase, group(7, "1-peer"), elastic=elastic).ready is ready
+
+
+def test_on_the_way_into_a_generation_an_instance_stays_ready() -> None:
+    """One process makes room for the next; but not when it fell in that generation, and not when it is to end."""
+    included = group(7, "1-peer", ME.id)
+    assert record("absent", included).ready
+    assert record("loading", included).ready
+    assert not record("loading", group(3, ME.id)).ready
+    assert not record("absent", msgspec.structs.replace(included, stop="deadline")).ready
+    assert not record("absent", included, post=msgspec.structs.replace(POST, leaving_since=1.0)).ready
+
+
+def test_a_process_that_is_in_no_generation_yet_counts_as_a_standby() -> None:
+    """A newcomer enters a warm generation by itself."""
+    assert record("ready", group(7)).standby
+    assert not record("member", group(7, ME.id)).standby
+    assert record("member", group(7, ME.id), mine=Mine(phase="member", spare="loaded")).standby
+
+
+def test_a_number_once_seen_is_never_forgotten() -> None:
+    """Neither of a checkpoint nor of the group: the next is above."""
+    assert record("ready", group(7), seen=9).seen == 9
+    assert record("ready", group(7), seen=2).seen == 7
+
+
+def test_each_generation_has_ports_of_its_own() -> None:
+    """Those of the one before may be in use still; the last two pairs are kept from others."""
+    with Ports("127.0.0.1") as ports:
+        first = (ports.store, ports.trainer)
+        ports.renew(0)
+        assert (ports.store, ports.trainer) == first
+        ports.renew(1)
+        assert len({*first, ports.store, ports.trainer}) == 4
