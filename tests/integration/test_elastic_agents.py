@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import pytest
 from agent_group import Group, running_group
 from elastic_agents import batches_of, stepped
 
+from edl_runtime.progress import Progress, read
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.client import connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -30,6 +33,11 @@ def longest_gap_s(group: Group, since: float) -> float:
     """Return the longest time between two steps of anybody from then on."""
     at = [each["at"] for each in group.stepped()]
     return max(later - earlier for earlier, later in itertools.pairwise(at) if later >= since)
+
+
+async def progress_of(settings: RuntimeSettings) -> Progress | None:
+    async with connect(settings.redis_url) as client:
+        return await read(client, settings.namespace, settings.job)
 
 
 def check_each_once(group: Group, expected: dict[int, list[int]], *, killed: int) -> None:
@@ -91,6 +99,10 @@ def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, setti
         group.start(3)
         assert set(group.statuses().values()) == {0}
         assert group.await_event("ended").outcome == "done"
+        report = asyncio.run(progress_of(settings))
+        assert report is not None
+        assert (report.step, report.total_steps) == (500, 500)
+        assert report.instances in (1, 2)
         check_each_once(group, batches_of(12000, 24, 1), killed=3)
 
 
