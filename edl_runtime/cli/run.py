@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,13 +115,28 @@ async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool) -> int
     async with AsyncExitStack() as stack:
         url = settings.redis_url or await stack.enter_async_context(_own_redis())
         client = await stack.enter_async_context(connect(url))
-        shell = {name: value for name, value in os.environ.items() if name not in spec.env}
+        shell = _shell(os.environ, without="EDL_CHECKPOINT" if spec.env else "")
         await _forget_if_ended(backend, spec.name)
         await backend.submit(spec, token=OWNER, secrets={**shell, "EDL_REDIS_URL": url})
         if detach:
             click.echo(f"{spec.name} is started; `edl logs -f {spec.name}` shows what it writes")
             return 0
         return await _Show(backend, client, settings.namespace, spec.name).run()
+
+
+def _shell(environ: Mapping[str, str], *, without: str) -> dict[str, str]:
+    """Return the variables that scripts see, but for those that begin so and those that are no text."""
+    shown = {name: value for name, value in environ.items() if not (without and name.startswith(without))}
+    return {name: value for name, value in shown.items() if _is_text(name) and _is_text(value)}
+
+
+def _is_text(value: str) -> bool:
+    """Whether it is UTF-8, which names of files need not be."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @asynccontextmanager

@@ -15,6 +15,8 @@ import pytest
 from agent_group import SCRIPT
 from integration.local_jobs import wait_until_gone
 
+from edl_runtime.cli.run import _name_of, _shell
+
 PATIENCE_S = 60.0
 
 
@@ -65,6 +67,26 @@ def test_a_person_runs_resizes_and_stops_a_training(tmp_path: Path, work_dir: Pa
     assert "[1 rank 1] " in shown
     assert "stopped by Ctrl-C" in shown
     assert len(list(kept.glob("step-*/manifest.json"))) == 1
+
+
+def test_scripts_see_the_shells_environment_that_can_be_told() -> None:
+    """All that is text; checkpoints by flags leave none of the variables' in between."""
+    environ = {"LR": "0.1", "NAME": "b\udcffd", "EDL_CHECKPOINT_KEEP_LAST": "9"}
+    assert _shell(environ, without="") == {"LR": "0.1", "EDL_CHECKPOINT_KEEP_LAST": "9"}
+    assert _shell(environ, without="EDL_CHECKPOINT") == {"LR": "0.1"}
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (("python", "-u", "My_Train.py", "--lr"), "my-train"),
+        (("jobs/train.py",), "train"),
+        (("x" * 60 + ".py",), "x" * 52),
+    ],
+)
+def test_a_job_is_named_after_its_script(command: tuple[str, ...], name: str) -> None:
+    """In letters that any backend takes."""
+    assert _name_of(command) == name
 
 
 @pytest.mark.parametrize(
