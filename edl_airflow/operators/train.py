@@ -130,6 +130,8 @@ class EdlTrainOperator(EdlOperator):
     def result(self, work: Work, outcome: Outcome) -> TrainResult:
         left, landed, training = outcome.result or {}, outcome.landed, outcome.training
         progress = outcome.progress
+        if outcome.ended == "stopped":
+            self.log.warning("%r: %s", work.name, outcome.reason)
         return TrainResult(
             job=work.name,
             checkpoint=left.get("checkpoint") or (landed["checkpoint"] if landed else ""),
