@@ -122,7 +122,25 @@ async def test_whoever_is_of_an_old_generation_changes_nothing(ledger_of: Make) 
     assert (caught.value.generation, caught.value.current) == (1, 2)
     with pytest.raises(StaleGenerationError):
         await left_behind.begin(1)
+    with pytest.raises(StaleGenerationError):
+        await left_behind.restore(None, 1)
     assert [shard.name for shard in await leased(survivor, 3)] == ABC
+
+
+async def test_an_answer_that_was_lost_before_the_job_went_back_is_void(ledger_of: Make) -> None:
+    """Until then asking again gives the same shards; afterwards they may be another's."""
+    one, other = ledger_of("w1"), ledger_of("w2")
+    await one.restore(None, 1)
+    unheard = await leased(one)
+    one._call -= 1
+    assert await leased(one) == unheard
+    one._call -= 1
+    await other.restore(None, 2)
+    await one.begin(2)
+    assert await leased(other) == unheard
+    mine = await leased(one)
+    assert [shard.name for shard in mine] == ["b"]
+    await one.ack(mine, step=1)
 
 
 async def test_a_dead_worker_s_shard_goes_on_where_the_survivors_know_it_was(ledger_of: Make) -> None:
