@@ -397,7 +397,7 @@ class GroupLostError(ElasticError, ConnectionError):
         return f"generation {self.generation} can't go on: {self.reason}"
 
 
-class StepError(ElasticError):
+class StepError(ElasticError, ValueError):
     """Raised when a script draws batches and calls `run.step` in another order than one step a batch."""
 
     def __init__(self, what: str) -> None:
@@ -408,7 +408,7 @@ class StepError(ElasticError):
         return f"{self.what}; call run.step(loss=loss) once for each batch, after loss.backward()"
 
 
-class EarlyEndError(ElasticError):
+class EarlyEndError(ElasticError, ValueError):
     """Raised when some ranks have left the loop over the data and others have not."""
 
     def __init__(self, step: int, ranks: Sequence[int], world_size: int) -> None:

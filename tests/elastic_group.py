@@ -34,7 +34,7 @@ def main(rank: int, size: int, port: int) -> dict[str, Any]:
         join = Join(generation=generation, rank=rank, world_size=size, store=f"127.0.0.1:{port}", instances=size)
         group = PaddleGroup(join, "gloo")
         began = time.monotonic()
-        assert group.meet(generation if rank else None) == [None] + [generation] * (size - 1)
+        assert group.meet(str(rank), generation if rank else None).steps == [None] + [generation] * (size - 1)
         seen["made_s"].append(time.monotonic() - began)
         assert group.count(np.arange(3) + rank).tolist() == [sum(at + each for each in range(size)) for at in range(3)]
         for dtype in ("float32", "float64", "bfloat16"):

@@ -28,6 +28,8 @@ OPTIONS: dict[str, Any] = {
     "scaling": "fixed",
     "seed_model": 1,
     "leave_at": {},  # rank: step
+    "shards": 0,  # of 20 samples each, in place of a dataset
+    "poison": None,  # a sample that can't be read
     "reader": False,  # whether teachers answer the label
     "dropout": 0.0,
     **json.loads(os.environ.get("SCRIPT_OPTIONS", "{}")),
@@ -97,11 +99,9 @@ def checked(batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
-def main(out: Path) -> None:
-    """Train, and leave the weights in `out`."""
-    run = elastic.init()
-    model, _ = run.wrap(*build(), scaling=OPTIONS["scaling"])
-    data = run.data(
+def indexed(run: elastic.Run) -> Any:
+    """Return batches of a dataset."""
+    return run.data(
         Samples(OPTIONS["samples"]),
         global_batch=OPTIONS["global_batch"],
         instance_batch=OPTIONS["instance_batch"],
@@ -109,6 +109,28 @@ def main(out: Path) -> None:
         micro_batch=OPTIONS["micro_batch"],
         seed=3,
     )
+
+
+def sharded(run: elastic.Run) -> Any:
+    """Return batches of shards; one of them may have a sample that can't be read."""
+    samples = Samples(20 * OPTIONS["shards"])
+
+    def read(name: str) -> Iterator[Any]:
+        first = 20 * int(name)
+        for number in range(first, first + 20):
+            if number == OPTIONS["poison"]:
+                raise ValueError("unreadable")
+            yield samples[number]
+
+    names = [str(number) for number in range(OPTIONS["shards"])]
+    return run.shards(read, names, batch_size=8, epochs=OPTIONS["epochs"], shuffle=True)
+
+
+def main(out: Path) -> None:
+    """Train, and leave the weights in `out`."""
+    run = elastic.init()
+    model, _ = run.wrap(*build(), scaling=OPTIONS["scaling"])
+    data = sharded(run) if OPTIONS["shards"] else indexed(run)
     pending: list[int] = []
     with (out / f"stepped-{os.getpid()}.jsonl").open("a", buffering=1) as told, teaching(data) as batches:
         for inputs, labels, numbers in batches:

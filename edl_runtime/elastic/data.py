@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from edl_runtime.elastic.collating import Collate, as_tensors, default_collate
 from edl_runtime.elastic.training import Micro, Training
 from edl_runtime.errors import SampleError, SpecError
 from edl_runtime.shards import cursor as cursors
 from edl_runtime.shards.cursor import Cursor
-
-Collate = Callable[[list[Any]], Any]
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +67,8 @@ class Data:
     def total_steps(self) -> int | None:
         return cursors.total_steps(self._cursor) if self._batching.instance_batch is None else None
 
-    def place(self) -> dict[str, Any]:
+    def place(self, *, durable: bool) -> dict[str, Any]:
+        del durable  # it is the same for whoever asks
         place: dict[str, Any] = msgspec.to_builtins(self._cursor)
         return place
 
@@ -86,7 +86,12 @@ class Data:
             size = self._batching.instance_batch * world_size
             self._cursor = msgspec.structs.replace(self._cursor, global_batch=size)
 
-    def advance(self, samples: int) -> None:
+    def vector(self, rank: int, world_size: int) -> list[int]:
+        del rank, world_size
+        return []
+
+    def advance(self, samples: int, vector: Sequence[int]) -> None:
+        del vector
         self._cursor = cursors.advance(self._cursor, samples)
 
     def _batches(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -137,12 +142,11 @@ class Data:
 
     def _load(self, batches: Iterator[np.ndarray]) -> Iterator[Any]:
         from paddle.io import DataLoader
-        from paddle.io.dataloader.collate import default_collate_fn
 
-        collate: Any = self._batching.collate_fn or default_collate_fn
+        collate: Any = self._batching.collate_fn or default_collate
         if not self._batching.num_workers:
             for indices in batches:
-                yield _as_tensors(collate([self._dataset[int(index)] for index in indices]))
+                yield as_tensors(collate([self._dataset[int(index)] for index in indices]))
             return
         lists = [indices.tolist() for indices in batches]
         workers = self._batching.num_workers
@@ -157,20 +161,6 @@ def _next(batches: Iterator[Any]) -> Any:
         raise SampleError(
             "run.data", "the reader", "an end before the epoch's", "each batch of data.local once"
         ) from None
-
-
-def _as_tensors(batch: Any) -> Any:
-    """Return a batch with tensors for its arrays, as paddle.io.DataLoader does."""
-    match batch:
-        case np.ndarray():
-            import paddle
-
-            return paddle.to_tensor(batch)
-        case list() | tuple():
-            return [_as_tensors(slot) for slot in batch]
-        case dict():
-            return {name: _as_tensors(slot) for name, slot in batch.items()}
-    return batch
 
 
 def _stacked(samples: list[Any]) -> tuple[np.ndarray, ...]:

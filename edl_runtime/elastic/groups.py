@@ -114,17 +114,17 @@ class PaddleGroup:
         self._own: set[int] | None = None  # epolls, once all are there
         self._aborted = False
 
-    def meet(self, step: int | None, timeout_s: float = MEET_LIMIT_S) -> list[int | None]:
-        """Return the steps that all ranks have come with, when all can talk. Raises GroupLostError."""
+    def meet(self, name: str, step: int | None, timeout_s: float = MEET_LIMIT_S) -> Met:
+        """Return what all ranks have come with, when all can talk. Raises GroupLostError."""
         since = time.monotonic()
-        met = self._meeting.hold(step, self._open_store, timeout_s)
+        met = self._meeting.hold(name, step, self._open_store, timeout_s)
         seen = time.monotonic()
         try:
             self._connect(met)
         except (RuntimeError, ValueError, OSError) as error:
             raise GroupLostError(self._join.generation, _first_line(error)) from error
         log.debug("group.made", met_s=round(seen - since, 3), made_s=round(time.monotonic() - seen, 3))
-        return met.steps
+        return met
 
     def sum(self, values: Any) -> None:
         self._wait(lambda: self._talk.allreduce(values))

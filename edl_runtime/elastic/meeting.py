@@ -28,17 +28,19 @@ Said = TypeVar("Said", bound=msgspec.Struct)
 
 
 class Here(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank says. `step`: of the state that it has, None for a trainer that has not trained yet."""
+    """What a rank says. `name`: of its process. `step`: of the state that it has, None before it has trained."""
 
     generation: int
     rank: int
+    name: str
     step: int | None
 
 
 class Met(msgspec.Struct, frozen=True, kw_only=True):
-    """What all ranks hear. `steps` by rank; `store_port`: where rank 0's store of this generation listens."""
+    """What all ranks hear. `names`, `steps`: by rank. `store_port`: where rank 0's store of this generation listens."""
 
     generation: int
+    names: list[str]
     steps: list[int | None]
     store_port: int
 
@@ -57,12 +59,12 @@ class Meeting:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
-    def hold(self, step: int | None, open_store: Callable[[], int], timeout_s: float) -> Met:
+    def hold(self, name: str, step: int | None, open_store: Callable[[], int], timeout_s: float) -> Met:
         """Return what all ranks have said, when all have. Rank 0 calls `open_store`, which returns the store's port.
 
         Raises GroupLostError when not all come within `timeout_s`, or one goes.
         """
-        here = Here(generation=self._join.generation, rank=self._join.rank, step=step)
+        here = Here(generation=self._join.generation, rank=self._join.rank, name=name, step=step)
         until = time.monotonic() + timeout_s
         try:
             return self._host(here, open_store, until) if self._join.rank == 0 else self._visit(here, until)
@@ -74,23 +76,24 @@ class Meeting:
 
     def _host(self, here: Here, open_store: Callable[[], int], until: float) -> Met:
         host, port = endpoint_of(self._join.store, "store")
-        steps: dict[int, int | None] = {0: here.step}
+        there = {0: here}
         guests: dict[int, socket.socket] = {}
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = self._own(socket.create_server((host, port), family=family, backlog=64))
-        while len(steps) < self._join.world_size:
+        while len(there) < self._join.world_size:
             guest = self._own(self._accept(listener, until))
             guest.settimeout(min(GUEST_LIMIT_S, _left(until)))
             with contextlib.suppress(OSError, EOFError, msgspec.DecodeError):  # whoever goes again was no guest
                 said = _hear(guest, Here)
                 if said.generation == here.generation and 0 < said.rank < self._join.world_size:
-                    steps[said.rank] = said.step
+                    there[said.rank] = said
                     guests[said.rank] = guest
                     continue
             guest.close()
         met = Met(
             generation=here.generation,
-            steps=[steps[rank] for rank in range(self._join.world_size)],
+            names=[there[rank].name for rank in sorted(there)],
+            steps=[there[rank].step for rank in sorted(there)],
             store_port=open_store(),
         )
         for guest in guests.values():

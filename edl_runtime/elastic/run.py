@@ -6,16 +6,20 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from edl_runtime.elastic.data import Batching, Collate, Data
+from edl_runtime.elastic.collating import Collate, default_collate
+from edl_runtime.elastic.data import Batching, Data
 from edl_runtime.elastic.groups import choose_backend
 from edl_runtime.elastic.hyper import Scaling
 from edl_runtime.elastic.link import Link, connect
 from edl_runtime.elastic.saving import Saver
+from edl_runtime.elastic.shard_data import Read, ShardData
 from edl_runtime.elastic.team import Team
 from edl_runtime.elastic.training import Habits, Schedule, Training
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.shards.blocking import BlockingLedger
 from edl_runtime.shards.cursor import Cursor
+from edl_runtime.shards.state import Plan
 from edl_runtime.specs import Checkpoint
 
 Model = TypeVar("Model")
@@ -167,6 +171,54 @@ class Run:
         )
         start = Cursor(length=len(dataset), global_batch=size, epochs=epochs, seed=seed, shuffle=shuffle)
         data = Data(training, dataset, batching, start)
+        training.standing.feed = data
+        return data
+
+    def shards(
+        self,
+        read: Read,
+        names: Sequence[str] | None = None,
+        *,
+        batch_size: int,
+        epochs: int = 1,
+        seed: int = 0,
+        shuffle: bool = False,
+        failure_limit: int = 3,
+        collate_fn: Collate | None = None,
+    ) -> ShardData:
+        """Return this rank's batches of the shards that it leases, as an iterable; call `run.step` once for each.
+
+        For files too large or too many to index, streams, and instances of unlike speed. Each record counts exactly
+        once an epoch; which records a step has depends on who was how fast.
+
+        - `read`: returns the records of a shard, always the same in the same order.
+        - `names`: the shards, the same list on each instance; None for a stream, to which others add shards.
+        - `batch_size`: most records of a batch. No batch has records of two shards.
+        - `shuffle`: in an order of each epoch's own. `failure_limit`: a shard that can't be read so often is set aside.
+
+        Raises SpecError, also without Redis and a job's name, and ShardsChangedError for other shards than those that
+        the training began with.
+        """
+        training = self._training("run.shards")
+        if training.standing.feed is not None:
+            raise SpecError("run.shards", "a second call", "one loop over the data a run")
+        if batch_size < 1:
+            raise SpecError("batch_size", batch_size, "1 or more")
+        settings = self._settings
+        if not settings.redis_url or not settings.job:
+            allowed = "EDL_REDIS_URL and EDL_JOB: shards are leased there"
+            raise SpecError("run.shards", "no Redis or no job's name", allowed)
+        if training.habits.schedule == "epoch":
+            raise SpecError("schedule", "epoch", "'step' or None with shards: ranks are not in one epoch all the time")
+        ledger = BlockingLedger(
+            settings.redis_url,
+            settings.namespace,
+            settings.job,
+            worker=self._team.name,
+            shards=names,
+            plan=Plan(epochs=epochs, seed=seed, shuffle=shuffle, failure_limit=failure_limit),
+        )
+        data = ShardData(training, ledger, read, batch_size=batch_size, collate_fn=collate_fn or default_collate)
         training.standing.feed = data
         return data
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -27,16 +28,20 @@ class Feed(Protocol):
     @property
     def total_steps(self) -> int | None: ...
 
-    def place(self) -> dict[str, Any]:
-        """Return how far all ranks together are, as JSON."""
+    def place(self, *, durable: bool) -> dict[str, Any]:
+        """Return how far all ranks together are, as JSON: for a checkpoint if `durable`, else for another trainer."""
         ...
 
     def go_to(self, place: dict[str, Any], world_size: int) -> None:
         """Go on from such a place, in a group of this size."""
         ...
 
-    def advance(self, samples: int) -> None:
-        """Note that all ranks together have applied so many samples more."""
+    def vector(self, rank: int, world_size: int) -> list[int]:
+        """Return what this rank adds to a sum over all ranks before each step, so many numbers on each."""
+        ...
+
+    def advance(self, samples: int, vector: Sequence[int]) -> None:
+        """Note that all ranks together have applied so many samples more, and that sum."""
         ...
 
 
@@ -73,16 +78,17 @@ class Standing:
     @feed.setter
     def feed(self, feed: Feed) -> None:
         """Go on in this data from where the training is. Raises as `Feed.go_to`."""
-        feed.go_to(feed.place() if self.place is None else self.place, self._team.group.world_size)
+        place = feed.place(durable=False) if self.place is None else self.place
+        feed.go_to(place, self._team.group.world_size)
         self._feed = feed
 
-    def snapshot(self, origin: Origin = "peer") -> Snapshot:
-        """Return all; the arrays are views of what the next step changes."""
+    def snapshot(self, origin: Origin = "peer", *, durable: bool = False) -> Snapshot:
+        """Return all, for a checkpoint if `durable`; the arrays are views of what the next step changes."""
         scheduler = self.state.scheduler
         extra = _Extra(
             origin=origin,
             samples=self.samples,
-            place=self.place if self._feed is None else self._feed.place(),
+            place=self.place if self._feed is None else self._feed.place(durable=durable),
             scheduler=None if scheduler is None else scheduler.state_dict(),
             scale=self.scale,
             chance=chance.capture(),

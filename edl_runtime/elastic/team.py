@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 
@@ -22,13 +23,15 @@ Enter = Callable[[Group, Join, list[int | None]], None]
 
 
 class Team:
-    """This trainer's place in its present generation, 0 before the first."""
+    """This trainer's place in its present generation, 0 before the first. `names`: of all its processes, by rank."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.group: Group = Alone()
         self.generation = 0
         self.instances = 1
+        self.name = secrets.token_hex(6)
+        self.names = [self.name]
         self._backend: Backend = "gloo"
         self._made = 0
 
@@ -80,6 +83,7 @@ class Team:
     def _grouped(self, join: Join, step: int | None, enter: Enter) -> Group:
         if join.world_size == 1:
             alone = Alone()
+            self.names = [self.name]
             enter(alone, join, [step])
             self.group.close()
             return alone
@@ -87,9 +91,10 @@ class Team:
         self._made += 1
         self.link.guard(join.generation, group.abort, forming=True)
         try:
-            steps = group.meet(step)
+            met = group.meet(self.name, step)
             self.group.close()  # nobody waits in the one before any more: all have met
-            enter(group, join, steps)
+            self.names = met.names
+            enter(group, join, met.steps)
             self.link.guard(join.generation, group.abort)
         except BaseException:
             group.close()

@@ -79,7 +79,7 @@ class Training:
         self._saver = saver
         self._settings = settings
         self._optimizer = optimizer
-        self._habits = habits
+        self.habits = habits
         self._drawn: Micro | None = None
         self._unpacked_loss: float | None = None  # where gradients stay where they are: one rank, one micro batch
         self._own_samples = 0
@@ -122,13 +122,22 @@ class Training:
         if micro.last:
             self.finish_step()
 
-    def finish_step(self) -> None:
-        """Do the step that all ranks do, of what this one has added to it, if anything."""
+    @property
+    def samples(self) -> int:
+        """Samples of all ranks and steps so far."""
+        return self.standing.samples
+
+    def finish_step(self, *, empty: bool = False) -> None:
+        """Do the step that all ranks do, of what this one has added to it, if anything.
+
+        Without a sample on any rank nothing is applied. `empty`: this is known to be so.
+        """
         own, self._own_samples = self._own_samples, 0
         self.link.waits_for(self.standing.steps + 1)
         try:
-            total, stop = self._agree(own)
-            self._give(total)
+            total, stop, vector = self._agree(own)
+            if total:
+                self._give(total)
         except GroupLostError as error:
             self.link.waits_for(None)
             self._gradients.drop()
@@ -136,7 +145,10 @@ class Training:
             self._regroup()
             return
         self.link.waits_for(None)
-        self._apply(total)
+        if total:
+            self._apply(total, vector)
+        elif self.standing.feed is not None and not empty:
+            self.standing.feed.advance(0, vector)
         if stop:
             self._regroup()
 
@@ -155,25 +167,27 @@ class Training:
         if self._over and self.team.group.rank == 0:
             self._write_result()
 
-    def _agree(self, own: int, *, ended: bool = False) -> tuple[int, bool]:
-        """Return the samples of all ranks' step, and whether it is the last of this generation."""
-        group = self.team.group
-        counts = np.zeros(2 + group.world_size, np.int64)
+    def _agree(self, own: int, *, ended: bool = False) -> tuple[int, bool, list[int]]:
+        """Return the samples of all ranks' step, whether it is the last of this generation, and the feed's vector."""
+        group, feed = self.team.group, self.standing.feed
+        vector = [] if feed is None else feed.vector(group.rank, group.world_size)
+        end = 2 + group.world_size
+        counts = np.array([0] * end + vector, np.int64)
         counts[0] = self.link.wish(self.team.generation) is not None
         counts[1] = own
         counts[2 + group.rank] = ended
         counts = group.count(counts)
-        if counts[2:].any() and not counts[2:].all():
-            gone = [rank for rank, has in enumerate(counts[2:]) if has]
+        if counts[2:end].any() and not counts[2:end].all():
+            gone = [rank for rank, has in enumerate(counts[2:end]) if has]
             self._over = True
             raise EarlyEndError(self.standing.steps, gone, group.world_size)
-        return int(counts[1]), bool(counts[0])
+        return int(counts[1]), bool(counts[0]), counts[end:].tolist()
 
     def _give(self, total: int) -> None:
         loss, self._unpacked_loss = self._unpacked_loss, None
         self.standing.mean_loss = self._gradients.give(self.team.group, total) if loss is None else loss
 
-    def _apply(self, total: int) -> None:
+    def _apply(self, total: int, vector: list[int]) -> None:
         standing = self.standing
         feed = standing.feed
         assert feed is not None  # noqa: S101 -- it has drawn the batch
@@ -181,15 +195,15 @@ class Training:
             self._optimizer.step()
         self._optimizer.clear_grad()
         epoch = feed.epoch
-        feed.advance(total)
-        moves = self._habits.schedule == "step" or (self._habits.schedule == "epoch" and feed.epoch > epoch)
+        feed.advance(total, vector)
+        moves = self.habits.schedule == "step" or (self.habits.schedule == "epoch" and feed.epoch > epoch)
         if standing.state.scheduler is not None and moves:
             standing.state.scheduler.step()
         standing.steps += 1
         standing.samples += total
         self._tell(feed.epoch, feed.total_steps)
         if self.team.group.rank == 0:
-            self._saver.save_if_due(standing.steps, standing.snapshot)
+            self._saver.save_if_due(standing.steps, self._durable_snapshot)
 
     def _tell(self, epoch: int, total_steps: int | None) -> None:
         standing, generation, now = self.standing, self.team.generation, time.monotonic()
@@ -226,7 +240,7 @@ class Training:
             is_own = own is not None and own.extra["origin"] != "checkpoint"
             origin = standing.take(snapshot, rank=group.rank, generation=join.generation, is_own=is_own)
         if standing.feed is not None:
-            standing.feed.go_to(standing.feed.place(), join.world_size)
+            standing.feed.go_to(standing.feed.place(durable=False), join.world_size)
         standing.begun = True
         self._follow_size(join)
         if group.rank == 0:
@@ -244,10 +258,13 @@ class Training:
         log.info("checkpoint.loaded", url=info.url, step=snapshot.step)
         return from_checkpoint(snapshot)
 
+    def _durable_snapshot(self) -> Snapshot:
+        return self.standing.snapshot(durable=True)
+
     def _follow_size(self, join: Join) -> None:
         standing, before = self.standing, self.standing.scale
-        target = factor_of(self._habits.scaling, join.world_size)
-        standing.scale = before.towards(target, standing.steps, self._habits.warm_up_steps)
+        target = factor_of(self.habits.scaling, join.world_size)
+        standing.scale = before.towards(target, standing.steps, self.habits.warm_up_steps)
         if standing.scale != before and join.rank == 0:
             by_and_by = f" in {standing.scale.steps} steps" if standing.scale.steps else ""
             text = (
@@ -265,7 +282,7 @@ class Training:
         self._over = True
         group = self.team.group
         if checkpoint and group.rank == 0:
-            self._result_url = self._saver.save_now(self.standing.snapshot)
+            self._result_url = self._saver.save_now(self._durable_snapshot)
             self._write_result()
         if group.world_size > 1:
             time.sleep(LINGER_S)

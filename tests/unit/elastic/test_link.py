@@ -153,19 +153,19 @@ def test_ranks_meet_whoever_comes_first_and_whoever_else_comes() -> None:
     """Strangers, and ranks of other generations, are no guests; the steps are those of all."""
     store = free_store()
     with ThreadPoolExecutor(4) as pool:
-        early = pool.submit(Meeting(joined(7, rank=2, size=3, store=store)).hold, None, lambda: 0, 10)
+        early = pool.submit(Meeting(joined(7, rank=2, size=3, store=store)).hold, "c", None, lambda: 0, 10)
         older = Meeting(joined(6, rank=1, size=3, store=store))
-        lost = pool.submit(older.hold, 3, lambda: 0, 10)
-        host = pool.submit(Meeting(joined(7, rank=0, size=3, store=store)).hold, 5, lambda: 4321, 10)
+        lost = pool.submit(older.hold, "x", 3, lambda: 0, 10)
+        host = pool.submit(Meeting(joined(7, rank=0, size=3, store=store)).hold, "a", 5, lambda: 4321, 10)
         address = ("127.0.0.1", int(store.rpartition(":")[2]))
         for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", pack(Beat())):
             with socket.socket() as stranger:
                 while stranger.connect_ex(address):
                     pass
                 stranger.sendall(noise)
-        late = pool.submit(Meeting(joined(7, rank=1, size=3, store=store)).hold, 4, lambda: 0, 10)
+        late = pool.submit(Meeting(joined(7, rank=1, size=3, store=store)).hold, "b", 4, lambda: 0, 10)
         for met in (early.result(), host.result(), late.result()):
-            assert (met.steps, met.store_port) == ([5, 4, None], 4321)
+            assert (met.names, met.steps, met.store_port) == (["a", "b", "c"], [5, 4, None], 4321)
         older.abort()
         with pytest.raises(GroupLostError, match="generation 6"):
             lost.result()
@@ -174,10 +174,10 @@ def test_ranks_meet_whoever_comes_first_and_whoever_else_comes() -> None:
 def test_a_meeting_that_not_all_come_to_ends() -> None:
     """After its time, or as soon as it is aborted."""
     with pytest.raises(GroupLostError, match=r"in time|timed out"):
-        Meeting(joined(1, rank=0, size=2, store=free_store())).hold(None, lambda: 0, 0.05)
+        Meeting(joined(1, rank=0, size=2, store=free_store())).hold("a", None, lambda: 0, 0.05)
     meeting = Meeting(joined(1, rank=0, size=2, store=free_store()))
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(meeting.hold, None, lambda: 0, 30)
+        waiting = pool.submit(meeting.hold, "a", None, lambda: 0, 30)
         while not meeting._ends:
             pass
         meeting.abort()
