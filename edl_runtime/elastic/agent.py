@@ -225,7 +225,12 @@ class Agent:
         """Have the trainer do what it is to do now."""
         now = time.monotonic()
         hangs = self._vigil.look(
-            self._view, spoke=crew.take_spoke(), waits_for=crew.waits_for, median_s=self._steps.median_s, now=now
+            self._view,
+            spoke=crew.take_spoke(),
+            stopped=crew.is_stopped(),
+            waits_for=crew.waits_for,
+            median_s=self._steps.median_s,
+            now=now,
         )
         if hangs and crew.mine.phase == "member":
             await crew.carry_out(Kill(hangs, planned=False))

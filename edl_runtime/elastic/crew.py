@@ -99,6 +99,15 @@ class Crew:
         spoke, self._spoke = self._spoke, False
         return spoke
 
+    def is_stopped(self) -> bool:
+        """Return whether the system has stopped the trainer's process, as by SIGSTOP."""
+        import psutil
+
+        try:
+            return self._trainer is not None and psutil.Process(self._trainer.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:  # it has just ended
+            return False
+
     def dismiss(self) -> None:
         """End all processes at once; nothing is heard of them any more."""
         for trainer in (self._trainer, self._standby, *self._retired):

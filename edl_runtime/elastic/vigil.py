@@ -11,6 +11,9 @@ SHORTEST_WAIT_S = 1.5
 STEPS_WAITED = 5.0
 """Others wait for it when they have waited so long, and so many times the time that a step takes."""
 
+STOPPED_WAIT_S = 1.0
+"""How long others have to wait for one that the system knows to be stopped, as by SIGSTOP."""
+
 LONGEST_TICK_S = 0.5
 """An agent that was stopped itself does not know what was said meanwhile: no look counts for more."""
 
@@ -25,10 +28,10 @@ class Vigil:
         self._silent_s = 0.0
         self._waits: dict[str, tuple[int, float]] = {}
 
-    def look(self, view: GroupView, *, spoke: bool, waits_for: int, median_s: float, now: float) -> str:
+    def look(self, view: GroupView, *, spoke: bool, stopped: bool, waits_for: int, median_s: float, now: float) -> str:
         """Return why the trainer counts as hung, "" while it does not. Look again and again.
 
-        - `spoke`: it has said something since the last look.
+        - `spoke`: it has said something since the last look. `stopped`: the system has stopped its process.
         - `waits_for`: the step at whose end it waits itself, as it said last, 0 for none.
         - `median_s`: what a step takes.
         """
@@ -39,6 +42,8 @@ class Vigil:
         if not waited_s:
             return ""
         longest, shortest = max(waited_s), min(waited_s)
+        if stopped and longest > STOPPED_WAIT_S:
+            return f"its process is stopped, and others have waited {longest:.1f} s for it"
         if self._silent_s > SILENT_S and longest > max(SHORTEST_WAIT_S, STEPS_WAITED * median_s):
             return f"it has said nothing for {self._silent_s:.1f} s, and others wait for it"
         if not waits_for and shortest > self._step_limit_s:

@@ -85,7 +85,7 @@ def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, setti
 
         since = time.time()
         group.trainer(0).suspend()
-        hung = group.await_event("failed", lambda event: "said nothing" in event.reason)
+        hung = group.await_event("failed", lambda event: "is stopped" in event.reason)
         group.trains(0, 1, after=both.generation)
         group.await_steps(5)
         assert hung.instance == 0

@@ -54,11 +54,18 @@ def view(*waits_for: int) -> GroupView:
 
 
 def first_verdict(
-    vigil: Vigil, group: GroupView, *, spoke: bool, waits_for: int = 0, median_s: float = 0.1, until_s: float = 60.0
+    vigil: Vigil,
+    group: GroupView,
+    *,
+    spoke: bool,
+    stopped: bool = False,
+    waits_for: int = 0,
+    median_s: float = 0.1,
+    until_s: float = 60.0,
 ) -> float | None:
     """Return after how many seconds the trainer counts as hung, None if it never does."""
     for tick in range(round(until_s / 0.25)):
-        if vigil.look(group, spoke=spoke, waits_for=waits_for, median_s=median_s, now=tick * 0.25):
+        if vigil.look(group, spoke=spoke, stopped=stopped, waits_for=waits_for, median_s=median_s, now=tick * 0.25):
             return tick * 0.25
     return None
 
@@ -72,6 +79,13 @@ def test_a_silent_trainer_that_others_wait_for_hangs() -> None:
     assert first_verdict(Vigil("0-x", 600), view(), spoke=False) is None
 
 
+def test_a_stopped_trainer_hangs_sooner() -> None:
+    """The system knows; but nobody has to be waited for who is stopped for a moment, or alone."""
+    stopped = first_verdict(Vigil("0-x", 600), view(7, 7), spoke=False, stopped=True, median_s=2.0)
+    assert stopped == pytest.approx(1.25, abs=0.3)
+    assert first_verdict(Vigil("0-x", 600), view(0, 0), spoke=False, stopped=True) is None
+
+
 def test_a_trainer_that_lives_has_until_the_limit_to_arrive() -> None:
     """Where all others wait for it, and it does not wait itself."""
     assert first_verdict(Vigil("0-x", 5), view(7, 7), spoke=True) == pytest.approx(5.25, abs=0.3)
@@ -83,11 +97,11 @@ def test_waits_for_ever_new_steps_are_none() -> None:
     """Others wait at the end of each step; it is the same step that counts."""
     vigil = Vigil("0-x", 600)
     for tick in range(100):
-        assert not vigil.look(view(tick + 1), spoke=False, waits_for=0, median_s=0.1, now=tick * 0.25)
+        assert not vigil.look(view(tick + 1), spoke=False, stopped=False, waits_for=0, median_s=0.1, now=tick * 0.25)
 
 
 def test_an_agent_that_was_stopped_itself_does_not_count_that_time() -> None:
     """It hears what its trainer said meanwhile after its next look."""
     vigil = Vigil("0-x", 600)
-    assert not vigil.look(view(7), spoke=True, waits_for=0, median_s=0.1, now=0.0)
-    assert not vigil.look(view(7), spoke=False, waits_for=0, median_s=0.1, now=100.0)
+    assert not vigil.look(view(7), spoke=True, stopped=False, waits_for=0, median_s=0.1, now=0.0)
+    assert not vigil.look(view(7), spoke=False, stopped=False, waits_for=0, median_s=0.1, now=100.0)
