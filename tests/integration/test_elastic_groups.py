@@ -36,7 +36,7 @@ def test_groups_follow_one_another_and_are_let_go_of() -> None:
         for process in ranks:
             process.kill()
             process.wait()
-    assert all(made_s < 1 for made_s in seen[1]["made_s"]), seen  # rank 0 waits there for the other
+    assert all(made_s < 3 for made_s in seen[1]["made_s"]), seen  # rank 0 waits there for the other
     assert len(seen[0]["raised_s"]) == len(seen[0]["made_s"])
     assert all(0.15 < raised_s < 0.9 for raised_s in seen[0]["raised_s"]), seen
     for rank in seen:
