@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import numpy as np
+from airflow.sdk import Asset, AssetWatcher
 from prometheus_client import REGISTRY
 
 from edl_airflow.hooks.edl import EdlHook
 from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
+from edl_airflow.operators.train import EdlTrainOperator
+from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
+from edl_airflow.sensors.job import EdlJobSensor
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
+from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
 from edl_runtime.distill import AnswerCache, Discovered, DistillReader, Fixed, JobReporter
 from edl_runtime.distill.metrics import ReaderCollector
 from edl_runtime.result import write_result
-from edl_runtime.specs import Bounds, TeacherSpec, TrainerSpec
+from edl_runtime.specs import Bounds, Checkpoint, TeacherSpec, TrainerSpec
 
 teacher = TeacherSpec(model="/models/teacher", outputs=["logits=fetch_name_0"], gpu_ids=[0], mem_optim=True)
 student = TrainerSpec(command=["python", "student.py"], env={"EPOCHS": "3"}, cwd="jobs")
@@ -26,6 +32,16 @@ EdlTeacherPoolOperator(task_id="start", teacher_pool="digits", teacher=teacher, 
 EdlTeacherPoolSensor(task_id="ready", teacher_pool="digits", at_least=2, students=1, deferrable=True)
 EdlResizeOperator(task_id="grow", teacher_pool="digits", instances="{{ params.most }}")
 EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits")
+kept = Checkpoint(url="s3://runs/digits", every_steps=500)
+EdlTrainOperator(
+    task_id="t", trainer=student, trainers="1:4", checkpoint=kept, gear="warm", ends_by="07:00", job="night"
+)
+EdlTrainOperator(task_id="u", trainer=student, trainers=2, checkpoint="/runs/digits", ends_by=timedelta(hours=8))
+EdlDistillOperator(task_id="d", teacher_pool="digits", student=student, students=Bounds(1, 4), checkpoint=kept, job="d")
+EdlResizeOperator(task_id="more", job="night", instances=4)
+EdlJobSensor(task_id="runs", job="night", phase="running", at_least=2, deferrable=True)
+EdlCheckpointSensor(task_id="good", stream="nightly/t", metric="accuracy>=0.9", max_age=timedelta(hours=1))
+Asset("digits", watchers=[AssetWatcher(name="landed", trigger=EdlCheckpointTrigger(stream="nightly/t"))])
 works: tuple[bool, str] = EdlHook("edl_default").test_connection()
 
 
