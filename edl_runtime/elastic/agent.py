@@ -227,13 +227,16 @@ class Agent:
         hangs = self._vigil.look(
             self._view,
             spoke=crew.take_spoke(),
-            stopped=crew.is_stopped(),
+            stopped=crew.stopped,
             waits_for=crew.waits_for,
             median_s=self._steps.median_s,
             now=now,
         )
         if hangs and crew.mine.phase == "member":
             await crew.carry_out(Kill(hangs, planned=False))
+            self._wake.set()
+        if crew.falling:  # nothing can be told to it, and how it ended is still to be known
+            return
         before = None
         while crew.mine != before:  # an order may make room for the next
             before = crew.mine

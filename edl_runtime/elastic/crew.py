@@ -99,14 +99,26 @@ class Crew:
         spoke, self._spoke = self._spoke, False
         return spoke
 
-    def is_stopped(self) -> bool:
-        """Return whether the system has stopped the trainer's process, as by SIGSTOP."""
+    @property
+    def stopped(self) -> bool:
+        """Whether the system has stopped the trainer's process, as by SIGSTOP."""
+        return self._state() == "stopped"
+
+    @property
+    def falling(self) -> bool:
+        """Whether the trainer is to be judged as soon as its end is known: the others may notice it sooner."""
+        killed = self._killed is not None and not self._killed.planned
+        return self.mine.phase == "member" and (killed or (self.elastic and self._state() in ("zombie", "gone")))
+
+    def _state(self) -> str:
         import psutil
 
+        if self._trainer is None:
+            return "none"
         try:
-            return self._trainer is not None and psutil.Process(self._trainer.pid).status() == psutil.STATUS_STOPPED
-        except psutil.Error:  # it has just ended
-            return False
+            return str(psutil.Process(self._trainer.pid).status())
+        except psutil.NoSuchProcess:
+            return "gone"
 
     def dismiss(self) -> None:
         """End all processes at once; nothing is heard of them any more."""

@@ -20,6 +20,7 @@ def record_of(before: TrainerMember, crew: Crew, post: Post, view: GroupView, po
     included = view.generation is not None and view.rank(post.member) is not None
     on_its_way = included and view.generation is not None and before.lost < view.generation.number
     can_join = phase in ("ready", "member", "leaving", "done") or (phase == "loaded" and not crew.elastic)
+    lost = max(before.lost, crew.mine.told) if crew.falling else before.lost
     in_none_yet = phase in ("loaded", "ready")
     return msgspec.structs.replace(
         before,
@@ -30,6 +31,7 @@ def record_of(before: TrainerMember, crew: Crew, post: Post, view: GroupView, po
         live=crew.live,
         standby=crew.mine.spare == "loaded" or in_none_yet,
         up=crew.mine.up,
+        lost=lost,
         waits_for=crew.waits_for,
         finished=crew.finished,
         seen=max(before.seen, crew.seen, view.number),

@@ -33,7 +33,15 @@ def group(number: int, *members: str, **changes: Any) -> GroupView:
 
 
 def record(phase: Phase, view: GroupView, *, post: Post = POST, **crew: Any) -> TrainerMember:
-    stands = {"mine": Mine(phase=phase), "elastic": True, "live": True, "seen": 0, "waits_for": 0, "finished": False}
+    stands = {
+        "mine": Mine(phase=phase),
+        "elastic": True,
+        "live": True,
+        "seen": 0,
+        "waits_for": 0,
+        "finished": False,
+        "falling": False,
+    }
     with Ports("127.0.0.1") as ports:
         return record_of(ME, cast(Crew, SimpleNamespace(**{**stands, **crew})), post, view, ports)
 
@@ -64,6 +72,13 @@ def test_on_the_way_into_a_generation_an_instance_stays_ready() -> None:
     assert not record("loading", group(3, ME.id)).ready
     assert not record("absent", msgspec.structs.replace(included, stop="deadline")).ready
     assert not record("absent", included, post=msgspec.structs.replace(POST, leaving_since=1.0)).ready
+
+
+def test_a_trainer_that_falls_is_told_of_before_it_has_ended() -> None:
+    """The others may notice it sooner, and must not go on with it."""
+    mine = Mine(phase="member", told=7)
+    assert record("member", group(7, ME.id), mine=mine, falling=True).lost == 7
+    assert record("member", group(7, ME.id), mine=mine).lost == 3
 
 
 def test_a_process_that_is_in_no_generation_yet_counts_as_a_standby() -> None:
