@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 import structlog
 
 from edl_runtime.errors import SpecError
@@ -32,8 +33,9 @@ GEARS = ("live", "warm", "cold")
     show_default=True,
     help="The fastest way to change how many they are: without a new process, by one that waits, or by a new one.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print how it ended as a JSON object, with status and reason.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def agent(*, instances: str, gear: Gear, command: tuple[str, ...]) -> None:
+def agent(*, instances: str, gear: Gear, as_json: bool, command: tuple[str, ...]) -> None:
     """Run COMMAND, a training script, as one instance of the job EDL_JOB; put -- before it.
 
     All agents of a job that reach the same Redis, EDL_REDIS_URL, train together, each as the instance EDL_INSTANCE.
@@ -48,6 +50,8 @@ def agent(*, instances: str, gear: Gear, command: tuple[str, ...]) -> None:
         raise SpecError("EDL_REDIS_URL", "", "the Redis by which agents agree, as redis://127.0.0.1:6379/0")
     check_name("EDL_JOB", settings.job)
     ending = asyncio.run(_run(command, settings, bounds, gear))
+    if as_json:
+        click.echo(msgspec.json.encode(ending))
     if ending.status < 0:
         signal.signal(-ending.status, signal.SIG_DFL)
         os.kill(os.getpid(), -ending.status)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
@@ -48,6 +49,7 @@ SHOWN = frozenset({"forming", "resumed", "failed", "waiting", "saved", "stop", "
     "--grace-s", type=click.FloatRange(0, min_open=True), default=30.0, show_default=True, help="To leave in."
 )
 @click.option("--detach", is_flag=True, help="Return once it is started; needs EDL_REDIS_URL.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON objects: lines with instance and text, and events.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     *,
@@ -60,6 +62,7 @@ def run(
     every_s: float | None,
     grace_s: float,
     detach: bool,
+    as_json: bool,
     command: tuple[str, ...],
 ) -> None:
     """Train COMMAND, a script with its arguments, by as many instances as wanted; `edl resize` changes how many.
@@ -98,7 +101,7 @@ def run(
         grace_s=grace_s,
     )
     read_script(command)
-    sys.exit(asyncio.run(_run(spec, settings, detach=detach)))
+    sys.exit(asyncio.run(_run(spec, settings, detach=detach, as_json=as_json)))
 
 
 def _missing_checkpoint() -> str:
@@ -110,18 +113,19 @@ def _name_of(command: tuple[str, ...]) -> str:
     return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:NAME_LIMIT].rstrip("-")
 
 
-async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool) -> int:
+async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool, as_json: bool) -> int:
     backend = LocalBackend(settings.work_dir)
     async with AsyncExitStack() as stack:
         url = settings.redis_url or await stack.enter_async_context(_own_redis())
         client = await stack.enter_async_context(connect(url))
         shell = _shell(os.environ, without="EDL_CHECKPOINT" if spec.env else "")
         await _forget_if_ended(backend, spec.name)
-        await backend.submit(spec, token=OWNER, secrets={**shell, "EDL_REDIS_URL": url})
+        status = await backend.submit(spec, token=OWNER, secrets={**shell, "EDL_REDIS_URL": url})
         if detach:
-            click.echo(f"{spec.name} is started; `edl logs -f {spec.name}` shows what it writes")
+            told = f"{spec.name} is started; `edl logs -f {spec.name}` shows what it writes"
+            click.echo(msgspec.json.encode(status) if as_json else told)
             return 0
-        return await _Show(backend, client, settings.namespace, spec.name).run()
+        return await _Show(backend, client, settings.namespace, spec.name, as_json=as_json).run()
 
 
 def _shell(environ: Mapping[str, str], *, without: str) -> dict[str, str]:
@@ -165,11 +169,12 @@ async def _forget_if_ended(backend: LocalBackend, name: str) -> None:
 class _Show:
     """What a person sees of a running job, and what Ctrl-C does to it."""
 
-    def __init__(self, backend: LocalBackend, client: Redis, namespace: str, name: str) -> None:
+    def __init__(self, backend: LocalBackend, client: Redis, namespace: str, name: str, *, as_json: bool) -> None:
         self._backend = backend
         self._client = client
         self._namespace = namespace
         self._name = name
+        self._as_json = as_json
         self._ranks: dict[int, int] = {}
         self._interrupts = 0
         self._stopping: set[asyncio.Task[None]] = set()
@@ -182,7 +187,8 @@ class _Show:
         told = asyncio.create_task(self._show_events())
         try:
             async for line in self._backend.logs(self._name, follow=True):
-                click.echo(f"{self._prefix(line.instance)} {line.text}")
+                text = f"{self._prefix(line.instance)} {line.text}"
+                click.echo(msgspec.json.encode(line) if self._as_json else text)
             if self._stopping:
                 await asyncio.wait(self._stopping)
         finally:
@@ -203,7 +209,9 @@ class _Show:
                 async for event in events.follow(self._client, self._namespace, self._name):
                     if event.kind == "forming":
                         self._ranks = {instance: rank for rank, instance in enumerate(event.members)}
-                    if event.kind in SHOWN:
+                    if self._as_json:
+                        click.echo(msgspec.json.encode(event))
+                    elif event.kind in SHOWN:
                         click.echo(f"edl: {event.line()}", err=True)
             except RegistryUnavailableError:
                 await asyncio.sleep(1.0)
