@@ -26,7 +26,9 @@ def test_the_dag_to_copy_is_a_dag() -> None:
     assert task.retries == 1
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/distillation.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/distillation.md", "docs/elastic-training.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+)
 def test_every_file_it_links_to_is_there(page: str) -> None:
     """No link to a file of the project is dead."""
     links = [link for link in re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text()) if "://" not in link]
