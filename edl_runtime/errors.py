@@ -381,6 +381,25 @@ class UnfinishedCheckpointError(DamagedCheckpointError):
     """Raised when a checkpoint has no manifest: it is being written or removed, or whoever did that has died."""
 
 
+class NoWholeCheckpointError(CheckpointError, ValueError):
+    """Raised when all finished checkpoints at a place are damaged: a training would begin anew as if there were none.
+
+    `first`: what is wrong with the newest of them.
+    """
+
+    def __init__(self, url: str, damaged: int, first: DamagedCheckpointError) -> None:
+        super().__init__(url, damaged, first)
+        self.url = url
+        self.damaged = damaged
+        self.first = first
+
+    def __str__(self) -> str:
+        return (
+            f"no checkpoint at {self.url} is whole, {self.damaged} damaged: {self.first}. See "
+            f"`edl checkpoints verify {self.url}`; to begin anew remove them, or name another place (EDL_CHECKPOINT)"
+        )
+
+
 class ElasticError(EdlError):
     """Raised when a training can't go on with the trainers that it has, or as its script wants it."""
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import structlog
@@ -16,13 +15,11 @@ from edl_runtime.checkpoint.retention import kept_for_good
 from edl_runtime.checkpoint.snapshot import Snapshot
 from edl_runtime.checkpoint.storage import finished_name, storage_at
 from edl_runtime.checkpoint.trying import trying
-from edl_runtime.errors import DamagedCheckpointError, UnfinishedCheckpointError
+from edl_runtime.errors import DamagedCheckpointError, NoWholeCheckpointError, UnfinishedCheckpointError
 from edl_runtime.specs import Checkpoint
 
 ABANDONED_AFTER_S = 3600.0
 """An unfinished checkpoint in which nothing has changed for so long is nobody's any more."""
-
-T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -55,18 +52,24 @@ class CheckpointStore:
         self._whole[info.name] = True
         return info
 
-    def newest(self) -> CheckpointInfo | None:
-        """Return the newest that is whole, None if there is none. Reads its files; damaged ones are passed by."""
-        return self._newest_that(self.verify)
-
     def load_newest(self) -> tuple[CheckpointInfo, Snapshot] | None:
-        """Return the newest that is whole and what it holds. Reads it once, where `newest` and `load` read it twice."""
+        """Return the newest that is whole and what it holds, None where none has ever been finished.
 
-        def loaded(name: str) -> tuple[CheckpointInfo, Snapshot]:
-            info = self.info(name)
-            return info, self.load(info)
-
-        return self._newest_that(loaded)
+        Damaged ones are passed by. Raises NoWholeCheckpointError when all are.
+        """
+        passed: dict[str, DamagedCheckpointError] = {}
+        # listed anew each time: what goes missing while it is read may have been removed in favour of a newer one
+        while name := next((each for each in self.names() if each not in passed), None):
+            try:
+                info = self.info(name)
+                return info, self.load(info)
+            except DamagedCheckpointError as error:
+                _log_damaged(error)
+                passed[name] = error
+        damaged = [error for error in passed.values() if not isinstance(error, UnfinishedCheckpointError)]
+        if damaged:
+            raise NoWholeCheckpointError(self.spec.url, len(damaged), damaged[0])
+        return None
 
     def load(self, info: CheckpointInfo) -> Snapshot:
         """Return what a checkpoint holds; the arrays are the caller's own. Raises DamagedCheckpointError."""
@@ -129,18 +132,6 @@ class CheckpointStore:
         self._whole[info.name] = True
         return contents
 
-    def _newest_that(self, use: Callable[[str], T]) -> T | None:
-        """Return what `use` makes of the newest that is not damaged.
-
-        Lists anew each time: what goes missing while it is read may have been removed in favour of a newer one.
-        """
-        tried: set[str] = set()
-        while names := [name for name in self.names() if name not in tried]:
-            tried.add(names[0])
-            with _passing_by_damaged():
-                return use(names[0])
-        return None
-
     def _newest_kept(self, finished: Sequence[str]) -> Sequence[str]:
         sound = [name for name in finished if self._whole.get(name, True)]
         for place, name in enumerate(sound):
@@ -198,7 +189,12 @@ def _newest_first(folders: Iterable[str]) -> Sequence[str]:
 def _passing_by_damaged() -> Iterator[None]:
     try:
         yield
-    except UnfinishedCheckpointError as error:
-        log.info("checkpoint.unfinished", url=error.url)
     except DamagedCheckpointError as error:
+        _log_damaged(error)
+
+
+def _log_damaged(error: DamagedCheckpointError) -> None:
+    if isinstance(error, UnfinishedCheckpointError):
+        log.info("checkpoint.unfinished", url=error.url)
+    else:
         log.warning("checkpoint.damaged", url=error.url, damage=error.damage)

@@ -111,7 +111,8 @@ class Run:
         - `schedule`: when `run.step` moves the optimizer's LRScheduler on: at each step, at each epoch's end or, for
           None, never. Don't do it in the loop, where a rank may have no batch.
 
-        Raises OtherModelError for a checkpoint of another model, SpecError for what can't be trained so.
+        Raises OtherModelError for a checkpoint of another model, NoWholeCheckpointError when those there are damaged,
+        SpecError for what can't be trained so.
         """
         import paddle
 

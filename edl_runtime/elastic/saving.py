@@ -42,7 +42,7 @@ class Saver:
         return position_of(newest[0]).generation if newest else 0
 
     def newest(self) -> tuple[CheckpointInfo, Snapshot] | None:
-        """Return the newest that is whole, and what it holds."""
+        """Return the newest that is whole, and what it holds. Raises as `CheckpointStore.load_newest`."""
         return None if self._store is None else self._store.load_newest()
 
     def begin(self, step: int, capture: Capture) -> None:

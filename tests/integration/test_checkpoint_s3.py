@@ -72,9 +72,9 @@ def test_a_half_uploaded_one_is_none(place: str) -> None:
     store = stored(place, 1, 2)
     half = store.list()[0]
     files().rm(f"{half.url}/{MANIFEST}")
-    newest = store.newest()
+    newest = store.load_newest()
     assert newest is not None
-    assert newest.manifest.step == 1
+    assert newest[0].manifest.step == 1
     assert list(store.prune()) == []
     assert list(store.prune(now=time.time() + LATER)) == [half.name]
     assert not files().exists(half.url)

@@ -25,6 +25,7 @@ from edl_runtime.errors import (
     CheckpointStoreError,
     DamagedCheckpointError,
     MissingExtraError,
+    NoWholeCheckpointError,
     SpecError,
     UnfinishedCheckpointError,
 )
@@ -54,7 +55,7 @@ def test_what_was_written_is_loaded(tmp_path: Path) -> None:
     found = store.load_newest()
     assert found is not None
     info, snapshot = found
-    assert info == written == store.newest() == store.list()[0]
+    assert info == written == store.list()[0]
     assert (snapshot.generation, snapshot.step, snapshot.epoch, snapshot.metrics) == (3, 25, 2, {"loss": 1 / 26})
     assert is_whole(snapshot)
     assert snapshot.arrays["model"]["weight"].flags.writeable
@@ -77,7 +78,6 @@ def test_any_arrays_are_loaded_as_they_were_written(tmp_path_factory: pytest.Tem
 def test_where_nothing_is_nothing_is_found(tmp_path: Path) -> None:
     """A training that starts for the first time has no checkpoint, and looking for one makes no folder."""
     store = stored(tmp_path / "place")
-    assert store.newest() is None
     assert store.load_newest() is None
     assert (list(store.list()), list(store.prune())) == ([], [])
     assert not (tmp_path / "place").exists()
@@ -96,9 +96,9 @@ def test_a_later_generation_is_newer(tmp_path: Path) -> None:
     """A straggler of an earlier one hides nothing, however far it has come and however late it writes."""
     store = stored(tmp_path, 10, generation=2)
     store.write(snapshot_at(step=500, generation=1))
-    info = store.newest()
-    assert info is not None
-    assert info.position == (2, 10)
+    found = store.load_newest()
+    assert found is not None
+    assert found[0].position == (2, 10)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "extra.json", MANIFEST])
@@ -116,10 +116,8 @@ def test_a_damaged_one_is_passed_by(tmp_path: Path, file: str, harm: str) -> Non
         path.write_bytes({"torn": content[:-1], "emptied": b"", "longer": content + b"\0"}[harm])
     with capture_logs() as logs:
         found = store.load_newest()
-        newest = store.newest()
     assert found is not None
-    assert newest is not None
-    assert found[0].manifest.step == newest.manifest.step == 1
+    assert found[0].manifest.step == 1
     assert is_whole(found[1])
     expected = "checkpoint.unfinished" if (file, harm) == (MANIFEST, "missing") else "checkpoint.damaged"
     assert {(each["event"], each["url"]) for each in logs} == {(expected, str(folder_of(tmp_path, 2)))}
@@ -145,7 +143,30 @@ def test_a_manifest_of_another_checkpoint_is_not_believed(tmp_path: Path) -> Non
     stored(tmp_path, 1)
     folder = folder_of(tmp_path, 1)
     folder.rename(tmp_path / folder.name.replace("step-000000001", "step-000000099"))
-    assert stored(tmp_path).newest() is None
+    with pytest.raises(NoWholeCheckpointError, match="it is of step 1 in generation 1"):
+        stored(tmp_path).load_newest()
+
+
+def test_where_all_are_damaged_none_is_passed_off_as_the_beginning(tmp_path: Path) -> None:
+    """The error says where, how many, what is wrong with the newest and what to do; unfinished ones count as none."""
+    store = stored(tmp_path, 1, 2, 3)
+    (folder_of(tmp_path, 3) / MANIFEST).unlink()
+    flip(folder_of(tmp_path, 2) / "model.safetensors")
+    (folder_of(tmp_path, 1) / "extra.json").unlink()
+    with pytest.raises(NoWholeCheckpointError) as refused:
+        store.load_newest()
+    assert (refused.value.url, refused.value.damaged) == (str(tmp_path), 2)
+    assert str(refused.value).startswith(
+        f"no checkpoint at {tmp_path} is whole, 2 damaged: checkpoint {folder_of(tmp_path, 2)} is damaged: "
+        "model.safetensors: other content than was written. See `edl checkpoints verify"
+    )
+
+
+def test_the_first_one_that_was_never_finished_is_none(tmp_path: Path) -> None:
+    """A training that died while it wrote its first checkpoint begins anew."""
+    store = stored(tmp_path, 1)
+    (folder_of(tmp_path, 1) / MANIFEST).unlink()
+    assert store.load_newest() is None
 
 
 def test_the_newest_stay_and_some_for_good(tmp_path: Path) -> None:
@@ -248,7 +269,7 @@ def test_one_that_can_not_be_read_now_is_not_taken_for_damaged(tmp_path: Path, m
 
     with monkeypatch.context() as patched:
         patched.setattr(contents, "read_checked", fail)
-        for use in (store.load_newest, store.newest, store.prune):
+        for use in (store.load_newest, store.prune):
             with pytest.raises(CheckpointStoreError, match="not now"):
                 use()
     store.prune()
@@ -295,7 +316,7 @@ def test_a_store_removes_none_that_it_loads(tmp_path: Path, monkeypatch: pytest.
         return read_checked(*args, **kwargs)  # type: ignore[arg-type]
 
     info = store.list()[1]
-    store.newest()
+    store.load_newest()
     monkeypatch.setattr(contents, "read_checked", slow)
     assert is_whole(store.load(info))
     assert Path(info.url).exists()

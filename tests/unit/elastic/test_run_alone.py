@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
+import subprocess
+import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from elastic_agents import SCRIPT
 from elastic_alone import SAMPLES, arrays_of, begin, model_and_optimizer, train
 
 from edl_runtime import elastic
@@ -175,6 +179,24 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         other.wrap(*model_and_optimizer(width=5))
     assert "model 'first.weight': float32 (2, 5) here, float32 (2, 3) there" in refused.value.differences
     assert "optimizer 'second.weight/moment1': float32 (5, 1) here, float32 (3, 1) there" in refused.value.differences
+
+
+@pytest.mark.slow
+def test_a_training_does_not_begin_anew_where_its_checkpoints_are_damaged(tmp_path: Path) -> None:
+    """A script of its own ends with the reason, and leaves them as they are."""
+    run, _ = begin(tmp_path)
+    model, _ = run.wrap(*model_and_optimizer())
+    train(run, model, run.data(SAMPLES, **BATCHES))
+    for file in tmp_path.glob("step-*/model.safetensors"):
+        os.truncate(file, 9)
+    kept = sorted(tmp_path.rglob("*"))
+    environ = {**os.environ, "EDL_CHECKPOINT": str(tmp_path), "GLOG_minloglevel": "2"}
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path)]
+    done = subprocess.run(command, check=False, env=environ, capture_output=True, timeout=60)
+    assert done.returncode == 1
+    assert f"NoWholeCheckpointError: no checkpoint at {tmp_path} is whole, 1 damaged" in done.stderr.decode()
+    assert f"`edl checkpoints verify {tmp_path}`; to begin anew remove them" in done.stderr.decode()
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.suffix != ".jsonl"] == kept
 
 
 def test_other_data_than_a_checkpoint_s_is_refused(tmp_path: Path) -> None:
