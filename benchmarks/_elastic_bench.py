@@ -38,7 +38,9 @@ class System(NamedTuple):
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """What one change took; `pause_s` is None if training did not go on within the patience.
 
-    `gear`: how it was gone through, if not as the system is named. `all_three_s`: None where that is not waited for.
+    - `rank`: of the instance that went. `all_three_s`: until three trained again, where that is waited for.
+    - `slowdown`: how many times as long steps took while a newcomer loaded. `repeated`: steps that were done again.
+    - `gear`: as this project's agents say; they change down when a gear fails, and now and then to renew processes.
     """
 
     case: str
