@@ -114,10 +114,10 @@ class PaddleGroup:
         self._own: set[int] | None = None  # epolls, once all are there
         self._aborted = False
 
-    def meet(self, name: str, step: int | None, timeout_s: float = MEET_LIMIT_S) -> Met:
+    def meet(self, name: str, step: int | None) -> Met:
         """Return what all ranks have come with, when all can talk. Raises GroupLostError."""
         since = time.monotonic()
-        met = self._meeting.hold(name, step, self._open_store, timeout_s)
+        met = self._meeting.hold(name, step, self._open_store, MEET_LIMIT_S)
         seen = time.monotonic()
         try:
             self._connect(met)

@@ -79,8 +79,7 @@ class Up(_Message, frozen=True, kw_only=True):
 class Stepped(_Message, frozen=True, kw_only=True):
     """From a trainer: it has finished a step, at this Unix time. A generation's first, then a few a second.
 
-    `waited_s`: how long that step waited for the other ranks. `samples`: of all ranks so far. `total_steps`: of the
-    whole training, None while unknown.
+    `samples`: of all ranks so far. `total_steps`: of the whole training, None while unknown.
     """
 
     generation: int
@@ -90,7 +89,6 @@ class Stepped(_Message, frozen=True, kw_only=True):
     samples: int
     total_steps: int | None = None
     loss: float | None = None
-    learning_rate: float | None = None
 
 
 class Beat(_Message, frozen=True, kw_only=True):

@@ -220,7 +220,6 @@ class Training:
                 samples=standing.samples,
                 total_steps=total_steps,
                 loss=standing.mean_loss if math.isfinite(standing.mean_loss) else None,
-                learning_rate=self.learning_rate(),
             )
         )
 
