@@ -189,6 +189,8 @@ class Agent:
                         self._reports.show(steps.progress(instances=instances, generation=generation.number))
                 case Lost():
                     self._lost_because = said.reason
+                    step = self._me.step if said.step is None else said.step
+                    self._change(fallen=said.generation, step=step)
                 case _:
                     self._reports.tell(said)
 

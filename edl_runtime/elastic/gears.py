@@ -147,6 +147,13 @@ def _is_gone(view: GroupView, peer: str, generation: int) -> bool:
     return there.member.lost >= generation
 
 
+def _stays(view: GroupView, peer: str, generation: int) -> bool:
+    there = view.find(peer)
+    return (
+        there is not None and not there.member.leaving and not there.member.finished and there.member.lost < generation
+    )
+
+
 def _about_trainer(mine: Mine, post: Post, view: GroupView, now: float) -> Iterator[Order]:
     match mine.phase:
         case "absent" if not is_ending(post, view) and not post.finished:
@@ -185,16 +192,16 @@ def _about_member(mine: Mine, post: Post, view: GroupView, now: float) -> Iterat
     elif view.outcome is not None:
         yield Kill("the job has ended")
     elif view.stop is not None:
-        yield Tell(Leave(reason=view.stop, checkpoint=True))
+        yield Tell(Leave(reason=view.stop, checkpoint=_writes(mine, post, view, all_go=True)))
     elif following is None and _is_over(mine, view):
         left = post.leaving_since is not None
         yield Tell(Leave(reason="told to leave" if left else "the others go on without it", checkpoint=False))
     elif post.leaving_since is not None and following is None and _goes_alone(mine, post, view, now):
-        yield Tell(Leave(reason="told to leave", checkpoint=True))
+        yield Tell(Leave(reason="told to leave", checkpoint=_writes(mine, post, view)))
     elif following is not None and following.gear == "live":
         yield Tell(_join(following, post), following)
     elif following is not None:
-        yield Tell(Leave(reason=following.reason, checkpoint=True))
+        yield Tell(Leave(reason=following.reason, checkpoint=following.writer == post.member))
 
 
 def _about_spare(mine: Mine, post: Post, view: GroupView, now: float) -> Iterator[Order]:
@@ -225,10 +232,24 @@ def _goes_alone(mine: Mine, post: Post, view: GroupView, now: float) -> bool:
     They do not before the present generation has formed.
     """
     members = view.generation.members if view.generation else ()
-    found = [view.find(member) for member in members]
-    all_leave = all(there is None or there.member.leaving or there.member.finished for there in found)
     begin = max(mine.since, post.leaving_since if post.leaving_since is not None else now)
-    return all_leave or (mine.up == mine.told and view.state == "active" and now - begin >= ALONE_AFTER_S)
+    waited = mine.up == mine.told and view.state == "active" and now - begin >= ALONE_AFTER_S
+    return waited or not any(_stays(view, member, mine.told) for member in members)
+
+
+def _writes(mine: Mine, post: Post, view: GroupView, *, all_go: bool = False) -> bool:
+    """Whether its trainer is the one that writes a checkpoint, of those that leave without a generation to follow.
+
+    The first by rank does; but where one has been agreed on who writes, that one. `all_go`: nobody stays.
+    """
+    if view.generation and _is_over(mine, view) and view.generation.writer:
+        return view.generation.writer == post.member
+    leave = [
+        peer
+        for peer in mine.peers
+        if not _is_gone(view, peer, mine.told) and (all_go or not _stays(view, peer, mine.told))
+    ]
+    return not leave or leave[0] == post.member
 
 
 def _left_by(mine: Mine, post: Post, view: GroupView) -> float:

@@ -26,8 +26,9 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     - `up`: the last generation that its trainer was up in, 0 for none: a new trainer has been in none.
     - `lost`: the last generation that a trainer of it fell out of: it ended in it, or on the way to it.
     - `failures`: how many generations in a row its trainers did not come up in.
-    - `step`: its trainer's last step, 0 for none. `waits_for`: the step at whose end it waits for other ranks, 0 while
-      it computes.
+    - `step`: its trainer's last step, 0 for none, as it is told a few times a second. `waits_for`: the step at whose
+      end it waits for other ranks, 0 while it computes.
+    - `fallen`: the last generation whose communication has failed its trainer; `step` then is where that stands.
     - `stepped`: the last generation in which its trainer finished a step; `pause_s`: from the end of the last step
       before that generation, of this instance's trainer then, to the end of the first step in it, by this instance's
       clock; None when it had not trained before.
@@ -50,6 +51,7 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
     failures: int = 0
     step: int = 0
+    fallen: int = 0
     waits_for: int = 0
     stepped: int = 0
     pause_s: float | None = None
@@ -75,6 +77,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
     - `store`: "host:port" where rank 0 listens.
     - `endpoints`: those of all ranks, for scripts of `paddle.distributed`.
+    - `writer`: id of the member whose trainer writes a checkpoint before it makes room for its next one, "" if none.
     - `reason`: why there is a new one, in words.
     - `after`: the number of the one before, 0 for none.
     - `attempt`: how many before it, in a row, did not form. Each makes agents more patient with the next.
@@ -89,6 +92,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     proposed_by: str
     proposed_at: float
+    writer: str = ""
     after: int = 0
     attempt: int = 0
     barred: tuple[str, ...] = ()

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edl_runtime.elastic.agreement import index_of
 from edl_runtime.elastic.generation import Outcome
+from edl_runtime.elastic.roll import index_of
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
 

@@ -40,7 +40,7 @@ class Abort(_Message, frozen=True, kw_only=True):
 
 
 class Leave(_Message, frozen=True, kw_only=True):
-    """To a trainer: end at the end of a step, all ranks at the same one; rank 0 writes a checkpoint if asked to."""
+    """To a trainer: end at the end of a step, all ranks at the same one. `checkpoint`: this one writes it."""
 
     reason: str
     checkpoint: bool
@@ -101,10 +101,14 @@ class Beat(_Message, frozen=True, kw_only=True):
 
 
 class Lost(_Message, frozen=True, kw_only=True):
-    """From a trainer: the generation's communication has failed."""
+    """From a trainer: the generation's communication has failed.
+
+    `step`: of the state that it has all the same, None if it has none.
+    """
 
     generation: int
     reason: str
+    step: int | None = None
 
 
 class Saved(_Message, frozen=True, kw_only=True):

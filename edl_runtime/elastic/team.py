@@ -58,7 +58,7 @@ class Team:
             try:
                 self.group = self._grouped(wish, step, enter)
             except GroupLostError as error:
-                self.lost(error)
+                self.lost(error, step)
             else:
                 log.info(
                     "generation.entered",
@@ -69,11 +69,11 @@ class Team:
                 )
                 return None
 
-    def lost(self, error: GroupLostError) -> None:
-        """Let go of the group, so that nobody waits for us, and tell the agent."""
+    def lost(self, error: GroupLostError, step: int | None) -> None:
+        """Let go of the group, so that nobody waits for us, and tell the agent. `step`: as in `next`."""
         self.group.abort()
         log.warning("generation.lost", generation=self.generation, reason=error.reason)
-        self.link.say(Lost(generation=self.generation, reason=error.reason))
+        self.link.say(Lost(generation=self.generation, reason=error.reason, step=step))
 
     def _wait(self) -> Wish:
         while (wish := self.link.wait(self.generation)) is None:

@@ -141,7 +141,7 @@ class Training:
         except GroupLostError as error:
             self.link.waits_for(None)
             self._gradients.drop()
-            self.team.lost(error)
+            self.team.lost(error, self.standing.steps)
             self._regroup()
             return
         self.link.waits_for(None)
@@ -154,7 +154,7 @@ class Training:
 
     def finish(self) -> None:
         """End, since all that there is has been trained."""
-        self._end("done", checkpoint=True)
+        self._end("done", checkpoint=self.team.group.rank == 0)
 
     def left_early(self) -> None:
         """Note that the script has left its loop; when it ends, and not by an error, see whether all ranks have."""
@@ -243,7 +243,7 @@ class Training:
         standing.begun = True
         self._follow_size(join)
         if group.rank == 0:
-            self._saver.begin(standing.steps, standing.snapshot)
+            self._saver.begin(standing.steps, standing.state.arrays)
         self.link.say(Up(generation=join.generation, step=standing.steps, source=origin, live=self.team.live))
 
     def _own_snapshot(self) -> Snapshot:
@@ -280,7 +280,7 @@ class Training:
     def _end(self, why: Literal["done", "left"], *, checkpoint: bool) -> None:
         self._over = True
         group = self.team.group
-        if checkpoint and group.rank == 0:
+        if checkpoint:
             self._result_url = self._saver.save_now(self._durable_snapshot)
             self._write_result()
         if group.world_size > 1:
@@ -296,7 +296,7 @@ class Training:
             try:
                 self._agree(0, ended=True)
             except GroupLostError as error:
-                self.team.lost(error)
+                self.team.lost(error, self.standing.steps)
                 self._regroup()
             except EarlyEndError as error:
                 log.warning("script.left_early", reason=str(error))

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edl_runtime.elastic.agreement import Times, decide, outcome_of
+from edl_runtime.elastic.agreement import decide, outcome_of
 from edl_runtime.elastic.generation import Generation, GroupView, TrainerMember
 from edl_runtime.elastic.membership import Membership
+from edl_runtime.elastic.roll import Times
 from edl_runtime.errors import InstanceSupersededError
 from edl_runtime.specs import Bounds
 

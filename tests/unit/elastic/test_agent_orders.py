@@ -28,7 +28,14 @@ ELASTIC = Post(member=ME, elastic=True, instances=4)
 PLAIN = Post(member=ME, elastic=False, instances=4)
 
 
-def view(number: int = 0, *members: str, gear: Gear = "live", there: tuple[str, ...] = (ME, PEER, OTHER)) -> GroupView:
+def view(
+    number: int = 0,
+    *members: str,
+    gear: Gear = "live",
+    writer: str = "",
+    there: tuple[str, ...] = (ME, PEER, OTHER),
+    leaving: tuple[str, ...] = (),
+) -> GroupView:
     """Return the view of a group whose generation `number` has these members, or none for 0."""
     current = Generation(
         number=number,
@@ -39,11 +46,10 @@ def view(number: int = 0, *members: str, gear: Gear = "live", there: tuple[str, 
         reason="why",
         proposed_by=ME,
         proposed_at=0.0,
+        writer=writer,
     )
-    presences = tuple(
-        Presence(member=TrainerMember(id=each, index=int(each[0]), ready=True), deadline=9e9, beaten_at=NOW, since=NOW)
-        for each in there
-    )
+    records = [TrainerMember(id=each, index=int(each[0]), ready=True, leaving=each in leaving) for each in there]
+    presences = tuple(Presence(member=each, deadline=9e9, beaten_at=NOW, since=NOW) for each in records)
     return GroupView(now=NOW, members=presences, number=number, generation=current if number else None, state="active")
 
 
@@ -82,14 +88,17 @@ def test_a_plain_script_is_run_for_its_generation_only() -> None:
 
 
 def test_a_generation_is_entered_in_its_gear() -> None:
-    """Live by the trainer that is there; else it leaves with a checkpoint, and the standby or a new process follows.
+    """Live by the trainer that is there; else it leaves, and the standby or a new process follows.
+
+    Who is said to writes a checkpoint before.
 
     Only after a generation that did not form a standby is not trusted.
     """
     assert said(orders(member(), ELASTIC, view(2, ME, PEER), NOW)) == [join(2, ME, PEER)]
     for gear in ("warm", "cold"):
-        told = said(orders(member(), ELASTIC, view(2, ME, PEER, gear=gear), NOW))
-        assert told == [Leave(reason="why", checkpoint=True)]
+        for writer in (ME, PEER):
+            told = said(orders(member(), ELASTIC, view(2, ME, PEER, gear=gear, writer=writer), NOW))
+            assert told == [Leave(reason="why", checkpoint=writer == ME)]
     gone = Mine(phase="absent", told=1, spare="loaded")
     assert orders(gone, ELASTIC, view(2, ME, gear="warm"), NOW) == [Begin()]
     cold = view(2, ME, gear="cold")
@@ -148,19 +157,52 @@ def test_an_instance_told_to_go_waits_for_the_others_to_go_on() -> None:
     post = msgspec.structs.replace(ELASTIC, leaving_since=NOW)
     assert orders(member(), post, view(1, ME, PEER), NOW) == []
     gone = [Leave(reason="told to leave", checkpoint=False)]
-    assert said(orders(member(), post, view(2, PEER), NOW + 0.2)) == gone
+    assert said(orders(member(), post, view(2, PEER, gear="warm", writer=PEER), NOW + 0.2)) == gone
     alone = [Leave(reason="told to leave", checkpoint=True)]
     assert said(orders(member(), post, view(1, ME, PEER), NOW + 2)) == alone
     assert orders(member(up=0), post, view(1, ME, PEER), NOW + 2) == []
     assert orders(member(since=NOW + 1), post, view(1, ME, PEER), NOW + 2) == []
-    leaving = view(1, ME)
-    mine = msgspec.structs.replace(leaving.members[0].member, leaving=True)
-    all_leave = msgspec.structs.replace(leaving, members=(msgspec.structs.replace(leaving.members[0], member=mine),))
-    assert said(orders(member(peers=(ME,)), post, all_leave, NOW)) == alone
+    assert said(orders(member(peers=(ME,)), post, view(1, ME, leaving=(ME,)), NOW)) == alone
     assert orders(Mine(phase="ready"), post, view(1, PEER), NOW) == [Kill("it is not needed any more")]
     stuck = member(phase="leaving", since=NOW)
     assert orders(stuck, post, view(2, PEER), NOW + 7.9) == []
     assert orders(stuck, post, view(2, PEER), NOW + 8) == [Kill("it did not leave in time")]
+
+
+LEAVING = msgspec.structs.replace(ELASTIC, leaving_since=NOW)
+
+
+@pytest.mark.parametrize(
+    ("group", "writes"),
+    [
+        (view(1, PEER, ME, leaving=(ME, PEER)), False),
+        (view(1, PEER, ME, there=(ME,), leaving=(ME,)), True),
+        (msgspec.structs.replace(view(1, PEER, ME, there=(ME,), leaving=(ME,)), left=frozenset({PEER})), False),
+        (msgspec.structs.replace(view(1, PEER, ME), stop="why"), False),
+        (msgspec.structs.replace(view(1, PEER, ME, there=(ME,)), stop="why"), True),
+        (msgspec.structs.replace(view(2, ME, PEER, gear="warm", writer=ME), stop="why"), True),
+        (msgspec.structs.replace(view(2, PEER, ME), stop="why"), False),
+    ],
+    ids=["the first", "it is gone", "it has left", "on a stop", "it is gone", "agreed on", "before a live one"],
+)
+def test_of_those_who_go_the_first_by_rank_writes_a_checkpoint(group: GroupView, *, writes: bool) -> None:
+    """One of them, and one that has not been lost."""
+    post = ELASTIC if group.stop else LEAVING
+    found = said(orders(member(peers=(PEER, ME)), post, group, NOW))
+    assert [each.checkpoint for each in found if isinstance(each, Leave)] == [writes]
+
+
+def test_an_instance_told_to_go_leaves_at_once_when_the_others_are_lost() -> None:
+    """Else both sides would wait: they are not taken in again before it has written what it has."""
+    there = view(1, PEER, ME, leaving=(ME,))
+    fell = tuple(
+        msgspec.structs.replace(each, member=msgspec.structs.replace(each.member, lost=1))
+        if each.member.id == PEER
+        else each
+        for each in there.members
+    )
+    found = said(orders(member(up=0, aborted=1), LEAVING, msgspec.structs.replace(there, members=fell), NOW))
+    assert found == [Leave(reason="told to leave", checkpoint=True)]
 
 
 def test_a_stop_ends_all_with_a_checkpoint() -> None:

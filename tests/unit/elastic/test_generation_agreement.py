@@ -327,3 +327,66 @@ def test_nothing_follows_from_ones_own_proposal() -> None:
             seen, generation=draft, number=draft.number, state="forming", since=NOW, suspicion=None
         )
         assert held(then).for_s < math.inf
+
+
+def drafted(*members: Presence, **fields: Any) -> tuple[str, str]:
+    """Return the gear of what follows generation 4 of instances 0, 1 and 2, and by number who writes a checkpoint."""
+    draft = decide(view(*members, of=generation(0, 1, 2), **fields), BOUNDS, "0-a")
+    assert draft
+    return draft.gear, draft.writer.partition("-")[0]
+
+
+def test_the_first_who_stays_writes_a_checkpoint_unless_the_gear_is_live() -> None:
+    """It has the state, as all have, and is the first rank of those who load it; who leaves is not waited for."""
+    going = up(0, leaving=True, live=False, since=NOW - 0.1)
+    assert drafted(*going, *up(1, 2, live=False)) == ("warm", "1")
+    assert drafted(*going, *up(1, 2, live=False, standby=False)) == ("cold", "1")
+    assert drafted(*up(0, leaving=True, since=NOW - 0.1), *up(1, 2)) == ("live", "")
+    assert drafted(*up(0, 1, 2, live=False), there(3, since=NOW - 0.3)) == ("warm", "0")
+
+
+def test_who_is_ahead_writes_a_checkpoint_after_a_loss() -> None:
+    """Survivors differ by a step at most, and no step that one of them has is done again."""
+    assert drafted(*up(0, live=False, fallen=4, step=7), *up(1, live=False, fallen=4, step=8)) == ("warm", "1")
+    assert drafted(*up(0, live=False, fallen=4, step=8), *up(1, live=False, fallen=4, step=8)) == ("warm", "0")
+
+
+def test_survivors_say_where_they_stand_before_one_writes() -> None:
+    """Until a while after the loss: in long steps a trainer is slow to notice, but what it last told is true."""
+    lost = there(2, up=4, lost=4, ready=False, since=NOW - 0.4)
+    unsaid = (*up(0, live=False, fallen=4, step=7), *up(1, live=False, step=8))
+    wait = held(view(*unsaid, lost, of=generation(0, 1, 2)))
+    assert wait == Wait("instance 1 has yet to say at which step it stands", 0.6)
+    later = there(2, up=4, lost=4, ready=False, since=NOW - 1.0)
+    assert drafted(*unsaid, later) == ("warm", "1")
+    assert drafted(*up(0, fallen=4, step=7), *up(1, step=8), lost) == ("live", "")
+    assert drafted(*up(0, live=False, step=7), lost) == ("warm", "0")
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_newcomers_wait_for_the_checkpoint_of_those_who_all_leave(*, live: bool) -> None:
+    """Nobody who stays has the state; without it they would begin anew."""
+    going = up(0, 1, leaving=True, live=live, since=NOW - 5)
+    seen = view(*going, there(2), of=generation(0, 1))
+    assert held(seen) == Wait("instances 0 and 1 have yet to write a checkpoint, and leave")
+    seen = view(going[1], there(2), of=generation(0, 1), left=frozenset({"0-a"}))
+    assert held(seen) == Wait("instance 1 has yet to write a checkpoint, and leave")
+    seen = view(there(2), of=generation(0, 1), left=frozenset({"0-a", "1-a"}))
+    assert following(seen)[0] == "2"
+
+
+def test_newcomers_wait_until_others_have_their_standbys() -> None:
+    """After a crash those who stay have used theirs up; a join would be cold. They are waited for for a while."""
+    without = up(0, live=False, standby=False)
+    assert held(view(*without, there(1, since=NOW - 0.3), of=generation(0), since=NOW - 2)).for_s == 14.7
+    assert held(view(*without, there(1), of=generation(0), since=NOW - 2)).for_s == 13.0
+    assert drafted_join(*without, there(1), since=NOW - 15) == "cold"
+    assert drafted_join(*up(0, live=False), there(1, since=NOW - 0.3)) == "warm"
+    assert drafted_join(*up(0, standby=False), there(1, since=NOW - 0.3)) == "live"
+    assert drafted_join(*up(0, live=False, standby=False, gear="cold"), there(1, since=NOW - 0.3)) == "cold"
+
+
+def drafted_join(*members: Presence, **fields: Any) -> str:
+    draft = decide(view(*members, of=generation(0), **fields), BOUNDS, "0-a")
+    assert draft
+    return draft.gear

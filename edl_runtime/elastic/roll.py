@@ -1,0 +1,138 @@
+"""Who of a generation is there, who is not and why, and who is new: the first thing that `agreement` asks for. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from edl_runtime.elastic.generation import Generation, GroupView, Presence
+
+MOST_DOUBLINGS = 4
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """How long agents wait for what, in seconds.
+
+    - `join_settle_s`, `leave_settle_s`: for others who come or go at the same time.
+    - `confirm_s`: for a member to beat after somebody suspected it.
+    - `join_limit_s`: for a generation to form; twice as long with each that did not in a row, up to 16 times.
+    - `retry_s`: until a member whose trainer did not come up is added again to others who train; doubled likewise.
+    - `standby_s`: for the standbys of those who train, before somebody is added in the slowest gear.
+    - `say_s`: for the survivors of a loss to say at which step they stand.
+    """
+
+    join_settle_s: float = 0.3
+    leave_settle_s: float = 0.1
+    confirm_s: float = 1.0
+    join_limit_s: float = 20.0
+    retry_s: float = 10.0
+    standby_s: float = 15.0
+    say_s: float = 1.0
+
+    def limit_s(self, generation: Generation) -> float:
+        """How long this generation may take to form."""
+        return doubled(self.join_limit_s, generation.attempt)
+
+
+TIMES = Times()
+
+
+class Roll(msgspec.Struct, frozen=True, kw_only=True):
+    """The present generation's members: those who `stay`, those `lost` and why, and those nobody can tell of yet.
+
+    `late` ones did not come up in time and stay all the same. `newcomers` are ready and not in it, or have another
+    trainer. It is `overdue` when it takes too long to form, and `broken` when somebody lost the others.
+    """
+
+    stay: list[Presence]
+    late: list[Presence]
+    lost: Mapping[str, str]
+    silent: list[str]
+    away: list[str]
+    newcomers: list[Presence]
+    barred: tuple[str, ...]
+    forming: bool
+    overdue: bool
+    broken: bool
+
+    @property
+    def urgent(self) -> bool:
+        """Whether the generation can't go on."""
+        return bool(self.lost) or self.overdue or self.broken
+
+
+def call_roll(view: GroupView, times: Times) -> Roll:
+    """Return how the present generation stands, and who else could be in the next."""
+    current = view.generation
+    known = {each.member.id: each for each in view.members}
+    ids = [each for each in current.members if each not in view.finished] if current else []
+    lost = {each: why for each in ids if (why := _why_lost(view, each, known.get(each), times))}
+    stay = {each: known[each] for each in ids if each in known and each not in lost}
+    suspected_at = view.suspicion.since if view.suspicion else -math.inf
+    forming = current is not None and view.state == "forming"
+    overdue = current is not None and forming and view.now >= view.since + times.limit_s(current)
+    barred = {each for each, there in known.items() if _is_barred(view, there)}
+    come = [] if view.stop is not None else [known[each] for each in known if each not in stay and each not in barred]
+    return Roll(
+        stay=list(stay.values()),
+        late=[each for each in stay.values() if current and overdue and each.member.up < current.number],
+        lost=lost,
+        silent=[each for each, there in stay.items() if there.beaten_at < suspected_at],
+        away=[each for each in ids if each not in lost and each not in known],
+        newcomers=[
+            each
+            for each in come
+            if each.member.standing == "ready" and not each.member.up and each.beaten_at >= suspected_at
+        ],
+        barred=tuple(sorted(barred)),
+        forming=forming,
+        overdue=overdue,
+        broken=view.suspicion is not None,
+    )
+
+
+def _why_lost(view: GroupView, member_id: str, there: Presence | None, times: Times) -> str:
+    """Return why a member of the generation is not in it any more, in words; "" for one that is."""
+    number = view.generation.number if view.generation else 0
+    index = index_of(member_id)
+    if there is None:
+        if member_id in view.left:
+            return f"instance {index} has left"
+        if any(each.member.index == index for each in view.members):
+            return f"instance {index} was started anew"
+        return "" if member_id in view.granted else f"instance {index} is gone"
+    member = there.member
+    active = view.state == "active"  # before, trainers are replaced as planned, but for those of who leaves
+    fell = (active and member.up < number) or (not member.ready and (active or member.leaving))
+    if member.lost >= number or fell:
+        return f"instance {index} has left" if member.leaving else f"the trainer of instance {index} has ended"
+    suspicion = view.suspicion
+    if suspicion and there.beaten_at < suspicion.since and view.now >= suspicion.since + times.confirm_s:
+        return f"instance {index} does not answer"
+    return ""
+
+
+def _is_barred(view: GroupView, there: Presence) -> bool:
+    """Whether it did not come up when last it was to, and still has the trainer of then."""
+    current = view.generation
+    return current is not None and there.member.id in current.barred and there.since <= current.proposed_at
+
+
+def doubled(seconds: float, times: int) -> float:
+    """Return so many seconds, doubled so many times, up to a limit."""
+    return seconds * float(2 ** min(times, MOST_DOUBLINGS))
+
+
+def index_of(member_id: str) -> int:
+    """Return the number of the instance whose agent has this id."""
+    return int(member_id.partition("-")[0])
+
+
+def instances(ids: Iterable[str], one: str = "", many: str = "") -> str:
+    """Name instances: "instance 2", "instances 0, 2 and 3"; with a verb for one or many of them."""
+    *others, last = map(str, sorted(map(index_of, ids)))
+    if others:
+        return f"instances {', '.join(others)} and {last} {many}".rstrip()
+    return f"instance {last} {one}".rstrip()
