@@ -135,6 +135,11 @@ class Group:
         self._await(lambda: all("standby.loaded" in self.log(instance) for instance in self.agents), "standbys")
         time.sleep(2 * BEAT_EVERY_S)
 
+    def await_log(self, instance: int, words: str) -> str:
+        """Wait until an instance's log has these words, and return what follows them."""
+        self._await(lambda: words in self.log(instance), words)
+        return self.log(instance).partition(words)[2]
+
     def log(self, instance: int) -> str:
         return (self.out / f"{instance}.log").read_text()
 

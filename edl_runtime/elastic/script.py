@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,7 +42,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 def read_script(command: Sequence[str]) -> Script:
     """Return what `command` is: "python train.py …", "train.py …" or another program. Reads the script.
 
-    A module (`python -m`) counts as another program. Raises SpecError for a script that can't be read.
+    A module (`python -m`) counts as another program, and so does a script of another interpreter than this one, which
+    may lack what loading ahead takes; but not one that imports this project. Raises SpecError for a script that can't
+    be read.
     """
     words = list(command)
     if not words:
@@ -60,6 +63,8 @@ def read_script(command: Sequence[str]) -> Script:
         raise SpecError("command", file, f"a script that can be read ({error.strerror})") from None
     modules = list(_imported(source))
     elastic = any(module == ELASTIC or module.startswith(f"{ELASTIC}.") for module in modules)
+    if not elastic and not _is_this(words[0]):
+        return Script(command=tuple(words))
     worth = [name for name in WORTH_LOADING if name in {module.partition(".")[0] for module in modules}]
     return Script(
         command=tuple(words),
@@ -73,6 +78,12 @@ def read_script(command: Sequence[str]) -> Script:
 
 def _is_python(program: str) -> bool:
     return program == sys.executable or Path(program).name.startswith("python")
+
+
+def _is_this(program: str) -> bool:
+    """Whether it is the interpreter that runs this, in the same environment."""
+    this, found = Path(sys.executable), Path(shutil.which(program) or program).absolute()
+    return found.parent == this.parent and found.resolve() == this.resolve()
 
 
 def _script_at(words: Sequence[str]) -> int | None:

@@ -115,7 +115,8 @@ class Trainer:
 
 
 def _command(script: Script, descriptor: int, *, nice: bool) -> list[str]:
-    standby = [sys.executable, *script.options, "-m", "edl_runtime.elastic.standby"]
+    interpreter = script.command[0] if script.file else sys.executable
+    standby = [interpreter, *script.options, "-m", "edl_runtime.elastic.standby"]
     flags = ["--agent", f"{descriptor},{os.getpid()}"]
     flags += ["--nice"] if nice else []
     if not script.file:

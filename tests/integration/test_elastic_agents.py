@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import itertools
+import os
 import subprocess
 import sys
 import time
@@ -142,6 +144,31 @@ def test_an_unchanged_script_trains_as_two_instances(tmp_path: Path, settings: R
         weights = {file.name: file.read_text() for file in out.glob("rank-*")}
         assert set(weights) == {"rank-0-of-2", "rank-1-of-2"}
         assert len(set(weights.values())) == 1
+
+
+TORCH = Path(__file__).parents[1] / "torch_script.py"
+TORCH_PYTHON = os.environ.get("EDL_TORCH_PYTHON") or (importlib.util.find_spec("torch") and sys.executable)
+
+
+@pytest.mark.skipif(not TORCH_PYTHON, reason="no PyTorch here, and EDL_TORCH_PYTHON names no interpreter that has it")
+def test_an_unchanged_script_of_pytorch_goes_on_from_its_own_checkpoints(
+    tmp_path: Path, settings: RuntimeSettings
+) -> None:
+    """One that knows nothing of this project is started anew when another instance joins, with its rank and peers."""
+    out = tmp_path / "out"
+    with running_group(out, settings, instances="1:2", command=[str(TORCH_PYTHON), str(TORCH), str(out)]) as group:
+        group.start(0)
+        alone = group.trains(0)
+        group.await_log(0, "rank 0 of 1 goes on from step 0")
+        group.start(1)
+        group.trains(0, 1, after=alone.generation)
+        assert group.statuses() == {0: 0, 1: 0}, group.story()
+        begun = group.await_log(0, "rank 0 of 2 goes on from step ")
+        assert int(begun.split()[0]) > 0
+        weights = {file.name: file.read_text() for file in out.glob("rank-*")}
+        assert set(weights) == {"rank-0-of-2", "rank-1-of-2"}
+        assert len(set(weights.values())) == 1
+        assert not [event for event in group.events() if event.kind == "failed"], group.story()
 
 
 def test_an_agent_says_what_it_lacks(tmp_path: Path) -> None:

@@ -82,6 +82,21 @@ def test_other_programs_are_taken_as_they_are(command: tuple[str, ...]) -> None:
     assert read.command[1:] == command[1:]
 
 
+def test_a_script_of_another_interpreter_is_another_program(tmp_path: Path) -> None:
+    """That may lack what loading ahead takes; where the script needs this project, it has to have it."""
+    other = tmp_path / "python3"
+    other.symlink_to(sys.executable)
+    script = tmp_path / "train.py"
+    script.write_text("import torch")
+    read = read_script([str(other), str(script)])
+    assert (read.file, read.command) == ("", (str(other), str(script)))
+    beside = Path(sys.executable).with_name("python3")
+    assert read_script([str(beside), str(script)]).imports == ("torch",)
+    script.write_text("from edl_runtime import elastic")
+    read = read_script([str(other), str(script)])
+    assert (read.file, read.command[0], read.elastic) == (str(script), str(other), True)
+
+
 def test_a_script_that_is_not_there_is_an_error_at_once() -> None:
     """Before anything is started."""
     with pytest.raises(SpecError, match=r"nowhere\.py.*No such file"):
