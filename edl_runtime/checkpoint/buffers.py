@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import numpy as np
 
-from edl_runtime.checkpoint.snapshot import Snapshot
+from edl_runtime.checkpoint.snapshot import Arrays, Snapshot
 
 COPIERS = 2
 """Threads that copy: two take little more than half the time of one, from where on memory is the limit."""
@@ -20,12 +20,15 @@ class HostBuffers:
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, np.ndarray]] = {}
 
+    def reserve(self, arrays: Arrays) -> None:
+        """Have room for arrays like these; they are not read."""
+        for rooms in self._rooms_for(arrays).values():
+            for room in rooms.values():
+                np.copyto(room, np.zeros((), room.dtype))  # the system gives memory when it is written to
+
     def copy(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with arrays of its own, valid until the next copy."""
-        self._kept = {
-            group: {name: _room_for(array, self._kept.get(group, {}).get(name)) for name, array in arrays.items()}
-            for group, arrays in snapshot.arrays.items()
-        }
+        self._rooms_for(snapshot.arrays)
         pairs = [
             (self._kept[group][name], array)
             for group, arrays in snapshot.arrays.items()
@@ -35,6 +38,13 @@ class HostBuffers:
         with ThreadPoolExecutor(COPIERS) as pool:
             list(pool.map(_copy, [pairs[first::COPIERS] for first in range(COPIERS)]))
         return msgspec.structs.replace(snapshot, arrays=self._kept)
+
+    def _rooms_for(self, arrays: Arrays) -> dict[str, dict[str, np.ndarray]]:
+        self._kept = {
+            group: {name: _room_for(array, self._kept.get(group, {}).get(name)) for name, array in held.items()}
+            for group, held in arrays.items()
+        }
+        return self._kept
 
 
 def _room_for(array: np.ndarray, kept: np.ndarray | None) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from edl_runtime.checkpoint.manifest import CheckpointInfo, position_of
 from edl_runtime.checkpoint.schedule import Schedule
-from edl_runtime.checkpoint.snapshot import Snapshot
+from edl_runtime.checkpoint.snapshot import Arrays, Snapshot
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.checkpoint.writer import CheckpointWriter
 from edl_runtime.elastic.link import Link
@@ -45,14 +45,14 @@ class Saver:
         """Return the newest that is whole, and what it holds. Raises as `CheckpointStore.load_newest`."""
         return None if self._store is None else self._store.load_newest()
 
-    def begin(self, step: int, capture: Capture) -> None:
-        """Be the one that writes, from this step on."""
+    def begin(self, step: int, arrays: Callable[[], Arrays]) -> None:
+        """Be the one that writes, from this step on. `arrays`: such as checkpoints will have."""
         if self._spec is None or self._store is None:
             return
         self._schedule = Schedule(self._spec, step=step, now=time.monotonic())
         if self._writer is None:
             self._writer = CheckpointWriter(self._store, saved=self._tell_saved, failed=self._tell_failed)
-            self._writer.prepare(capture)
+            self._writer.prepare(arrays())
 
     def save_if_due(self, step: int, capture: Capture) -> None:
         """Begin to write a checkpoint if it is time; only where `begin` was called."""

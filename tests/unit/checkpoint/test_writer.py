@@ -77,7 +77,9 @@ def test_the_arrays_are_those_of_the_moment(held: threading.Event) -> None:
 def test_memory_is_used_again(tmp_path: Path) -> None:
     """Fresh memory costs more than the copy; another shape gets memory of its own."""
     writer = CheckpointWriter(stored(tmp_path))
-    writer.prepare(lambda: snapshot_at(0))
+    writer.prepare(snapshot_at(0).arrays)
+    writer.save(lambda: snapshot_at(1))
+    writer.wait()
     first = writer._buffers.copy(snapshot_at(1)).arrays["model"]["weight"]
     assert np.shares_memory(first, writer._buffers.copy(snapshot_at(2)).arrays["model"]["weight"])
     assert writer._buffers.copy(snapshot_at(3, size=7)).arrays["model"]["weight"].shape == (7,)
