@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -9,6 +11,10 @@ import numpy as np
 
 from edl_runtime.elastic.groups import Group
 from edl_runtime.elastic.state import host_view
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MOST_ON_HEAP = 1 << 25  # glibc takes no more; by itself it comes to that as soon as something as large is freed
+_MOST_KEPT = 1 << 30
 
 
 class Gradients(Protocol):
@@ -31,7 +37,10 @@ class Gradients(Protocol):
 
 
 class HostGradients:
-    """Gradients on the CPU, kept in one array from step to step. Sums are in float32, or float64 if any gradient is."""
+    """Gradients on the CPU, kept in one array from step to step. Sums are in float32, or float64 if any gradient is.
+
+    What `give` gives is that array's own memory, where the parameter has its type: the next step begins in it.
+    """
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         import paddle
@@ -50,13 +59,17 @@ class HostGradients:
         self._has = self._flat[len(self._flat) - more : -1]
         self._shared = dlpack.from_dlpack(self._flat)
         self._begun = False
+        _keep_what_is_freed(2 * self._flat.nbytes)
 
     def add(self, weight: float, loss: float) -> None:
+        if not self._begun:
+            self._has[:] = 0
+            self._flat[-1] = 0
         for number, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             gradient = parameter.grad
             if gradient is None:
-                np.multiply(view, self._begun, out=view)
-                self._has[number] *= self._begun
+                if not self._begun:
+                    view[...] = 0
                 continue
             if self._begun:
                 np.add(view, weight * _plain(gradient), out=view)
@@ -64,14 +77,17 @@ class HostGradients:
                 np.multiply(_plain(gradient), weight, out=view, casting="unsafe")
             self._has[number] = 1
             parameter.clear_gradient(False)
-        self._flat[-1] = weight * loss + self._flat[-1] * self._begun
+        self._flat[-1] += weight * loss
         self._begun = True
 
     def drop(self) -> None:
         self._begun = False
+        for parameter in self._parameters:
+            parameter.clear_gradient(False)  # it may be what a sum that failed has left
 
     def give(self, group: Group, total: float) -> float:
         import paddle
+        from paddle.utils import dlpack
 
         if not self._begun:
             self._flat[:] = 0
@@ -80,12 +96,11 @@ class HostGradients:
         for parameter, view, has in zip(self._parameters, self._views, self._has, strict=True):
             if not has:
                 continue
-            gradient = paddle.empty(parameter.shape, parameter.dtype)
-            if parameter.dtype == paddle.bfloat16:
-                gradient = paddle.to_tensor(view / total).astype(parameter.dtype)
+            np.divide(view, total, out=view)
+            if parameter.dtype == self._shared.dtype:
+                parameter.grad_ = dlpack.from_dlpack(view)  # which shares memory, where `grad` copies
             else:
-                np.divide(view, total, out=host_view(gradient), casting="unsafe")
-            parameter.grad = gradient
+                parameter.grad = paddle.to_tensor(view).astype(parameter.dtype)
         return float(self._flat[-1]) / total
 
 
@@ -133,3 +148,11 @@ def _plain(gradient: Any) -> np.ndarray:
     import paddle
 
     return host_view(gradient.astype("float32") if gradient.dtype == paddle.bfloat16 else gradient)
+
+
+def _keep_what_is_freed(size: int) -> None:
+    """Have glibc keep so many bytes for what comes next: each step frees its gradients, and the next needs as much."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _MOST_ON_HEAP)
+        mallopt(_M_TRIM_THRESHOLD, min(max(size, 2 * _MOST_ON_HEAP), _MOST_KEPT))

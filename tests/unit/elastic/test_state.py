@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from edl_runtime.elastic.gradients import DeviceGradients, HostGradients
 from edl_runtime.elastic.groups import Alone
 from edl_runtime.elastic.sharing import share, source_of
 from edl_runtime.elastic.state import TrainingState
+from edl_runtime.errors import GroupLostError
 
 
 def step(model: Any, optimizer: Any) -> None:
@@ -79,6 +81,33 @@ def test_gradients_are_weighted_means_and_none_stays_none(kind: Any) -> None:
     gradients.drop()
     assert gradients.give(Alone(), 1) == 0.0
     assert first.grad is None
+
+
+class Failing(Alone):
+    """A group that is lost halfway through a sum."""
+
+    def sum(self, values: Any) -> None:
+        values.fill_(9.0)
+        raise GroupLostError(1, "the test")
+
+
+def test_what_a_failed_sum_leaves_is_not_trained_on() -> None:
+    """Also where a rank had no sample, so that its gradients were those of the step before."""
+    parameter = paddle.create_parameter([2], "float32")
+    gradients = HostGradients([parameter])
+    parameter.sum().backward()
+    gradients.add(1, math.nan)
+    assert math.isnan(gradients.give(Alone(), 1))
+    place = parameter.grad.data_ptr()
+    parameter.clear_gradient(True)  # as an optimizer does
+    with pytest.raises(GroupLostError):
+        gradients.give(Failing(), 1)
+    gradients.drop()
+    (2 * parameter).sum().backward()
+    gradients.add(1, 3.0)
+    assert gradients.give(Alone(), 1) == 3.0
+    np.testing.assert_array_equal(parameter.grad.numpy(), [2.0, 2.0])
+    assert parameter.grad.data_ptr() == place
 
 
 def test_who_is_ahead_gives_its_state() -> None:
