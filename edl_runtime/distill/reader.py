@@ -62,7 +62,8 @@ class DistillReader:
     - `normalise`: inputs whose slots are uint8 though the model takes float32, and how the teachers are to normalise
       them: a quarter of the bytes travel.
     - `epochs`: how many the script will read, if it is known. The first batches of the next epoch are then under way
-      before one ends; without it the source is called for an epoch only when that begins.
+      before one ends; without it the source is called for an epoch only when that begins. Not with `data.through` of
+      an elastic training.
     - `total_steps`: batches in all epochs together, if known, to tell the time left.
     - `cache`: `AnswerCache(sample_id)` asks about each sample only once. For data without augmentation.
     - `settings`: by default from the environment.
@@ -99,6 +100,7 @@ class DistillReader:
         names = checked_inputs(inputs)
         questions, self._pools = checked_questions(teachers, outputs, settings)
         self._format = checked_format(format)
+        self.epochs = None if epochs is None else checked_count("epochs", epochs)
         self._make_engine = partial(
             Engine,
             checked_source(source),
@@ -107,7 +109,7 @@ class DistillReader:
             normalise=checked_normalise(normalise, names),
             format=self._format,
             teacher_batch_size=checked_count("teacher_batch_size", teacher_batch_size),
-            epochs=None if epochs is None else checked_count("epochs", epochs),
+            epochs=self.epochs,
             cache=checked_cache(cache, names),
             settings=settings,
             connect=connect or connect_with(settings.teacher_token, settings.teacher_timeout_s),

@@ -45,8 +45,12 @@ class Data:
         """Yield what `reader` makes of the batches of `local`, until all epochs are over.
 
         For a DistillReader, which reads ahead: what counts is what was stepped. It is iterated anew for each epoch and
-        each generation, so don't tell it how many epochs there are.
+        each generation. Raises SpecError for a reader that knows how many epochs there are: it would begin the next one
+        before this one ends, with the batches of a group that may be another by then.
         """
+        epochs: int | None = getattr(reader, "epochs", None)
+        if epochs is not None:
+            raise SpecError("DistillReader(epochs=…)", epochs, "None with data.through, which knows them itself")
         return self._batches(lambda: iter(reader))
 
     def local(self) -> Iterator[Any]:

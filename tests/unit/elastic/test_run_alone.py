@@ -17,6 +17,7 @@ from elastic_agents import SCRIPT
 from elastic_alone import SAMPLES, arrays_of, begin, model_and_optimizer, train
 
 from edl_runtime import elastic
+from edl_runtime.distill import DistillReader, Fixed
 from edl_runtime.elastic.messages import Finished, Note, Saved, Stepped, Up
 from edl_runtime.errors import (
     CheckpointStoreError,
@@ -146,6 +147,18 @@ def test_a_reader_that_ends_early_is_an_error() -> None:
     model, _ = run.wrap(*model_and_optimizer())
     with pytest.raises(SampleError, match="an end before the epoch's"):
         train(run, model, run.data(SAMPLES, **BATCHES).through([]))
+
+
+def test_a_reader_that_reads_into_the_next_epoch_is_refused() -> None:
+    """It would ask for batches of a group that may be another when they are due."""
+    run, _ = begin()
+    run.wrap(*model_and_optimizer())
+    data = run.data(SAMPLES, **BATCHES)
+    with (
+        DistillReader(data.local, inputs=["x", None], outputs=["y"], teachers=Fixed(("a:1",)), epochs=2) as reader,
+        pytest.raises(SpecError, match=r"DistillReader\(epochs=…\): got 2, .*None with data\.through"),
+    ):
+        data.through(reader)
 
 
 def test_who_forgets_to_step_is_told_at_the_second_batch() -> None:
