@@ -6,7 +6,6 @@ It is the only one of its instance that talks to Redis. While Redis is away noth
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 import signal
 import time
@@ -17,13 +16,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from edl_runtime.elastic.agreement import decide, outcome_of, waits_for
 from edl_runtime.elastic.crew import Crew
 from edl_runtime.elastic.environment import Communication
 from edl_runtime.elastic.events import Event
 from edl_runtime.elastic.falls import Fall, Verdict, judge
 from edl_runtime.elastic.gears import Kill, Post, orders
 from edl_runtime.elastic.generation import GroupView, Outcome, TrainerMember
+from edl_runtime.elastic.leading import lead
 from edl_runtime.elastic.membership import BEAT_EVERY_S, RETRY_EVERY_S, Membership
 from edl_runtime.elastic.messages import Beat, Gear, Lost, Stepped, Up
 from edl_runtime.elastic.ports import Ports
@@ -206,22 +205,11 @@ class Agent:
 
     async def _lead(self, crew: Crew) -> float:
         """Do what any agent may do for all. Return after how many seconds there may be more to do."""
-        view = self._view
-        if view.generation and crew.mine.fallen == view.generation.number and view.suspicion is None:
-            await self._membership.suspect(view.generation.number, self._lost_because)
-        if view.outcome:
-            return BEAT_EVERY_S
+        current = self._view.generation
+        if current and crew.mine.fallen == current.number and self._view.suspicion is None:
+            await self._membership.suspect(current.number, self._lost_because)
         failed = Outcome("failed", self._verdict.reason) if self._verdict else None
-        if outcome := failed or outcome_of(view):
-            await self._membership.end(outcome)
-            return 0.0
-        if draft := decide(view, self._bounds, self._me.id):
-            await self._membership.propose(draft)
-            return 0.0
-        wait = waits_for(view, self._bounds)
-        if wait.why and wait.for_s == math.inf:
-            await self._membership.announce(Event(kind="waiting", reason=wait.why))
-        return wait.for_s
+        return await lead(self._membership, self._view, self._bounds, self._me.id, failed)
 
     async def _steer(self, crew: Crew) -> None:
         """Have the trainer do what it is to do now."""

@@ -1,0 +1,31 @@
+"""What any agent of a job may do for all of them, and the first that does has done."""
+
+from __future__ import annotations
+
+import math
+
+from edl_runtime.elastic.agreement import decide, outcome_of, waits_for
+from edl_runtime.elastic.events import Event
+from edl_runtime.elastic.generation import GroupView, Outcome
+from edl_runtime.elastic.membership import BEAT_EVERY_S, Membership
+from edl_runtime.specs import Bounds
+
+
+async def lead(membership: Membership, view: GroupView, bounds: Bounds, me: str, failed: Outcome | None) -> float:
+    """End the job, or publish its next generation, or say what that waits for, as the view has it.
+
+    `failed`: how it ends, by what `me` alone knows. Returns after how many seconds there may be more to do. Raises
+    RegistryUnavailableError.
+    """
+    if view.outcome:
+        return BEAT_EVERY_S
+    if outcome := failed or outcome_of(view):
+        await membership.end(outcome)
+        return 0.0
+    if draft := decide(view, bounds, me):
+        await membership.propose(draft)
+        return 0.0
+    wait = waits_for(view, bounds)
+    if wait.why and wait.for_s == math.inf:
+        await membership.announce(Event(kind="waiting", reason=wait.why))
+    return wait.for_s
