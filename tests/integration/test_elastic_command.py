@@ -69,6 +69,31 @@ def test_a_person_runs_resizes_and_stops_a_training(tmp_path: Path, work_dir: Pa
     assert len(list(kept.glob("step-*/manifest.json"))) == 1
 
 
+def test_a_detached_training_goes_on_without_the_command(tmp_path: Path, work_dir: Path, redis_url: str) -> None:
+    """The command returns once it is started; others see the job then, and what it writes until it ends."""
+    script, go = tmp_path / "train.py", tmp_path / "go"
+    script.write_text(
+        f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.02)\nprint('trained')"
+    )
+    command, environ = [sys.executable, "-m", "edl_runtime.cli"], edl(work_dir, EDL_REDIS_URL=redis_url)
+
+    def said(*arguments: str) -> str:
+        ran = subprocess.run(
+            [*command, *arguments], env=environ, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+        )
+        return ran.stdout
+
+    told = said("run", "--instances", "1:2", "--name", "later", "--detach", "--json", str(script))
+    try:
+        assert json.loads(told)["phase"] == "running"
+        go.touch()
+        assert "[0] trained" in said("logs", "-f", "later")
+        assert json.loads(said("jobs", "later", "--json"))["phase"] == "succeeded"
+    finally:
+        said("stop", "later")
+        wait_until_gone(work_dir)
+
+
 def test_scripts_see_the_shells_environment_that_can_be_told() -> None:
     """All that is text; checkpoints by flags leave none of the variables' in between."""
     environ = {"LR": "0.1", "NAME": "b\udcffd", "EDL_CHECKPOINT_KEEP_LAST": "9"}
