@@ -69,9 +69,12 @@ def ran(folder: Path) -> list[list[int]]:
     return [[int(number) for number in line.split()] for line in (folder / "ran").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("flags", "runs"), [((), 1), (("--max_batch", "1"), 4)])
-def test_requests_that_queue_run_as_one(tmp_path: Path, flags: tuple[str, ...], runs: int) -> None:
-    """Each gets the answer to what it asked; with --max_batch 1, each has a run of its own."""
+@pytest.mark.parametrize(("flags", "runs"), [((), {1, 2}), (("--max_batch", "1"), {4})])
+def test_requests_that_queue_run_as_one(tmp_path: Path, flags: tuple[str, ...], runs: set[int]) -> None:
+    """Each gets the answer to what it asked; with --max_batch 1, each has a run of its own.
+
+    The last to be counted as queued may be on its way to the predictor still when that goes on, and run by itself.
+    """
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(4))
         with busy_teacher(tmp_path, *flags) as teacher:
@@ -87,7 +90,8 @@ def test_requests_that_queue_run_as_one(tmp_path: Path, flags: tuple[str, ...], 
     assert found[0]["double.values"].tolist() == [[4]]
     assert [one["double"][0, 0] for one in found[1:]] == [6, 8, 10]
     others = ran(tmp_path)[1:]
-    assert (len(others), sorted(number for run in others for number in run)) == (runs, [2, 3, 4, 5])
+    assert sorted(number for run in others for number in run) == [2, 3, 4, 5]
+    assert len(others) in runs
 
 
 def test_the_work_of_a_killed_student_does_not_run(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fake_teachers import arithmetic
-from unit.distill.reading import batches, patiently, reader_of
+from teacher_process import wait_until
+from unit.distill.reading import batches, reader_of
 
 from edl_runtime.distill.stats import WINDOW_S, Meter, ReaderStats, Tally, together
 from edl_runtime.protocol.tensors import Array
@@ -97,10 +99,18 @@ def test_it_is_known_whom_the_script_waits_for(source: Any, teacher: Any, is_sou
 
 
 def test_what_is_asked_now_is_counted() -> None:
-    """A reader that is ahead of its script has nothing in flight; one that is not has."""
-    with reader_of({"a:1": patiently}) as reader:
+    """While a teacher takes its time over the next batch that is in flight; at the end nothing is."""
+    goes_on = threading.Event()
+
+    def after_the_first(x: Array) -> dict[str, Array]:
+        if x.max() > 0:
+            goes_on.wait()
+        return arithmetic(x)
+
+    with reader_of({"a:1": after_the_first}) as reader:
         epoch = iter(reader)
         next(epoch)
-        assert reader.stats().in_flight + reader.stats().queued > 0
+        wait_until(lambda: reader.stats().in_flight > 0)
+        goes_on.set()
         list(epoch)
         assert (reader.stats().in_flight, reader.stats().queued) == (0, 0)
