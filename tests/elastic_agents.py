@@ -105,6 +105,11 @@ def leave(trainer: Trainer, *, checkpoint: bool = False) -> None:
     trainer.line.say(Leave(reason="a test", checkpoint=checkpoint))
 
 
+def open_gate(out: Path, step: int) -> None:
+    """Let trainers do a step that is one of their `gates`: however busy the machine is, they did not do it before."""
+    (out / f"gate-{step}").touch()
+
+
 @contextlib.contextmanager
 def trainers(out: Path, count: int, **options: Any) -> Iterator[list[Trainer]]:
     """Start so many trainers; whatever is left of them is ended afterwards. Append others to the list."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elastic_agents import SCRIPT, Trainer, batches_of, join, leave, stepped, trainers, weights
+from elastic_agents import SCRIPT, Trainer, batches_of, join, leave, open_gate, stepped, trainers, weights
 
 from edl_runtime.elastic.messages import Abort, Failed, Finished, Lost, Ready, Stepped, Up
 
@@ -19,6 +19,8 @@ pytestmark = pytest.mark.slow
 
 EPOCHS = 12
 ONCE = batches_of(150, 64, EPOCHS)
+EARLY, LATE = 16, 28
+"""Gates: of 36 steps."""
 
 SOON_S = 10.0
 """On a machine that does much else. Gloo by itself would wait 30 s; how long pauses are is for the benchmark to say."""
@@ -59,13 +61,14 @@ def test_two_train_the_same_model_as_one(tmp_path: Path, undisturbed: dict[str, 
 
 def test_instances_come_and_go_and_train_the_same_model(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
     """One, then three, then two: the same steps, the same weights, and no pause that would be noticed."""
-    with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03) as [first, second, third]:
+    with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03, gates=[EARLY, LATE]) as [first, second, third]:
         for trainer in (first, second, third):
             assert trainer.await_word(Ready).live
         join([first], 1)
         first.await_word(Stepped)
         began = time.monotonic()
         join([first, second, third], 2)
+        open_gate(tmp_path, EARLY)
         for trainer in (first, second, third):
             up = trainer.await_word(Up, lambda word: word.generation == 2)
             assert up.source == "peer"
@@ -73,6 +76,7 @@ def test_instances_come_and_go_and_train_the_same_model(tmp_path: Path, undistur
         grown_s = time.monotonic() - began
         leave(second)
         join([first, third], 3)
+        open_gate(tmp_path, LATE)
         began = time.monotonic()
         assert third.await_word(Stepped, lambda word: word.generation == 3)
         shrunk_s = time.monotonic() - began
@@ -89,13 +93,15 @@ def test_the_killed_and_the_stopped_are_not_waited_for(
     tmp_path: Path, undisturbed: dict[str, np.ndarray], *, reader: bool
 ) -> None:
     """Survivors of a killed trainer, and who waits for a stopped one, go on at once; each sample counts once."""
-    with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03, reader=reader) as [first, second, third]:
+    gates = [EARLY, LATE]
+    with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03, gates=gates, reader=reader) as [first, second, third]:
         for trainer in (first, second, third):
             trainer.await_word(Ready)
         join([first, second, third], 1)
         second.await_word(Stepped, lambda word: word.step > 3)
         began = time.monotonic()
         first.process.kill()
+        open_gate(tmp_path, EARLY)
         for trainer in (second, third):
             assert trainer.await_word(Lost).generation == 1
         join([second, third], 2)
@@ -105,6 +111,7 @@ def test_the_killed_and_the_stopped_are_not_waited_for(
         third.process.send_signal(signal.SIGSTOP)
         began = time.monotonic()
         second.line.say(Abort(generation=2))
+        open_gate(tmp_path, LATE)
         second.await_word(Lost)
         freed_s = time.monotonic() - began
         join([second], 3)
@@ -162,12 +169,13 @@ def alone(out: Path, environ: dict[str, str], **options: Any) -> subprocess.Pope
 def test_a_script_alone_ends_at_sigterm_and_goes_on_later(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
     """It finishes its step, writes a checkpoint and exits with 0; the next run trains what is left."""
     environ = {"EDL_CHECKPOINT": str(tmp_path / "kept"), "EDL_RESULT_FILE": str(tmp_path / "result.json")}
-    first = alone(tmp_path / "out", environ, epochs=EPOCHS, step_s=0.05)
+    first = alone(tmp_path / "out", environ, epochs=EPOCHS, step_s=0.05, gates=[LATE])
     until = time.monotonic() + 60
     while len(stepped(tmp_path / "out")) < 3:
         assert time.monotonic() < until
         time.sleep(0.02)
     first.terminate()
+    open_gate(tmp_path / "out", LATE)
     assert first.wait(30) == 0
     done = len(stepped(tmp_path / "out"))
     assert 3 <= done < len(ONCE)
@@ -182,7 +190,7 @@ def test_a_script_alone_ends_at_sigterm_and_goes_on_later(tmp_path: Path, undist
 def test_a_leave_with_a_checkpoint_is_one_for_all(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
     """All end at the same step, and who is told to writes; two others go on from there, their number above."""
     environ = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
-    options: dict[str, Any] = {"epochs": EPOCHS, "step_s": 0.03, "environ": environ}
+    options: dict[str, Any] = {"epochs": EPOCHS, "step_s": 0.03, "gates": [LATE], "environ": environ}
     with trainers(tmp_path, 2, **options) as both:
         for trainer in both:
             assert trainer.await_word(Ready).seen == 0
@@ -190,6 +198,7 @@ def test_a_leave_with_a_checkpoint_is_one_for_all(tmp_path: Path, undisturbed: d
         both[0].await_word(Stepped, lambda word: word.step > 3)
         leave(both[0])
         leave(both[1], checkpoint=True)
+        open_gate(tmp_path, LATE)
         ends = [trainer.await_word(Finished) for trainer in both]
         assert ends[0] == ends[1]
         assert ends[0].why == "left"
