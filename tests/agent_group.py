@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,9 @@ class Group:
         self._command = command
         self._environ: dict[str, str] = {}
 
-    def option(self, environ: Mapping[str, str]) -> None:
-        """Give agents that are started from now on these variables."""
-        self._environ.update(environ)
+    def option(self, **options: Any) -> None:
+        """Give agents that are started from now on these options of elastic_script."""
+        self._environ["SCRIPT_OPTIONS"] = json.dumps(options)
 
     def start(self, *instances: int, url: str = "") -> None:
         """Start agents, by another Redis address if one is given."""
@@ -63,13 +64,13 @@ class Group:
                 )
 
     def trainer(self, instance: int) -> psutil.Process:
-        """Return the instance's trainer: of its processes the one that trains, so not the standby."""
-        agent = psutil.Process(self.agents[instance].pid)
+        """Return the instance's trainer: the last that was begun, so neither a standby nor one that has left."""
         told = self.log(instance)
-        for child in agent.children():
-            if f"pid={child.pid}\n" in told:  # standbys are not told of
-                return child
-        raise AssertionError(f"instance {instance} has no trainer:\n{told}")
+        begun = re.findall(r"trainer\.begun .*\bpid=(\d+)", told)
+        agent = psutil.Process(self.agents[instance].pid)
+        found = [child for child in agent.children() if begun and child.pid == int(begun[-1])]
+        assert found, f"instance {instance} has no trainer:\n{told}"
+        return found[0]
 
     def kill(self, instance: int) -> None:
         """End an instance as a machine that fails does: its agent and its trainer at once."""
@@ -188,7 +189,7 @@ def running_group(
     """Yield a job's group without instances; no process of it is left afterwards. `options`: of elastic_script."""
     out.mkdir(parents=True, exist_ok=True)
     group = Group(out, settings, instances, gear, command or [str(SCRIPT), str(out)])
-    group.option({"SCRIPT_OPTIONS": json.dumps(options)})
+    group.option(**options)
     try:
         yield group
     finally:

@@ -33,6 +33,9 @@ OPTIONS: dict[str, Any] = {
     "poison": None,  # a sample that can't be read
     "reader": False,  # whether teachers answer the label
     "dropout": 0.0,
+    "load_s": 0.0,  # time until it can join others
+    "meet_s": 0.0,  # time until it meets them then
+    "stuck_after": None,  # so many own steps it does not come back from the next, unless another has done so before
     **json.loads(os.environ.get("SCRIPT_OPTIONS", "{}")),
 }
 
@@ -127,6 +130,27 @@ def sharded(run: elastic.Run) -> Any:
     return run.shards(read, names, batch_size=8, epochs=OPTIONS["epochs"], shuffle=True)
 
 
+def meet_slowly() -> None:
+    """Take a while to meet the others of each generation."""
+    from edl_runtime.elastic.groups import PaddleGroup
+
+    meet = PaddleGroup.meet
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(OPTIONS["meet_s"])
+        return meet(*arguments)
+
+    PaddleGroup.meet = slow  # type: ignore[method-assign]
+
+
+def get_stuck(out: Path) -> None:
+    """Never come back; but only once."""
+    with contextlib.suppress(FileExistsError):
+        (out / "stuck").touch(exist_ok=False)
+        while True:
+            pass
+
+
 def pass_gate(out: Path, step: int) -> None:
     """Wait until the test lets a step be done, if it is one that has to be opened."""
     while step in OPTIONS["gates"] and not (out / f"gate-{step}").exists():
@@ -135,17 +159,22 @@ def pass_gate(out: Path, step: int) -> None:
 
 def main(out: Path) -> None:
     """Train, and leave the weights in `out`."""
+    time.sleep(OPTIONS["load_s"])
+    if OPTIONS["meet_s"]:
+        meet_slowly()
     run = elastic.init()
     model, _ = run.wrap(*build(), scaling=OPTIONS["scaling"])
     data = sharded(run) if OPTIONS["shards"] else indexed(run)
     pending: list[int] = []
     with (out / f"stepped-{os.getpid()}.jsonl").open("a", buffering=1) as told, teaching(data) as batches:
-        for inputs, labels, numbers in batches:
+        for own_step, (inputs, labels, numbers) in enumerate(batches):
             loss = ((model(inputs) - labels) ** 2).mean()
             loss.backward()
             pending += numbers.tolist()
             time.sleep(OPTIONS["step_s"])
             pass_gate(out, run.step_number + 1)
+            if own_step == OPTIONS["stuck_after"]:
+                get_stuck(out)
             before, generation = run.step_number, run.generation
             where = {"rank": run.rank, "generation": generation}
             try:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from agent_group import Group, running_group
 from elastic_agents import batches_of, stepped
@@ -21,6 +22,9 @@ from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+LONG = {"samples": 10**6, "global_batch": 24, "epochs": 1, "step_s": 0.05}
+"""A training that does not end by itself."""
 
 SLACK_S = 3.0
 """What a machine that is busy with other tests may add to a pause."""
@@ -54,6 +58,13 @@ def check_each_once(group: Group, expected: dict[int, list[int]], *, killed: int
     for step in differing:
         assert set(found[step]) < set(expected[step])
         assert len(found[step]) == len(set(found[step]))
+
+
+def check_no_step_twice(group: Group, *, killed: int = 0) -> None:
+    """Check that no rank did a step again; of who is `killed` the last step may be one that nobody else has."""
+    steps = Counter((each["step"], each["rank"]) for each in group.stepped())
+    assert steps.total() - len(steps) <= killed, group.story()
+    assert {step for step, _ in steps} == set(range(1, 1 + max(step for step, _ in steps)))
 
 
 def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, settings: RuntimeSettings) -> None:
@@ -111,24 +122,76 @@ def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, setti
 def test_a_training_without_live_generations_goes_on_from_checkpoints(
     tmp_path: Path, settings: RuntimeSettings
 ) -> None:
-    """In warm gear trainers leave with a checkpoint and standbys take over; all leaving is an end with one, too."""
+    """In warm gear one trainer leaves with a checkpoint and standbys take over, be it rank 0 that goes or is lost.
+
+    All leaving is an end with a checkpoint, too. No step is done twice.
+    """
     options = {"samples": 60000, "global_batch": 24, "epochs": 1, "step_s": 0.05}
     with running_group(tmp_path / "out", settings, gear="warm", **options) as group:
         group.start(0, 1)
         first = group.trains(0, 1)
         group.await_standbys()
+        leaver, stays = first.members
         since = time.time()
-        group.terminate(1)
-        second = group.trains(0, after=first.generation)
+        group.terminate(leaver)
+        second = group.trains(stays, after=first.generation)
         assert second.gear == "warm"
         group.await_steps(5)
         assert longest_gap_s(group, since) < 3 + SLACK_S
+        assert group.forget(leaver) == -15
+        check_no_step_twice(group)
+
+        group.start(leaver)
+        both = group.trains(0, 1, after=second.generation)
+        assert (both.gear, both.members) == ("warm", (stays, leaver))
+        group.await_steps(5)
+        group.trainer(stays).kill()
+        alone = group.trains(leaver, after=both.generation)
+        last = group.trains(0, 1, after=alone.generation)
+        group.await_steps(5)
         group.terminate(0)
+        group.terminate(1)
         assert group.statuses() == {0: -15, 1: -15}
-        saved = group.await_event("saved", lambda event: event.generation == second.generation)
+        saved = group.await_event("saved", lambda event: event.generation >= last.generation)
         assert saved.step == max(each["step"] for each in group.stepped())
-        steps = Counter((each["step"], each["rank"]) for each in group.stepped())
-        assert set(steps.values()) == {1}, group.story()
+        check_no_step_twice(group, killed=1)
+
+
+def test_who_starts_slowly_is_waited_for_only_when_its_generation_forms(
+    tmp_path: Path, settings: RuntimeSettings
+) -> None:
+    """The others train while it loads; then all wait for it, and nobody is left out."""
+    with running_group(tmp_path / "out", settings, instances="1:2", **LONG) as group:
+        group.start(0)
+        first = group.trains(0)
+        group.option(**LONG, load_s=2.0, meet_s=2.0)
+        since = time.time()
+        group.start(1)
+        both = group.trains(0, 1, after=first.generation)
+        formed = group.await_event("active", lambda event: event.generation == both.generation)
+        assert both.generation == first.generation + 1
+        assert formed.total_s is not None
+        assert formed.total_s > 2.0
+        group.await_steps(5)
+        at = [each["at"] for each in group.stepped() if since < each["at"] < both.at]
+        assert max(later - earlier for earlier, later in itertools.pairwise(at)) < 1.0 + SLACK_S
+        assert both.at - since > 2.0
+
+
+def test_a_trainer_that_does_not_come_back_from_a_step_is_replaced(tmp_path: Path, settings: RuntimeSettings) -> None:
+    """It says all the time that it lives, so that only a limit to what a step may take tells it from a slow one."""
+    limited = msgspec.structs.replace(settings, step_limit_s=2.0)
+    with running_group(tmp_path / "out", limited, instances="1:2", **LONG) as group:
+        group.start(0)
+        first = group.trains(0)
+        group.option(**LONG, stuck_after=5)
+        group.start(1)
+        both = group.trains(0, 1, after=first.generation)
+        stuck = group.await_event("failed")
+        assert stuck.instance == 1
+        assert "all others have waited 2 s for it at the end of a step" in stuck.reason
+        group.trains(0, 1, after=both.generation + 1)
+        group.await_steps(5)
 
 
 PLAIN = Path(__file__).parents[1] / "plain_script.py"
