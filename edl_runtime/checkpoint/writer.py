@@ -74,12 +74,13 @@ class CheckpointWriter:
     def save_now(self, capture: Capture) -> CheckpointInfo:
         """Write what `capture` returns, after the one that is being written, and return once it is stored.
 
-        If that was of the same step, it is returned. Raises CheckpointError.
+        If that was of the same step, and no metrics were noted since, it is returned. Raises CheckpointError.
         """
         self.wait()
-        snapshot = capture()
-        if self._last is not None and self._last.position == Position(snapshot.generation, snapshot.step):
-            return self._last
+        snapshot, last = capture(), self._last
+        position = Position(snapshot.generation, snapshot.step)
+        if last is not None and (last.position, last.manifest.metrics) == (position, snapshot.metrics):
+            return last
         return self._write(snapshot)
 
     def wait(self, timeout_s: float | None = None) -> bool:

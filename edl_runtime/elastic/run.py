@@ -233,7 +233,10 @@ class Run:
         self._training("run.step").step(loss)
 
     def metrics(self, **values: float) -> None:
-        """Note numbers that go into the next checkpoints, and into the result of the job when it ends."""
+        """Note numbers that go into the next checkpoints, and into the result of the job when it ends.
+
+        NaN and infinity, for which JSON has no words, take away what was noted under that name before.
+        """
         self._training("run.metrics").note_metrics({name: float(value) for name, value in values.items()})
 
     def _training(self, what: str) -> Training:

@@ -163,7 +163,11 @@ class Training:
 
     def note_metrics(self, values: dict[str, float]) -> None:
         """Keep them for checkpoints; after the end they still go into the result."""
-        self.standing.metrics.update(values)
+        for name, value in values.items():
+            if math.isfinite(value):
+                self.standing.metrics[name] = value
+            else:
+                self.standing.metrics.pop(name, None)
         if self._over and self.team.group.rank == 0:
             self._write_result()
 

@@ -1,9 +1,9 @@
--- Tell what a checkpoint has to hold, and take what its step and those before it finished for done.
+-- Tell what a checkpoint has to hold, and take what steps before its own finished for done.
 --
 --   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed
 --   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
 --   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
---   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, later than the last commit
+--   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, not before the last commit's
 --   KEYS[5] failures  hash, ticket -> JSON {"reasons": [...], "offset": records that had been applied}
 --   KEYS[6] names     hash, number -> name of a shard; empty when all workers were given the list
 --   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and the tickets
@@ -38,7 +38,8 @@ for _, acked in ipairs(acked_after(ARGV[2], positions)) do
   leave(acked[2], acked[3])
 end
 
-redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', ARGV[2])
+-- Those of the step itself stay: the one that is told here may have applied it alone, and be lost before others have.
+redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', '(' .. ARGV[2])
 redis.call('HSET', KEYS[1], 'committed', ARGV[2])
 keep()
 local failures = redis.call('HGETALL', KEYS[5])

@@ -110,6 +110,19 @@ async def test_what_finished_after_the_step_of_a_checkpoint_is_not_done_in_it(le
     assert (report.done, report.acked, report.committed) == (1, 1, 3)
 
 
+async def test_a_step_that_only_a_dead_rank_applied_is_not_done_for_the_others(ledger_of: Make) -> None:
+    """Though that rank has written a checkpoint of it: survivors are at most one step behind, and go on from theirs."""
+    dead, survivor = ledger_of("w1"), ledger_of("w2")
+    await dead.restore(None, 1)
+    await survivor.begin(1)
+    (first,), (second,) = await leased(dead), await leased(survivor)
+    await dead.ack([first], 1)
+    await dead.commit(1, {first.ticket: 5, second.ticket: 2})
+    await survivor.begin(2)
+    assert await survivor.release(0, {}, ["w2"]) == 1
+    assert first in await leased(survivor, 3)
+
+
 async def test_whoever_is_of_an_old_generation_changes_nothing(ledger_of: Make) -> None:
     """A partitioned worker's acknowledgement is refused, with both generations said."""
     left_behind, survivor = ledger_of("w1"), ledger_of("w2")

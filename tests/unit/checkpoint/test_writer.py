@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
+import msgspec
 import numpy as np
 import pytest
 from checkpointing import is_whole, snapshot_at, steps_of, stored
@@ -155,6 +156,17 @@ def test_the_last_one_is_not_written_twice(tmp_path: Path) -> None:
     writer = CheckpointWriter(store)
     writer.save(lambda: snapshot_at(7))
     assert [writer.save_now(lambda: snapshot_at(7))] == store.list()
+    writer.close()
+
+
+def test_metrics_that_were_noted_since_are_in_the_last_one(tmp_path: Path) -> None:
+    """A script that evaluates after its last step waits for a checkpoint that says so."""
+    store = stored(tmp_path)
+    writer = CheckpointWriter(store)
+    writer.save(lambda: snapshot_at(7))
+    evaluated = msgspec.structs.replace(snapshot_at(7), metrics={"accuracy": 0.9})
+    assert writer.save_now(lambda: evaluated).manifest.metrics == {"accuracy": 0.9}
+    assert {"accuracy": 0.9} in [info.manifest.metrics for info in store.list()]
     writer.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import subprocess
 import sys
@@ -92,14 +93,17 @@ def test_a_later_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
         loss.backward()
         if not is_last:
             run.step(loss=loss)
-    run.metrics(accuracy=0.5)
+    run.metrics(accuracy=0.5, spread=0.1)
+    run.metrics(spread=math.nan, gap=math.inf)
     drawn = paddle.get_rng_state()[0].__getstate__()
     link.stop()
     with pytest.raises(SystemExit) as ending:
         run.step(loss=loss)
     assert ending.value.code == 0
     saved = next(word for word in link.said if isinstance(word, Saved))
-    assert (saved.step, saved.metrics["accuracy"]) == (2, 0.5)
+    assert saved.step == 2
+    assert saved.metrics.keys() - {"loss"} == {"accuracy"}
+    assert saved.metrics["accuracy"] == 0.5
     assert link.said[-1] == Finished(step=2, why="left")
 
     run, link = begin(tmp_path, result=tmp_path / "result.json")
