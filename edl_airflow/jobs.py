@@ -87,7 +87,12 @@ def trainer_job(
         return spec
     agent = ("python", "-P", "-m", "edl_runtime.cli", "agent", "--instances", str(bounds), "--gear", gear, "--")
     return msgspec.structs.replace(
-        spec, command=(*agent, *spec.command), bounds=bounds, instances=bounds.min, grace_s=LEAVE_WITHIN_S
+        spec,
+        command=(*agent, *spec.command),
+        bounds=bounds,
+        instances=bounds.min,
+        elastic=True,
+        grace_s=LEAVE_WITHIN_S,
     )
 
 

@@ -32,6 +32,8 @@ SECRET_VARIABLES = frozenset({"EDL_DISCOVERY_TOKEN", "EDL_REDIS_URL", "EDL_TEACH
 """Variables that may hold a password or token: they never stand in a spec, a log, an argument or a file."""
 
 _NAME = re.compile(rf"[a-z0-9]([-a-z0-9]{{0,{NAME_LIMIT - 2}}}[a-z0-9])?")
+_LOGIN = re.compile(r"(://)[^/@]*:[^/]*@")
+"""A user and a password in a URL."""
 
 
 def check_name(field: str, name: object) -> str:
@@ -139,7 +141,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Where a training keeps its checkpoints, how often it writes one, and which are kept.
 
     - `url`: a folder's path, or a URL that fsspec knows, as s3://bucket/job. It names the training and not the run: the
-      next run goes on from what it finds there.
+      next run goes on from what it finds there. No password: URLs are kept and shown, and credentials come as the
+      store's own library has them, as in AWS_SECRET_ACCESS_KEY.
     - `every_steps`, `every_s`: one is due when so many steps or seconds have passed since the last, whichever comes
       first. With neither, every 300 seconds.
     - `keep_last`: how many of the newest are kept. While one is written there is one more.
@@ -155,6 +158,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not isinstance(self.url, str) or not self.url or "\0" in self.url:
             raise SpecError("checkpoint.url", self.url, "a folder's path or a URL as s3://bucket/job")
+        if _LOGIN.search(self.url):
+            allowed = "a URL without a password: it is shown; give that in variables that the store's library knows"
+            raise SpecError("checkpoint.url", _LOGIN.sub(r"\1***@", self.url), allowed)
         for field in ("every_steps", "keep_last", "keep_every"):
             number = getattr(self, field)
             if number is None and field != "keep_last":
@@ -212,8 +218,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     - `kind`: a `pool`'s instances are started again when they end and leave the pool one by one when it shrinks; one
       that exits with EX_CONFIG (78) is given up, and the pool fails when it has none to go on with. A `trainer`
-      job succeeds when all its instances exit with 0 and fails with the first that exits otherwise; one that a signal
-      ends is started again, a few times in a row at most.
+      job succeeds when all its instances exit with 0 and fails with the first that ends otherwise.
+    - `elastic`: its instances are agents of trainers that go on without one of them, so one that a signal ends is
+      started again, a few times in a row or in an hour at most.
     - `bounds`: between which numbers `instances` may be changed while it runs.
     - `env`: plain environment variables. Secrets go to `Backend.submit` beside the spec and are never kept.
     - `grace_s`: seconds between SIGTERM and SIGKILL when an instance has to go.
@@ -226,6 +233,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     bounds: Bounds
     instances: int
+    elastic: bool = False
     env: dict[str, str] = {}
     cwd: str = ""
     grace_s: float = 10.0

@@ -34,6 +34,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the backend knows of a job or pool.
 
+    - `elastic`: whether its instances are agents of elastic trainers; see `JobSpec`.
     - `token`: who may kill it; see `Backend.delete`.
     - `wanted`: the number of instances asked for; `instances` are those that exist, by index.
     - `reason`: why it failed, or why an instance of a running pool does not come up, for people; empty otherwise.
@@ -49,6 +50,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     wanted: int
     instances: tuple[InstanceStatus, ...] = ()
     created_at: float
+    elastic: bool = False
     reason: str = ""
     last_lines: tuple[str, ...] = ()
     result: dict[str, Any] | None = None

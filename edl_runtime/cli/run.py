@@ -82,6 +82,7 @@ def run(
     spec = JobSpec(
         name=name or _name_of(command),
         kind="trainer",
+        elastic=True,
         command=(
             "python",
             "-m",

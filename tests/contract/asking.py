@@ -47,6 +47,7 @@ def job(
     name: str = "job",
     kind: JobKind = "pool",
     instances: int = 1,
+    elastic: bool = False,
     env: Mapping[str, str] | None = None,
     grace_s: float = 5.0,
 ) -> JobSpec:
@@ -57,6 +58,7 @@ def job(
         command=("python", "-c", code),
         bounds=Bounds(1, 4),
         instances=instances,
+        elastic=elastic,
         env=dict(env or {}),
         grace_s=grace_s,
     )

@@ -43,7 +43,17 @@ time.sleep(600)
     assert [instance.exit_code for instance in stopped.instances] == [-signal.SIGTERM, 1]
 
 
-async def test_a_trainer_that_is_killed_is_started_again(backend: Backend) -> None:
+async def test_a_trainer_that_is_killed_fails_its_job(backend: Backend) -> None:
+    """It would begin anew from nothing; whoever started the job may try again, a few times."""
+    code = "import os; print('reading'); os.kill(os.getpid(), 9)"
+    submitted = await backend.submit(job(code, kind="trainer"), token="mine", secrets={})
+    status = await ended(backend)
+    assert (status.phase, status.reason) == ("failed", "instance 0 was killed by SIGKILL")
+    assert (status.last_lines, status.instances[0].restarts) == (("reading",), 0)
+    assert not submitted.elastic
+
+
+async def test_an_elastic_trainer_that_is_killed_is_started_again(backend: Backend) -> None:
     """A signal, as of the out-of-memory killer or of a node that goes, is nothing that the script has decided."""
     code = """
 import os, pathlib
@@ -51,17 +61,19 @@ if os.environ["EDL_INSTANCE"] == "1" and not pathlib.Path("was-here").exists():
     pathlib.Path("was-here").touch()
     os.kill(os.getpid(), 9)
 """
-    await backend.submit(job(code, kind="trainer", instances=2), token="mine", secrets={})
+    submitted = await backend.submit(job(code, kind="trainer", elastic=True, instances=2), token="mine", secrets={})
     status = await ended(backend)
     assert (status.phase, status.reason) == ("succeeded", "")
+    assert submitted.elastic
+    assert status.elastic
     assert [(instance.restarts, instance.exit_code) for instance in status.instances] == [(0, 0), (1, 0)]
 
 
 @pytest.mark.slow
-async def test_a_trainer_that_is_killed_again_and_again_fails_its_job(backend: Backend) -> None:
+async def test_an_elastic_trainer_that_is_killed_again_and_again_fails_its_job(backend: Backend) -> None:
     """After five short lives in a row the signal is named as the cause, whatever other instances do."""
     code = "import os, time; time.sleep(600 * int(os.environ['EDL_INSTANCE'])); os.kill(os.getpid(), 9)"
-    await backend.submit(job(code, kind="trainer", instances=2), token="mine", secrets={})
+    await backend.submit(job(code, kind="trainer", elastic=True, instances=2), token="mine", secrets={})
     status = await ended(backend)
     said = "instance 0 ended 5 times in a row within 10 s of its start, the last time it was killed by SIGKILL"
     assert (status.phase, status.reason) == ("failed", said)

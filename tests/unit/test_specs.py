@@ -9,7 +9,16 @@ import msgspec
 import pytest
 
 from edl_runtime.errors import SpecError
-from edl_runtime.specs import NAME_LIMIT, SECRET_VARIABLES, Bounds, JobSpec, TeacherSpec, TrainerSpec, check_name
+from edl_runtime.specs import (
+    NAME_LIMIT,
+    SECRET_VARIABLES,
+    Bounds,
+    Checkpoint,
+    JobSpec,
+    TeacherSpec,
+    TrainerSpec,
+    check_name,
+)
 
 SECRET = "redis://:open-sesame@127.0.0.1/0"
 
@@ -122,6 +131,20 @@ def test_secrets_have_no_place_in_a_spec(make: Any, name: str) -> None:
     with pytest.raises(SpecError, match=name) as caught:
         make(env={name: SECRET})
     assert "sesame" not in f"{caught.value} {caught.value!r}"
+
+
+@pytest.mark.parametrize("url", ["ftp://me:open-sesame@host/job", "simplecache::sftp://:open-sesame@host:22/job"])
+def test_a_password_has_no_place_in_a_url_of_checkpoints(url: str) -> None:
+    """It stands in logs, events and results. The error says where it belongs, and does not show it."""
+    with pytest.raises(SpecError, match=r"checkpoint\.url: .*\*\*\*@host.* without a password") as caught:
+        Checkpoint(url=url)
+    assert "sesame" not in f"{caught.value} {caught.value!r}"
+
+
+@pytest.mark.parametrize("url", ["/a:b@c/d", "sftp://me@host/job", "abfs://runs@account.dfs.net/a:b", "s3://b/a:b@c"])
+def test_other_urls_of_checkpoints_are_taken_as_they_are(url: str) -> None:
+    """A name before the host is no secret, and a path may have any letter."""
+    assert Checkpoint(url=url).url == url
 
 
 @pytest.mark.parametrize("make", [student, job])

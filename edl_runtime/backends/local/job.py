@@ -153,11 +153,12 @@ class Job:
                 settling.cancel()
             if slot.leave.is_set():
                 return
-            if self._spec.kind == "trainer" and exit_code >= 0:  # a signal is nothing that the program decided
+            decided = exit_code >= 0  # a signal is nothing that the program decides
+            if self._spec.kind == "trainer" and (decided or not self._spec.elastic):
                 if exit_code:
                     self._end("failed", self._instances.trouble(slot.status.index, ending(exit_code)))
                 return
-            delay_s = self._judge(slot, exit_code, time.monotonic() - started)
+            delay_s = self._judge(slot, exit_code, started, time.monotonic())
             if delay_s is None:
                 return
             with suppress(TimeoutError):
@@ -165,13 +166,17 @@ class Job:
                 return
             slot.update(phase="running", started_at=time.time(), exit_code=None, restarts=slot.status.restarts + 1)
 
-    def _judge(self, slot: Slot, exit_code: int, lived_s: float) -> float | None:
+    def _judge(self, slot: Slot, exit_code: int, started: float, now: float) -> float | None:
         """Return how long to wait before the instance is started again, None if it is not."""
-        most = self._restarts.most_short_lives
-        others = self._spec.kind == "pool" and any(
-            other.promising(most) for other in self._slots.values() if other is not slot
+        most, is_pool = self._restarts.most_short_lives, self._spec.kind == "pool"
+        decision = after_end(
+            self._restarts,
+            exit_code,
+            now - started,
+            slot.short_lives,
+            others=is_pool and any(other.promising(most) for other in self._slots.values() if other is not slot),
+            within_an_hour=0 if is_pool else slot.count_end(now),
         )
-        decision = after_end(self._restarts, exit_code, lived_s, slot.short_lives, others=others)
         slot.trouble = self._instances.trouble(slot.status.index, decision.reason) if decision.reason else None
         match decision:
             case GiveUp():

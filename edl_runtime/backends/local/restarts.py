@@ -10,17 +10,21 @@ from edl_runtime.errors import EX_CONFIG
 
 
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient a job is with an instance that keeps ending: a pool whatever ended it, a trainer after signals.
+    """How patient a job is with an instance that keeps ending: a pool in any way, elastic trainers by signals.
 
     It waits `first_delay_s` before it starts the instance again, twice as long each further time, at most
     `longest_delay_s`. Who lived `healthy_after_s` starts with a clean record. After `most_short_lives` in a row that
     were shorter, whatever their exit status, the job fails, unless it is a pool with another instance to go on with.
+
+    A trainer that has ended more than `most_an_hour` times within an hour fails its job however long it lived: it ends
+    before it has written a checkpoint, every 300 s by default, and would begin anew for ever.
     """
 
     first_delay_s: float = 0.2
     longest_delay_s: float = 5.0
     healthy_after_s: float = 10.0
     most_short_lives: int = 5
+    most_an_hour: int = 10
 
 
 class Again(msgspec.Struct, frozen=True):
@@ -44,14 +48,17 @@ class Fail(msgspec.Struct, frozen=True):
 
 
 def after_end(
-    policy: RestartPolicy, exit_code: int, lived_s: float, short_lives: int, *, others: bool
+    policy: RestartPolicy, exit_code: int, lived_s: float, short_lives: int, *, others: bool, within_an_hour: int = 0
 ) -> Again | GiveUp | Fail:
     """Decide on an instance that ended after `lived_s`, with `short_lives` in a row before this one.
 
-    `others`: whether it is a pool with another instance that runs or has not had too many short lives yet.
+    - `others`: whether it is a pool with another instance that runs or has not had too many short lives yet.
+    - `within_an_hour`: how often it has ended by now, if it is a trainer; 0 for a pool's.
     """
     if exit_code == EX_CONFIG:
         return GiveUp(f"{ending(exit_code)}, which says that it can never work as configured")
+    if within_an_hour > policy.most_an_hour:
+        return Fail(f"ended {within_an_hour} times within an hour, the last time it {ending(exit_code)}")
     if lived_s >= policy.healthy_after_s:
         return Again(policy.first_delay_s, 0)
     short_lives += 1

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 
 import msgspec
 
 from edl_runtime.backends.base import InstanceStatus
+
+_HOUR_S = 3600.0
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -29,9 +32,17 @@ class Slot:
         self.short_lives = 0
         self.trouble: Trouble | None = None
         self.status = InstanceStatus(index=index, phase="running", started_at=time.time())
+        self._ended_at: deque[float] = deque()
 
     def update(self, **changes: object) -> None:
         self.status = msgspec.structs.replace(self.status, **changes)
+
+    def count_end(self, now: float) -> int:
+        """Note that its instance has ended, and return how often that was so within the last hour of a clock."""
+        self._ended_at.append(now)
+        while self._ended_at[0] <= now - _HOUR_S:
+            self._ended_at.popleft()
+        return len(self._ended_at)
 
     def promising(self, most_short_lives: int) -> bool:
         """Whether a pool can go on with this one: it runs, or has not had too many short lives yet."""

@@ -94,6 +94,7 @@ def _first_status(start: Start) -> JobStatus:
         token=start.token,
         digest=start.spec.digest,
         wanted=start.spec.instances,
+        elastic=start.spec.elastic,
         created_at=time.time(),
     )
 

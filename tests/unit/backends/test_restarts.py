@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edl_runtime.backends.local.restarts import Again, Fail, GiveUp, RestartPolicy, after_end, ending
+from edl_runtime.backends.local.slots import Slot
 from edl_runtime.errors import EX_CONFIG
 
 POLICY = RestartPolicy()
@@ -48,6 +49,20 @@ def test_what_can_never_work_is_not_tried_again() -> None:
     """Exit status 78 is the instance's last, however long it lived and whoever else there is."""
     assert isinstance(after_end(POLICY, EX_CONFIG, 100.0, 0, others=False), GiveUp)
     assert isinstance(after_end(POLICY, EX_CONFIG, 100.0, 0, others=True), GiveUp)
+
+
+def test_a_trainer_that_ends_too_often_is_given_up_however_long_it_lives() -> None:
+    """It never comes as far as to its first checkpoint; a pool's instance owes nobody progress."""
+    assert after_end(POLICY, -9, 100.0, 0, others=False, within_an_hour=10) == Again(0.2, 0)
+    assert after_end(POLICY, -9, 100.0, 0, others=False, within_an_hour=11) == Fail(
+        "ended 11 times within an hour, the last time it was killed by SIGKILL"
+    )
+
+
+def test_ends_of_more_than_an_hour_ago_do_not_count() -> None:
+    """A training of weeks may meet many."""
+    slot = Slot(0)
+    assert [slot.count_end(now) for now in (0.0, 1800.0, 3599.0, 3600.0, 7199.0)] == [1, 2, 3, 3, 2]
 
 
 @pytest.mark.parametrize(
