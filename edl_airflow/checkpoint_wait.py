@@ -96,7 +96,8 @@ class CheckpointWait(Wait[CheckpointView], frozen=True, kw_only=True, tag="check
         except RegistryUnavailableError as error:
             return CheckpointView(job=job, last_id=self.last_id, trouble=str(error), at=at)
         last_id = landed[-1][0] if landed else self.last_id
-        return CheckpointView(job=job, landed=tuple(checkpoint for _, checkpoint in landed), last_id=last_id, at=at)
+        found = tuple(checkpoint for _, checkpoint in landed if checkpoint)
+        return CheckpointView(job=job, landed=found, last_id=last_id, at=at)
 
     def found(self, view: CheckpointView) -> Outcome | None:
         fitting = [checkpoint for checkpoint in view.landed if self._fits(checkpoint, view.at)]

@@ -51,8 +51,8 @@ class Site(Protocol):
         """Return what the job's agents have agreed on, None if there are none."""
         ...
 
-    async def checkpoint(self, stream: str) -> LandedCheckpoint | None:
-        """Return the last checkpoint that has landed in the stream."""
+    async def checkpoint(self, stream: str, job: str, since: float) -> LandedCheckpoint | None:
+        """Return the last checkpoint of the job that has landed in the stream and was not complete before `since`."""
         ...
 
     async def generations(self, job: str) -> int:
@@ -98,7 +98,7 @@ async def conduct(work: Work, site: Site, say: Say) -> Outcome:
     Rides out a Redis that is away: the training goes on, and the backend tells when it ends. Raises BackendError.
     """
     async with Teller(work, site, say) as teller:
-        started = asked = False
+        started = told = False
         while True:
             view = await _look(work, site, started=started)
             started = view.started
@@ -111,8 +111,9 @@ async def conduct(work: Work, site: Site, say: Say) -> Outcome:
                 say(f"Started {work.name!r}")
                 started = True
                 continue
-            if decision == "end_trainer" and not asked:
-                asked = await _ask_to_end(work, site, say)
+            if decision == "end_trainer" and await _ask_to_end(work, site) and not told:
+                say(f"The time to train is over: {work.name!r} was asked to end with a checkpoint")
+                told = True
             await teller.tell(view)
             await asyncio.sleep(LOOK_EVERY_S)
 
@@ -166,25 +167,24 @@ async def _look(work: Work, site: Site, *, started: bool) -> View:
         return View(pool=pool, teachers=None)
 
 
-async def _ask_to_end(work: Work, site: Site, say: Say) -> bool:
+async def _ask_to_end(work: Work, site: Site) -> bool:
+    """Ask at each look: it may be heard by instances that are dead, and those that take their place know nothing."""
     try:
-        asked = await site.ask_to_end(work.name, "its time to train is over")
+        return await site.ask_to_end(work.name, "its time to train is over")
     except RegistryUnavailableError:
         return False
-    if asked:
-        say(f"The time to train is over: {work.name!r} was asked to end with a checkpoint")
-    return asked
 
 
 async def _ended(work: Work, outcome: Outcome, view: View, site: Site) -> Outcome:
     """Add what Redis knows of how far the training came, if it answers."""
+    since = view.trainer.created_at if view.trainer else work.began_at
     try:
         return msgspec.structs.replace(
             outcome,
             progress=await latest(view.trainer, site) if view.trainer else None,
             training=await site.training(work.name) if view.trainer else None,
             generations=await site.generations(work.name) if view.trainer else 0,
-            landed=await site.checkpoint(work.stream) if work.stream else None,
+            landed=await site.checkpoint(work.stream, work.name, since) if work.stream else None,
         )
     except RegistryUnavailableError:
         return outcome

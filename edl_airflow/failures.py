@@ -100,11 +100,12 @@ def failure_of(outcome: Outcome, waits_s: float) -> BaseException | None:
         case "failed":
             failed = JobFailedError(outcome.name, outcome.reason, outcome.last_lines)
             error = UsersMistakeError(str(failed)) if outcome.permanent else failed
-        case "stopped":
-            if not outcome.landed or outcome.landed["job"] != outcome.name:
-                error = JobFailedError(outcome.name, f"{outcome.reason}, and it has left no checkpoint")
+        case "stopped" if not outcome.landed:
+            error = JobFailedError(outcome.name, f"{outcome.reason}, and it has left no checkpoint")
         case "gone":
             error = GoneError(outcome.name, outcome.reason)
+        case "impossible":
+            error = UsersMistakeError(f"{outcome.name!r}: {outcome.reason}")
         case "no_teacher":
             error = NoTeacherError(outcome.name, waits_s, outcome.reason)
         case "not_yet":

@@ -17,6 +17,11 @@ from edl_runtime.errors import RegistryUnavailableError
 JobPhase = Literal["running", "succeeded"]
 PHASES: tuple[JobPhase, ...] = get_args(JobPhase)
 
+NOT_ELASTIC = (
+    "it is no job of elastic trainers, so nobody can tell how many of its instances train together; "
+    "EdlTrainOperator starts such jobs, and so does EdlDistillOperator with `students`"
+)
+
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """What there is now. `job` is None while the backend knows none, `training` while its agents are not there.
@@ -57,12 +62,15 @@ class JobWait(Wait[JobView], frozen=True, kw_only=True, tag="job"):
         if view.job and view.job.phase == "failed":
             return failure(view.job)
         if _has_succeeded(view):
-            if self.phase == "succeeded":
-                return self.ready(view)
-            return Outcome(ended="gone", name=self.job, reason="it has trained all that it was to train")
+            trained = Outcome(ended="gone", name=self.job, reason="it has trained all that it was to train")
+            return self.ready(view) if self.phase == "succeeded" else trained
         if self.seen and not view.job:
             return Outcome(ended="gone", name=self.job, reason="the job was there, and somebody has stopped it")
-        return self.ready(view) if self.phase == "running" and view.job and self._fits(view.training) else None
+        if self.phase == "succeeded" or not view.job:
+            return None
+        if not view.job.elastic:
+            return Outcome(ended="impossible", name=self.job, reason=NOT_ELASTIC)
+        return self.ready(view) if self._fits(view.training) else None
 
     def ready(self, view: JobView) -> Outcome:
         """Return how the wait ends with the instances that there are."""

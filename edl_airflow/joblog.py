@@ -95,8 +95,8 @@ class JobLog:
                     self._arrived += 1
         except BackendError:  # whoever follows the job meets that himself
             return
-        except OSError as error:
-            self._say(f"The log of {self._job.name!r} can't be read any more: {error}")
+        except Exception as error:  # noqa: BLE001 -- the training goes on, whatever hides what it writes
+            self._say(f"The log of {self._job.name!r} can't be shown any more: {error}")
 
     async def _shown_before(self) -> dict[int, int]:
         try:

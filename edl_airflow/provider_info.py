@@ -71,6 +71,12 @@ def get_provider_info() -> dict[str, Any]:
                         "description": "Where the local backend keeps jobs and logs; ~/.edl when empty.",
                         "schema": {"type": ["string", "null"]},
                     },
+                    "pass_on": {
+                        "label": "Variables to pass on",
+                        "description": "Names of the workers' and triggerers' environment variables that teachers and "
+                        "trainers see too, as in AWS_*; the values are never written down.",
+                        "schema": {"type": ["string", "null"]},
+                    },
                 },
                 "ui-field-behaviour": {
                     "hidden-fields": ["schema", "extra"],

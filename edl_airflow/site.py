@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -60,7 +61,7 @@ class Site:
         from edl_runtime.registry.directory import Directory
 
         self.namespace = surroundings.namespace
-        self.secrets = {"EDL_REDIS_URL": surroundings.redis_url}
+        self.secrets = surroundings.secrets(os.environ)
         self.backend: Backend = backend_at(surroundings.place)
         self._client = connect(surroundings.redis_url)
         self._directory = Directory(self._client, surroundings.namespace)
@@ -82,18 +83,21 @@ class Site:
         """Return the job's last report."""
         return await progress.read(self._client, self.namespace, job)
 
-    async def checkpoint(self, stream: str) -> LandedCheckpoint | None:
-        """Return the last checkpoint that has landed in the stream."""
-        found = await self._landed.newest(self._client, self.namespace, stream)
+    async def checkpoint(self, stream: str, job: str, since: float) -> LandedCheckpoint | None:
+        """Return the last checkpoint of the job that has landed in the stream and was not complete before `since`."""
+        found = await self._landed.newest(self._client, self.namespace, stream, job=job, since=since)
         return as_result(found) if found else None
 
     async def next_checkpoints(
         self, stream: str, last_id: str, *, block_ms: int = 1000
-    ) -> list[tuple[str, LandedCheckpoint]]:
-        """Return what has landed since `last_id` (from the start, if empty), with ids; waits for something to land."""
+    ) -> list[tuple[str, LandedCheckpoint | None]]:
+        """Return what has landed since `last_id` (from the start, if empty), with ids; waits for something to land.
+
+        None stands for what can't be read.
+        """
         last_id = last_id or self._landed.START
         found = await self._landed.after(self._client, self.namespace, stream, last_id, block_ms=block_ms)
-        return [(entry_id, as_result(one)) for entry_id, one in found]
+        return [(entry_id, as_result(one) if one else None) for entry_id, one in found]
 
     async def end_of_checkpoints(self, stream: str) -> str:
         """Return the id after which nothing has landed yet."""
@@ -121,10 +125,12 @@ class Site:
         return await self._membership.request_stop(self._client, self.namespace, job, reason)
 
     async def log_position(self, job: str) -> Position | None:
-        """Return how much of the job's log is in its task's log already."""
+        """Return how much of the job's log is in its task's log already; None, too, for what can't be read."""
         with unavailable_if_lost(self._client):
             kept = await self._client.get(keys.log_position(self.namespace, job))
-        return msgspec.json.decode(kept, type=Position) if kept else None
+        with suppress(msgspec.DecodeError):  # of another version
+            return msgspec.json.decode(kept or "", type=Position)
+        return None
 
     async def keep_log_position(self, job: str, position: Position) -> None:
         """Keep that for whoever goes on."""

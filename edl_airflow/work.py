@@ -46,6 +46,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     - `pool_deadline`: when the wait for teachers is given up; `waits_s` is its length, for messages.
     - `trainer_job`: None when the pool is all there is to do.
     - `stream`: where its checkpoints are told, see `edl_runtime.checkpoint.landed`; empty for nowhere.
+    - `began_at`: when the DAG's run has started: a checkpoint that landed before is an earlier run's.
     - `ends_at`: when the training is asked to end with a checkpoint, None for never; `stop_grace_s` later it is ended.
     - `deadline`: when all of it is given up, None for never.
     - `progress_every_s`: seconds between two lines of progress, or two bunches of the job's own lines, in the task's
@@ -62,6 +63,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     pool_job: JobSpec | None = None
     trainer_job: JobSpec | None = None
     stream: str = ""
+    began_at: float = 0.0
     ends_at: float | None = None
     stop_grace_s: float = 60.0
     deadline: float | None = None
@@ -110,17 +112,27 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     - `ended`: `ready` (what was waited for is there, or a pool, and that was all), `succeeded` or `failed` (a job;
       `name` says which), `stopped` (the time to train was over, and the job did not end by itself), `gone` (what was
-      waited for was there and has ended), `no_teacher` or `not_yet` (the wait limit passed), `timed_out` (the task's
-      time was up) or `taken_over` (by a later try).
+      waited for was there and has ended), `impossible` (what is waited for can't be, as asked), `no_teacher` or
+      `not_yet` (the wait limit passed), `timed_out` (the task's time was up) or `taken_over` (by a later try).
     - `teachers`: addresses of the registered teachers, when a pool is `ready`.
     - `result`: what the training script left.
     - `progress`: the job's last report; `training`: what its agents agreed on last, the `generations`-th time;
-      `landed`: its newest checkpoint, or an earlier job's. None, or 0, if there is none or Redis was away.
+      `landed`: the newest checkpoint that it has left, or that was waited for. None, or 0, if there is none or Redis
+      was away.
     - `permanent`: trying again can't help.
     """
 
     ended: Literal[
-        "ready", "succeeded", "failed", "stopped", "gone", "no_teacher", "not_yet", "timed_out", "taken_over"
+        "ready",
+        "succeeded",
+        "failed",
+        "stopped",
+        "gone",
+        "impossible",
+        "no_teacher",
+        "not_yet",
+        "timed_out",
+        "taken_over",
     ]
     name: str
     teachers: tuple[str, ...] = ()
@@ -159,9 +171,10 @@ class JobResult(TypedDict):
 class TrainResult(TypedDict):
     """What `EdlTrainOperator` returns.
 
-    - `checkpoint`: what the script left with `edl_runtime.result.write_result`, else the newest checkpoint's URL;
-      empty if there is none. `step`, `epoch`: that checkpoint's.
-    - `metrics`: of the newest checkpoint, and what the script left.
+    - `checkpoint`: what the script left with `edl_runtime.result.write_result`, else the URL of the newest checkpoint
+      that this job has written; empty if there is none. `step`, `epoch`: that checkpoint's, or how far the script had
+      come if it has left its own.
+    - `metrics`: of the newest checkpoint that this job has written, and what the script left.
     - `stopped`: whether it was asked to end, as by `ends_by`, before it had trained all there is; `reason`: why.
     - `instances`: how many trained together at last; `generations`: how many memberships there were.
     """

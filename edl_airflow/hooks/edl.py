@@ -6,6 +6,7 @@ import asyncio
 import re
 import tempfile
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
@@ -27,15 +28,21 @@ _DEFAULTS = RuntimeSettings()
 _HOST = re.compile(r"[\w.-]+|[\da-fA-F:.]+(%\w+)?")
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]+")
 _FOLDER = re.compile(r"[/~].*")
+_VARIABLE = r"(?!EDL_)[A-Za-z_]\w*\*?"
+_VARIABLES = re.compile(rf"{_VARIABLE}([\s,]+{_VARIABLE})*", re.ASCII)
 _YES = frozenset({"true", "1", "yes", "on"})
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an `edl` connection says. `redis_url` holds the password: this is never logged, kept or serialised."""
+    """What an `edl` connection says. `redis_url` holds the password: this is never logged, kept or serialised.
+
+    `pass_on`: names of environment variables that instances see too, each with a "*" at its end for all that begin so.
+    """
 
     redis_url: str
     namespace: str
     place: Place
+    pass_on: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Surroundings(namespace={self.namespace!r}, place={self.place!r})"
@@ -60,11 +67,21 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
         work_dir = fields.check(
             "Working folder", "work_dir", _FOLDER, "a path that starts with / or ~", _DEFAULTS.work_dir
         )
+        allowed = "names of variables, as in 'AWS_PROFILE, AWS_ACCESS_*', and none that begins with EDL_"
+        pass_on = fields.check("Variables to pass on", "pass_on", _VARIABLES, allowed, "")
         return cls(
             redis_url=_redis_url(connection, host, port, tls=str(extra.get("tls") or "").lower() in _YES),
             namespace=namespace,
             place=Place(str(Path(work_dir).expanduser())),
+            pass_on=tuple(pass_on.replace(",", " ").split()),
         )
+
+    def secrets(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that instances see and that are never written down: Redis's, and those to pass on."""
+        passed = {
+            name: value for name, value in environ.items() if any(fnmatchcase(name, each) for each in self.pass_on)
+        }
+        return {**passed, "EDL_REDIS_URL": self.redis_url}
 
 
 class _Fields(msgspec.Struct, frozen=True):

@@ -35,7 +35,8 @@ class EdlResizeOperator(TextTemplates):
     Students use new teachers, and trainers take in new ones, without a restart. Returns a `PoolResult` or a
     `RunningJob` when the pool or job has its new size: the teachers are registered, the instances train together. A
     failed or killed task does not take the wish back. Where the pool or job has ended already, or ends meanwhile, the
-    task is skipped; a name that there never was is an error.
+    task is skipped; a name that there never was is an error, and so is to wait for a job that is none of elastic
+    trainers.
 
     :param teacher_pool: the pool's name; or, and exactly one of them, (templated)
     :param job: the name of a job of elastic trainers, as `EdlTrainOperator` was given it (templated)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink, conf
 
@@ -16,15 +16,13 @@ from edl_airflow.links import TrainerLogLink
 from edl_airflow.operators.base import EdlOperator, task_deadline
 from edl_airflow.operators.templates import as_bounds, as_checkpoint, check_seconds, has_template
 from edl_airflow.work import Outcome, TrainResult, Work
-from edl_runtime.elastic.messages import Gear
+from edl_runtime.elastic.messages import GEARS, Gear
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, TrainerSpec, check_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-GEARS: tuple[Gear, ...] = get_args(Gear)
 
 
 class EdlTrainOperator(EdlOperator):
@@ -104,6 +102,8 @@ class EdlTrainOperator(EdlOperator):
     def plan(self, context: Context, surroundings: Surroundings) -> Work:
         ti = context["ti"]
         stream = checkpoint_stream(ti.dag_id, ti.task_id, ti.map_index)
+        run: Any = context.get("dag_run")
+        start = (run.start_date if run else None) or datetime.now(UTC)
         return Work(
             conn_id=self.edl_conn_id,
             place=surroundings.place,
@@ -121,7 +121,8 @@ class EdlTrainOperator(EdlOperator):
                 checkpoint=as_checkpoint(self.checkpoint),
             ),
             stream=stream,
-            ends_at=self._ends_at(context),
+            began_at=start.timestamp(),
+            ends_at=self._ends_at(start),
             stop_grace_s=self.stop_grace_s,
             deadline=task_deadline(self),
             progress_every_s=self.progress_every_s,
@@ -129,14 +130,16 @@ class EdlTrainOperator(EdlOperator):
 
     def result(self, work: Work, outcome: Outcome) -> TrainResult:
         left, landed, training = outcome.result or {}, outcome.landed, outcome.training
-        progress = outcome.progress
+        own, progress = left.get("checkpoint", ""), outcome.progress
+        came = (progress.step, progress.epoch) if progress else (0, 0)
+        step, epoch = (landed["step"], landed["epoch"]) if landed and not own else came
         if outcome.ended == "stopped":
             self.log.warning("%r: %s", work.name, outcome.reason)
         return TrainResult(
             job=work.name,
-            checkpoint=left.get("checkpoint") or (landed["checkpoint"] if landed else ""),
-            step=landed["step"] if landed else progress.step if progress else 0,
-            epoch=landed["epoch"] if landed else progress.epoch if progress else 0,
+            checkpoint=own or (landed["checkpoint"] if landed else ""),
+            step=step,
+            epoch=epoch,
             metrics={**(landed["metrics"] if landed else {}), **left.get("metrics", {})},
             stopped=outcome.ended == "stopped" or bool(training and training.ended == "stopped"),
             reason=outcome.reason or (training.reason if training else ""),
@@ -144,10 +147,8 @@ class EdlTrainOperator(EdlOperator):
             generations=outcome.generations,
         )
 
-    def _ends_at(self, context: Context) -> float | None:
+    def _ends_at(self, start: datetime) -> float | None:
         if self.ends_by is None:
             return None
-        run: Any = context.get("dag_run")
-        start = (run.start_date if run else None) or datetime.now(UTC)
         zone = self.dag.timezone if self.has_dag() else UTC  # type: ignore[no-untyped-call]
         return end_of(self.ends_by, start=start, zone=zone).timestamp()

@@ -21,8 +21,8 @@ class EdlJobSensor(EdlSensor[JobWait]):
     """Succeed when a job of elastic trainers runs with at least so many instances, or when it has succeeded.
 
     Returns a `RunningJob`. An instance counts once it trains together with the others. Fails at once when the job has
-    failed, or was there and has been stopped, or has ended before it ran with so many; see `EdlSensor` for what all
-    sensors share.
+    failed, or was there and has been stopped, or has ended before it ran with so many, or is to be "running" and is
+    none of elastic trainers; see `EdlSensor` for what all sensors share.
 
     :param job: the job's name, as `EdlTrainOperator` was given it; one of each run's own, for what is known of a job
         outlives it by a day (templated)

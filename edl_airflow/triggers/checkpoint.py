@@ -52,7 +52,8 @@ class EdlCheckpointTrigger(BaseEventTrigger):
             last_id = await self._kept() or await self._end(site)
             while True:
                 for last_id, checkpoint in await self._landed(site, last_id):  # noqa: B020 (where the next round starts)
-                    yield TriggerEvent({"stream": self.stream, **checkpoint})  # type: ignore[no-untyped-call]
+                    if checkpoint:
+                        yield TriggerEvent({"stream": self.stream, **checkpoint})  # type: ignore[no-untyped-call]
                     await self._keep(last_id)
 
     async def _kept(self) -> str:
@@ -73,7 +74,7 @@ class EdlCheckpointTrigger(BaseEventTrigger):
                 await self._keep(last_id)
                 return last_id
 
-    async def _landed(self, site: Site, last_id: str) -> list[tuple[str, LandedCheckpoint]]:
+    async def _landed(self, site: Site, last_id: str) -> list[tuple[str, LandedCheckpoint | None]]:
         try:
             return await site.next_checkpoints(self.stream, last_id)
         except RegistryUnavailableError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
@@ -30,6 +31,8 @@ START = "0-0"
 """What every checkpoint of a stream has landed after."""
 
 _FIELD = "landed"
+
+log = structlog.get_logger(__name__)
 
 
 class Landed(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,24 +63,31 @@ async def publish(client: Redis, namespace: str, stream: str, landed: Landed) ->
             await both.execute()
 
 
-async def newest(client: Redis, namespace: str, stream: str) -> Landed | None:
-    """Return the last one to have landed, None if there is none. Raises RegistryUnavailableError."""
-    found = await _last(client, namespace, stream)
-    return found[1] if found else None
+async def newest(client: Redis, namespace: str, stream: str, *, job: str = "", since: float = 0.0) -> Landed | None:
+    """Return the last one to have landed, None if there is none.
+
+    Of `job` alone, if one is named, and not complete before `since` (Unix seconds). Raises RegistryUnavailableError.
+    """
+    with unavailable_if_lost(client):
+        entries: Any = await client.xrevrange(keys.checkpoints(namespace, stream))
+    found = (_read(entry)[1] for entry in entries)
+    return next((one for one in found if one and job in ("", one.job) and one.at >= since), None)
 
 
 async def end(client: Redis, namespace: str, stream: str) -> str:
     """Return the id after which nothing has landed yet; see `after`. Raises RegistryUnavailableError."""
-    found = await _last(client, namespace, stream)
-    return found[0] if found else START
+    with unavailable_if_lost(client):
+        entries: Any = await client.xrevrange(keys.checkpoints(namespace, stream), count=1)
+    return str(entries[0][0]) if entries else START
 
 
 async def after(
     client: Redis, namespace: str, stream: str, last_id: str = START, *, block_ms: int = LONGEST_BLOCK_MS
-) -> list[tuple[str, Landed]]:
+) -> list[tuple[str, Landed | None]]:
     """Return what has landed since `last_id`, oldest first, each with its id: the `last_id` of the next call.
 
-    Waits for something to land, `block_ms` at most; 0 does not wait. Raises RegistryUnavailableError.
+    None stands for what can't be read, as of another version: it is to be passed by. Waits for something to land,
+    `block_ms` at most; 0 does not wait. Raises RegistryUnavailableError.
     """
     key = keys.checkpoints(namespace, stream)
     block = min(block_ms, LONGEST_BLOCK_MS) or None
@@ -86,12 +96,11 @@ async def after(
     return [_read(entry) for _, entries in found for entry in entries]
 
 
-async def _last(client: Redis, namespace: str, stream: str) -> tuple[str, Landed] | None:
-    with unavailable_if_lost(client):
-        entries = await client.xrevrange(keys.checkpoints(namespace, stream), count=1)
-    return _read(entries[0]) if entries else None
-
-
-def _read(entry: Any) -> tuple[str, Landed]:
+def _read(entry: Any) -> tuple[str, Landed | None]:
     entry_id, fields = entry
-    return entry_id, msgspec.json.decode(fields[_FIELD], type=Landed)
+    content = fields.get(_FIELD, "")
+    try:
+        return entry_id, msgspec.json.decode(content, type=Landed)
+    except msgspec.DecodeError as error:
+        log.warning("landed.unreadable", id=entry_id, content=content[:200], cause=str(error))
+        return entry_id, None

@@ -97,7 +97,7 @@ class MadeUpSite:
         self.registered: list[str] = []
         self.reports: dict[str, Progress] = {}
         self.trainings: dict[str, Training] = {}
-        self.landed: list[LandedCheckpoint] = []
+        self.landed: list[LandedCheckpoint | None] = []
         self.asked: list[tuple[str, str]] = []
         self.positions: dict[str, Position] = {}
         self.away = False
@@ -128,9 +128,10 @@ class MadeUpSite:
             self.asked.append((job, reason))
         return job in self.trainings
 
-    async def checkpoint(self, stream: str) -> LandedCheckpoint | None:  # noqa: ARG002
+    async def checkpoint(self, stream: str, job: str, since: float) -> LandedCheckpoint | None:  # noqa: ARG002
         self._fail_if_away()
-        return self.landed[-1] if self.landed else None
+        found = (one for one in reversed(self.landed) if one and one["job"] == job and one["at"] >= since)
+        return next(found, None)
 
     async def end_of_checkpoints(self, stream: str) -> str:  # noqa: ARG002
         self._fail_if_away()
@@ -142,7 +143,7 @@ class MadeUpSite:
         last_id: str,
         *,
         block_ms: int = 1000,
-    ) -> list[tuple[str, LandedCheckpoint]]:
+    ) -> list[tuple[str, LandedCheckpoint | None]]:
         self._fail_if_away()
         if block_ms:
             await asyncio.sleep(0.01)
@@ -163,9 +164,9 @@ class MadeUpSite:
 
 
 def job_status(name: str, token: str = "try-1", **changes: Any) -> JobStatus:
-    """A job that runs, unless changed."""
+    """A job of elastic trainers that runs, unless changed."""
     given: dict[str, Any] = {"kind": "trainer", "phase": "running", "digest": "d", "wanted": 1, "created_at": 100.0}
-    return JobStatus(name=name, token=token, **{**given, **changes})
+    return JobStatus(name=name, token=token, **{**given, "elastic": True, **changes})
 
 
 def failed_status(name: str, exit_code: int, *lines: str, token: str = "try-1") -> JobStatus:

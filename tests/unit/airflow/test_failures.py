@@ -73,6 +73,9 @@ def test_each_outcome_has_its_error() -> None:
     gone = failure_of(Outcome(ended="gone", name="p", reason="it was there"), 5)
     assert isinstance(gone, GoneError)
     assert "'p' has ended: it was there" in str(gone)
+    never = failure_of(Outcome(ended="impossible", name="j", reason="it has no agents"), 5)
+    assert isinstance(never, UsersMistakeError)
+    assert str(never) == "'j': it has no agents"
     late = failure_of(Outcome(ended="not_yet", name="j", reason="it is still running"), 5)
     assert isinstance(late, NotInTimeError)
     assert "5 s for 'j': it is still running" in str(late)
@@ -80,10 +83,9 @@ def test_each_outcome_has_its_error() -> None:
 
 
 def test_a_training_that_was_stopped_has_gone_well_if_it_has_left_something() -> None:
-    """A checkpoint of its own, that is, and not of the night before."""
+    """Else it has failed, and may be tried again."""
     stopped = Outcome(ended="stopped", name="student", reason="it did not end by itself", landed=landed(7))
     assert failure_of(stopped, 5) is None
-    for left in (None, landed(7, job="another")):
-        error = failure_of(msgspec.structs.replace(stopped, landed=left), 5)
-        assert isinstance(error, JobFailedError)
-        assert "left no checkpoint" in str(error)
+    error = failure_of(msgspec.structs.replace(stopped, landed=None), 5)
+    assert isinstance(error, JobFailedError)
+    assert "left no checkpoint" in str(error)

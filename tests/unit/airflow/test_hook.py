@@ -56,12 +56,29 @@ def test_every_field_counts() -> None:
         ({"extra": {"work_dir": "relative/one"}}, "Working folder"),
         ({"extra": {"namespace": "a b}"}}, "Namespace"),
         ({"extra": {"namespace": 7}}, "Namespace"),
+        ({"extra": {"pass_on": "*"}}, "Variables to pass on"),
+        ({"extra": {"pass_on": "AWS_PROFILE; HOME"}}, "Variables to pass on"),
+        ({"extra": {"pass_on": "HOME, EDL_JOB"}}, "Variables to pass on"),
+        ({"extra": {"pass_on": "AWS_SECRET_ACCESS_KEY=x"}}, "Variables to pass on"),
     ],
 )
 def test_a_mistake_names_the_field_to_fill(mistake: dict[str, Any], field: str) -> None:
     """And the connection that has it."""
     with pytest.raises(SpecError, match=f"connection 'c'.*{field}"):
         _surroundings(**mistake)
+
+
+def test_instances_see_the_variables_that_are_to_be_passed_on() -> None:
+    """With the values of wherever the work is done. Where Redis is says the connection and nobody else."""
+    given = _surroundings({"pass_on": "AWS_*, HF_TOKEN\nNOT_SET"})
+    environ = {"AWS_PROFILE": "p", "AWS_SECRET_ACCESS_KEY": "s", "MY_AWS_KEY": "m", "HF_TOKEN": "h", "HF_TOKEN_2": "i"}
+    assert given.secrets({**environ, "EDL_REDIS_URL": "redis://elsewhere"}) == {
+        "AWS_PROFILE": "p",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "HF_TOKEN": "h",
+        "EDL_REDIS_URL": "redis://redis.example:6379/0",
+    }
+    assert _surroundings().secrets(environ) == {"EDL_REDIS_URL": "redis://redis.example:6379/0"}
 
 
 def test_nothing_shows_the_password() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, failed_status, job_status, landed, rendered
 
 from edl_airflow.checkpoint_wait import CheckpointView, CheckpointWait, Threshold
@@ -30,6 +30,7 @@ RUNS = JobWait(conn_id="edl_default", job="student", until=10.0, waits_s=5)
 SUCCEEDS = msgspec.structs.replace(RUNS, phase="succeeded")
 LANDS = CheckpointWait(conn_id="edl_default", stream="nightly/train", until=10.0, waits_s=5)
 JOB, DONE = job_status("student"), job_status("student", phase="succeeded")
+PLAIN = job_status("student", elastic=False)
 TWO = Training(members=(0, 1))
 STOPPED = Training(members=(0,), ended="stopped")
 
@@ -44,6 +45,9 @@ STOPPED = Training(members=(0,), ended="stopped")
         (msgspec.structs.replace(RUNS, at_least=3), JOB, TWO, None),
         (msgspec.structs.replace(RUNS, at_least=1, at_most=1), JOB, TWO, None),
         (RUNS, None, TWO, None),  # of an earlier job of that name
+        (RUNS, PLAIN, None, "impossible"),
+        (SUCCEEDS, PLAIN, None, None),
+        (SUCCEEDS, msgspec.structs.replace(PLAIN, phase="succeeded"), None, "ready"),
         (RUNS, DONE, TWO, "gone"),
         (RUNS, failed_status("student", 1), TWO, "failed"),
         (msgspec.structs.replace(RUNS, seen=True), None, TWO, "gone"),
@@ -149,6 +153,19 @@ def test_a_job_that_has_ended_without_such_a_checkpoint_ends_the_wait() -> None:
     assert failed.ended == "failed"
 
 
+async def test_what_can_not_be_read_of_a_stream_is_passed_by(site: MadeUpSite) -> None:
+    """It is looked at once, and hides nothing."""
+    site.landed = [landed(1), None]
+    view = await LANDS.look(site)  # type: ignore[arg-type]
+    assert (view.landed, view.last_id) == ((landed(1),), "2")
+    events: Any = EdlCheckpointTrigger(stream="nightly/train").run()
+    first = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0.05)
+    site.landed += [None, landed(3)]
+    assert (await first).payload["step"] == 3
+    await events.aclose()
+
+
 async def test_each_look_goes_on_where_the_last_one_was(site: MadeUpSite) -> None:
     """A stream may be long."""
     site.landed = [landed(1), landed(2)]
@@ -194,6 +211,25 @@ def test_a_job_that_has_ended_does_not_run_any_more(
     sensor = EdlJobSensor(task_id="wait", job="student", soft_fail=soft_fail, deferrable=True)
     with pytest.raises(error, match="'student' has ended: it has trained all"):
         sensor.execute(context)
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_job_without_agents_is_not_waited_for(context: Any, site: MadeUpSite, deferrable: bool) -> None:  # noqa: FBT001
+    """A student that is one process will never be seen to train; the error says what would."""
+    site.backend.jobs = {"student": PLAIN}
+    with pytest.raises(AirflowFailException, match=r"'student': it is no job of elastic trainers.*`students`"):
+        EdlJobSensor(task_id="wait", job="student", deferrable=deferrable).execute(context)
+    with pytest.raises(AirflowFailException, match="'student': it is no job of elastic trainers"):
+        _grow(instances=1, deferrable=deferrable).execute(context)
+    assert _grow(instances=1, wait=False).execute(context) == {"job": "student", "instances": 0}
+
+
+async def test_nor_in_the_triggerer(site: MadeUpSite) -> None:
+    """The job may start when the task has deferred already."""
+    trigger = EdlWaitTrigger(msgspec.to_builtins(RUNS))
+    site.backend.jobs = {"student": PLAIN}
+    (event,) = [event async for event in trigger.run()]
+    assert event.payload["ended"] == "impossible"
 
 
 def test_the_sensor_of_a_checkpoint(context: Any, site: MadeUpSite) -> None:

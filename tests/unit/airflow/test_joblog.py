@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
 from unit.airflow.made_up import MadeUpSite, job_status
 
 from edl_airflow.joblog import LONGEST_LINE, MOST_LINES, JobLog
@@ -59,6 +60,17 @@ async def test_without_redis_lines_are_shown_all_the_same(site: MadeUpSite) -> N
     """Only nobody will know which."""
     site.away = True
     assert await _shown(site, _lines(2)) == ["[0] line 0", "[0] line 1"]
+
+
+async def test_a_log_that_can_not_be_shown_is_missed_aloud(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the cause: the training goes on, and nobody must think that it is silent."""
+
+    async def broken(name: str) -> None:
+        raise ValueError(f"the position of {name} is no number")
+
+    monkeypatch.setattr(site, "log_position", broken)
+    said = await _shown(site, _lines(1))
+    assert said == ["The log of 'student' can't be shown any more: the position of student is no number"]
 
 
 async def test_lines_come_in_bunches(site: MadeUpSite) -> None:

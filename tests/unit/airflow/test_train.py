@@ -16,9 +16,10 @@ from unit.airflow.templated import SURROUNDINGS
 
 from edl_airflow import conductor
 from edl_airflow.decisions import View, decide
+from edl_airflow.failures import failure_of
 from edl_airflow.identity import checkpoint_stream, job_name, try_token
 from edl_airflow.operators.train import EdlTrainOperator
-from edl_airflow.work import Outcome, Training, Work
+from edl_airflow.work import LandedCheckpoint, Outcome, Training, Work
 from edl_runtime.errors import JobFailedError, RegistryUnavailableError, SpecError
 from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
@@ -176,6 +177,48 @@ def test_what_it_returns_of_a_script_that_keeps_no_checkpoints(context: Any, sit
     assert (result["checkpoint"], result["step"], result["epoch"], result["stopped"]) == ("/own/model", 43, 4, False)
 
 
+def test_what_it_returns_of_a_script_that_leaves_a_model_of_its_own(context: Any, site: MadeUpSite) -> None:  # noqa: ARG001
+    """Its step is how far the script came, and not that of the last checkpoint before."""
+    deferred = deferred_by(rendered(_train(job="digits"), context), context)
+    left = {"checkpoint": "/own/model", "metrics": {}}
+    progress, before = Progress(step=43, epoch=4, updated_at=1.0), landed(40, job="digits", metrics={"accuracy": 0.9})
+    ended = Outcome(ended="succeeded", name="digits", result=left, progress=progress, landed=before)
+    result = _train(job="digits").execute_complete(context, event_of(deferred, ended))
+    assert (result["checkpoint"], result["step"], result["epoch"]) == ("/own/model", 43, 4)
+    assert result["metrics"] == {"accuracy": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("found", "counts"),
+    [
+        (landed(7, at=1100.0), 7),
+        (landed(7, at=999.0), None),  # last night's, of the same name
+        (landed(7, at=1100.0, job="other"), None),
+    ],
+)
+async def test_only_what_this_run_of_the_job_has_left_counts(
+    site: MadeUpSite, found: LandedCheckpoint, counts: int | None
+) -> None:
+    """One that is ended by force without a checkpoint of its own has failed."""
+    site.landed = [found, landed(8, at=1100.0, job="beside")]
+    site.backend.jobs = {"student": job_status("student", created_at=1000.0)}
+    outcome = await conductor.conduct(msgspec.structs.replace(ALONE, stop_grace_s=0.0), site, lambda _: None)
+    assert outcome.ended == "stopped"
+    assert (outcome.landed["step"] if outcome.landed else None) == counts
+    assert isinstance(failure_of(outcome, 5), JobFailedError) is (counts is None)
+
+
+async def test_a_try_after_its_time_finds_what_the_try_before_has_left(site: MadeUpSite) -> None:
+    """Since the run has started."""
+    site.landed = [landed(7, at=500.0)]
+    outcome = await conductor.begin(msgspec.structs.replace(ALONE, began_at=400.0), site)
+    assert outcome
+    assert (outcome.ended, outcome.landed) == ("stopped", landed(7, at=500.0))
+    outcome = await conductor.begin(msgspec.structs.replace(ALONE, began_at=600.0), site)
+    assert outcome
+    assert outcome.landed is None
+
+
 def test_a_training_without_a_pool_starts_at_once() -> None:
     """And is followed to its end."""
     assert decide(ALONE, View(), 0) == "start_trainer"
@@ -239,6 +282,24 @@ async def test_it_is_asked_once_as_soon_as_somebody_hears(site: MadeUpSite, monk
     assert (outcome.ended, outcome.landed) == ("succeeded", landed(7))
     assert outcome.training
     assert outcome.training.ended == "stopped"
+    assert len([line for line in said if "asked to end" in line]) == 1
+
+
+async def test_it_is_asked_until_it_ends(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first time may be heard by instances that are dead, and forgotten by those that take their place."""
+    monkeypatch.setattr(conductor, "clock", lambda: 1000.0)
+    site.backend.jobs, site.trainings = {"student": job_status("student")}, {"student": Training()}
+    said: list[str] = []
+
+    async def ask(job: str, reason: str) -> bool:
+        site.asked.append((job, reason))
+        if len(site.asked) == 3:
+            site.backend.jobs = {"student": job_status("student", phase="succeeded")}
+        return True
+
+    monkeypatch.setattr(site, "ask_to_end", ask)
+    outcome = await conductor.conduct(ALONE, site, said.append)
+    assert (outcome.ended, len(site.asked)) == ("succeeded", 3)
     assert len([line for line in said if "asked to end" in line]) == 1
 
 
