@@ -24,12 +24,17 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- names only
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as other:
+        return other.connect_ex(("127.0.0.1", port)) == 0
+
+
 def main(rank: int, size: int, port: int) -> dict[str, Any]:
-    """Sum, broadcast and be let go of in each group; count what is left of them."""
+    """Sum, broadcast and be let go of in each group; see what is left of them."""
     mine, other = socket.socketpair()
     elsewhere = socket.create_server(("127.0.0.1", 0))
     client = socket.create_connection(elsewhere.getsockname())
-    seen: dict[str, Any] = {"made_s": [], "descriptors": [], "raised_s": []}
+    seen: dict[str, Any] = {"made_s": [], "descriptors": [], "raised_s": [], "listens": False}
     for generation in range(1, GENERATIONS + 1):
         join = Join(generation=generation, rank=rank, world_size=size, store=f"127.0.0.1:{port}", instances=size)
         group = PaddleGroup(join, "gloo")
@@ -47,9 +52,13 @@ def main(rank: int, size: int, port: int) -> dict[str, Any]:
         if rank == 0:  # nobody comes to this one
             aborter = threading.Timer(0.2, group.abort)
             aborter.start()
+            seen["listens"] |= listens(group._store_port)
             began = time.monotonic()
             try:
-                group.count(np.zeros(1, np.int64))
+                if generation % 2:
+                    group.count(np.zeros(1, np.int64))
+                else:
+                    group.sum(paddle.zeros([1]))
             except GroupLostError:
                 seen["raised_s"].append(time.monotonic() - began)
             aborter.join()
@@ -61,6 +70,9 @@ def main(rank: int, size: int, port: int) -> dict[str, Any]:
         client.sendall(b"b")  # it was open before, and nobody shut it
         time.sleep(0.1)  # until gloo has closed what was shut
         seen["descriptors"].append(descriptors())
+    used = time.process_time()
+    time.sleep(0.5)
+    seen["idle_share"] = (time.process_time() - used) / 0.5
     return seen
 
 

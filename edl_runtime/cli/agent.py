@@ -13,15 +13,13 @@ import click
 import msgspec
 import structlog
 
+from edl_runtime.elastic.messages import GEARS, Gear
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, check_name
 
 if TYPE_CHECKING:
     from edl_runtime.elastic.agent import Ending
-    from edl_runtime.elastic.messages import Gear
-
-GEARS = ("live", "warm", "cold")
 
 
 @click.command

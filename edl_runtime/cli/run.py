@@ -18,9 +18,9 @@ import msgspec
 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
-from edl_runtime.cli.agent import GEARS
 from edl_runtime.elastic import events
 from edl_runtime.elastic.membership import request_stop
+from edl_runtime.elastic.messages import GEARS
 from edl_runtime.elastic.script import read_script
 from edl_runtime.errors import EX_CONFIG, RegistryUnavailableError, SpecError, UnknownJobError
 from edl_runtime.settings import RuntimeSettings

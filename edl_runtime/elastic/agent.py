@@ -25,7 +25,7 @@ from edl_runtime.elastic.generation import GroupView, Outcome, TrainerMember
 from edl_runtime.elastic.leading import lead
 from edl_runtime.elastic.membership import BEAT_EVERY_S, RETRY_EVERY_S, Membership
 from edl_runtime.elastic.messages import Beat, Gear, Lost, Stepped, Up
-from edl_runtime.elastic.ports import Ports
+from edl_runtime.elastic.ports import Ports, check_host
 from edl_runtime.elastic.record import record_of
 from edl_runtime.elastic.reports import Reports
 from edl_runtime.elastic.script import Script
@@ -104,8 +104,11 @@ class Agent:
     async def run(self, environ: Mapping[str, str]) -> Ending:
         """Train until the job has ended or this instance has left; no process is left then. `environ`: of trainers.
 
-        Raises InstanceSupersededError, JobTakenError; SpecError when EDL_HOST is no address of this machine.
+        Raises InstanceSupersededError, JobTakenError; SpecError when EDL_HOST is no address of this machine, or none
+        at which the others reach what its trainer talks by.
         """
+        if self._script.elastic and self._communication == "gloo" and self._bounds.max > 1:
+            check_host(self._settings.host)
         failure: EdlError | None = None
         with self._ports:
             async with asyncio.TaskGroup() as tasks:
@@ -178,7 +181,6 @@ class Agent:
             match said:
                 case Up():
                     self._change(failures=0, step=said.step)
-                    log.info("trainer.up", generation=said.generation, step=said.step, source=said.source)
                 case Stepped():
                     self._steps.add(said)
                     steps = self._steps
@@ -218,6 +220,7 @@ class Agent:
             self._view,
             spoke=crew.take_spoke(),
             stopped=crew.stopped,
+            cpu_s=crew.cpu_s,
             waits_for=crew.waits_for,
             median_s=self._steps.median_s,
             now=now,

@@ -110,6 +110,19 @@ class Crew:
         killed = self._killed is not None and not self._killed.planned
         return self.mine.phase == "member" and (killed or (self.elastic and self._state() in ("zombie", "gone")))
 
+    @property
+    def cpu_s(self) -> float:
+        """How much processor time the trainer's process has used, 0 without one."""
+        import psutil
+
+        if self._trainer is None:
+            return 0.0
+        try:
+            used = psutil.Process(self._trainer.pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(used.user + used.system)
+
     def _state(self) -> str:
         import psutil
 
@@ -199,11 +212,9 @@ class Crew:
             case message:
                 self._change(aborted=getattr(message, "generation", 0))
         self._trainer.say(order.message)
-        log.info("trainer.told", message=type(order.message).__name__.lower(), **msgspec.structs.asdict(order.message))
 
     def _kill(self, order: Kill) -> None:
         if self._trainer and self._killed is None:
-            log.info("trainer.killed", pid=self._trainer.pid, why=order.why)
             self._killed = order
             self._trainer.kill()
 
@@ -257,13 +268,15 @@ class Crew:
     def _end(self, exit_code: int) -> None:
         mine, self._trainer = self.mine, None
         self.waits_for = 0
-        log.info("trainer.ended", exit_code=exit_code, phase=mine.phase, generation=mine.told)
         all_trained = mine.phase == "done" or (mine.phase == "member" and not self.elastic)
         planned = mine.phase == "leaving" or (self._killed is not None and self._killed.planned)
         if exit_code == 0 and all_trained:
             self.finished = True
         elif not planned:
-            self._falls.append(self._fall(exit_code))
+            self._falls.append(self._fall(exit_code))  # whoever judges it says so
+        if planned or self.finished:
+            killed = {"killed": self._killed.why} if self._killed else {}
+            log.info("trainer.ended", exit_code=exit_code, generation=mine.told, **killed)
         self._phase("absent")
 
     def _fall(self, exit_code: int) -> Fall:

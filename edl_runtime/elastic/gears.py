@@ -13,6 +13,7 @@ import msgspec
 
 from edl_runtime.elastic.generation import Generation, GroupView
 from edl_runtime.elastic.messages import Abort, Gear, Join, Leave, ToTrainer
+from edl_runtime.elastic.roll import TIMES
 
 LET_GO_S = 2.0
 """How long a trainer may take to leave when nobody trains with it any more."""
@@ -269,4 +270,6 @@ def _join(generation: Generation, post: Post) -> Join:
         world_size=len(generation.members),
         store=generation.store,
         instances=post.instances,
+        word=generation.word,
+        limit_s=TIMES.limit_s(generation),
     )

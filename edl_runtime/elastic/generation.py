@@ -75,7 +75,7 @@ Standing = Literal["loading", "ready", "leaving", "finished"]
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """One membership of a trainer group. A member's rank is its place in `members` (ids).
 
-    - `store`: "host:port" where rank 0 listens.
+    - `store`: "host:port" where rank 0 listens. `word`: by which its trainers know each other there; a secret.
     - `endpoints`: those of all ranks, for scripts of `paddle.distributed`.
     - `writer`: id of the member whose trainer writes a checkpoint before it makes room for its next one, "" if none.
     - `reason`: why there is a new one, in words.
@@ -96,6 +96,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     after: int = 0
     attempt: int = 0
     barred: tuple[str, ...] = ()
+    word: str = ""
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,32 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
-import time
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import structlog
+import numpy as np
 
 from edl_runtime.elastic.meeting import Meeting, Met
+from edl_runtime.elastic.star import Star
 from edl_runtime.errors import GroupLostError
 from edl_runtime.protocol.address import endpoint_of
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from edl_runtime.elastic.messages import Join
 
-MEET_LIMIT_S = 20.0
-"""How long a generation may take until all of its ranks are there."""
+STORE_LIMIT_S = 10
+"""How long a store that has been told of may take to answer."""
 
-STORE_LIMIT_S = 30
+NCCL_LIMIT_S = 30
 PORT_TRIES = 3
 
 Backend = Literal["gloo", "nccl"]
-
-log = structlog.get_logger(__name__)
 
 
 def choose_backend(gpus: int) -> Backend:
@@ -51,15 +52,18 @@ class Group(Protocol):
     def world_size(self) -> int: ...
 
     def sum(self, values: Any) -> None:
-        """Replace the tensor's values by their sums over all ranks: the same bits everywhere."""
+        """Replace the tensor's values by their sums over all ranks: the same bits everywhere.
+
+        All ranks have to come to it within seconds, as after a `count`.
+        """
         ...
 
     def count(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sums over all ranks."""
+        """Return the sums over all ranks. Waits for as long as any of them takes to come to it."""
         ...
 
     def broadcast(self, values: NDArray[np.uint8], source: int) -> None:
-        """Replace the bytes by those of the source."""
+        """Replace the bytes by those of the source. Waits as `count` does."""
         ...
 
     def abort(self) -> None:
@@ -107,67 +111,75 @@ class PaddleGroup:
         self._join = join
         self._backend = backend
         self._meeting = Meeting(join)
+        self._star = Star({})
         self._store: Any = None
         self._store_port = 0
         self._talk: Any = None
-        self._older = _epolls()
+        self._older: set[int] | None = None  # epolls, before its own come
         self._own: set[int] | None = None  # epolls, once all are there
         self._aborted = False
+        self._closed = False
+        self._closing = threading.Lock()
 
     def meet(self, name: str, step: int | None) -> Met:
         """Return what all ranks have come with, when all can talk. Raises GroupLostError."""
-        since = time.monotonic()
-        met = self._meeting.hold(name, step, self._open_store, MEET_LIMIT_S)
-        seen = time.monotonic()
-        try:
+        met, self._star = self._meeting.hold(name, step, self._open_store, self._join.limit_s)
+        with self._lost_if_failing():
             self._connect(met)
-        except (RuntimeError, ValueError, OSError) as error:
-            raise GroupLostError(self._join.generation, _first_line(error)) from error
-        log.debug("group.made", met_s=round(seen - since, 3), made_s=round(time.monotonic() - seen, 3))
         return met
 
     def sum(self, values: Any) -> None:
-        self._wait(lambda: self._talk.allreduce(values))
+        with self._lost_if_failing():
+            self._talk.allreduce(values).wait()
 
     def count(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        import paddle
-
-        values = paddle.to_tensor(counts)
-        self.sum(values)
-        summed: NDArray[np.int64] = values.numpy()
-        return summed
+        with self._lost_if_failing():
+            return self._star.sum(counts)
 
     def broadcast(self, values: NDArray[np.uint8], source: int) -> None:
         import paddle
         from paddle.utils import dlpack
 
-        if self._backend == "gloo":
-            self._wait(lambda: self._talk.broadcast(dlpack.from_dlpack(values), source))
-            return
-        on_gpu = paddle.to_tensor(values)
-        self._wait(lambda: self._talk.broadcast(on_gpu, source))
-        values[:] = on_gpu.numpy()
+        self.count(np.zeros(1, np.int64))
+        with self._lost_if_failing():
+            if self._backend == "gloo":
+                self._talk.broadcast(dlpack.from_dlpack(values), source).wait()
+                return
+            on_gpu = paddle.to_tensor(values)
+            self._talk.broadcast(on_gpu, source).wait()
+            values[:] = on_gpu.numpy()
 
     def abort(self) -> None:
+        with self._closing:
+            if not self._closed:  # else its descriptors may be those of the next group
+                self._let_go()
+
+    def close(self) -> None:
+        with self._closing:
+            if not self._closed:
+                self._let_go()
+            self._closed = True
+        self._meeting.close()
+        self._talk = None
+
+    def _let_go(self) -> None:
         self._aborted = True
         self._meeting.abort()
         for fd in self._sockets():
             _shut(fd)
 
-    def close(self) -> None:
-        self.abort()
-        self._talk = None
-
-    def _wait(self, start: Any) -> None:
+    @contextlib.contextmanager
+    def _lost_if_failing(self) -> Iterator[None]:
         try:
-            start().wait()
-        except (RuntimeError, ValueError, OSError) as error:
-            raise GroupLostError(self._join.generation, _first_line(error)) from error
+            yield
+        except (RuntimeError, ValueError, OSError, EOFError) as error:
+            raise GroupLostError(self._join.generation, in_words(error)) from error
 
     def _open_store(self) -> int:
         """Rank 0's: the store's port is new each time, for those of older generations stay open in this process."""
         from paddle.base import core
 
+        self._older = _epolls()
         host, _ = endpoint_of(self._join.store, "store")
         for attempt in range(PORT_TRIES):
             port = _free_port(host)
@@ -187,6 +199,7 @@ class PaddleGroup:
 
         host, _ = endpoint_of(self._join.store, "store")
         if self._store is None:
+            self._older = _epolls()
             self._store_port = met.store_port
             self._store = core.TCPStore(host, met.store_port, False, 0, STORE_LIMIT_S)
         for fd in self._sockets():
@@ -195,10 +208,11 @@ class PaddleGroup:
         number, size = self._join.generation, self.world_size
         if self._backend == "gloo":
             self._talk = core.ProcessGroupGloo.create(self._store, self.rank, size, number)
+            _close_listener(self._store_port)  # all have come, and it would listen to anybody at any address
         else:
             nccl: Any = core  # a build for the CPU has none
-            self._talk = nccl.ProcessGroupNCCL.create(self._store, self.rank, size, number, STORE_LIMIT_S * 1000, 0, 0)
-        self._own = _epolls() - self._older
+            self._talk = nccl.ProcessGroupNCCL.create(self._store, self.rank, size, number, NCCL_LIMIT_S * 1000, 0, 0)
+        self._own = self._new_epolls()
         if self._aborted:  # while the sockets were not there yet
             raise GroupLostError(number, "a rank was lost")
 
@@ -208,9 +222,12 @@ class PaddleGroup:
         They are of no use to Python, and Paddle doesn't tell them. Those of gloo and of the store's server are watched
         by epolls that have come while it was made; the store's client has the store's port at its other end.
         """
-        epolls = _epolls() - self._older if self._own is None else self._own
+        epolls = self._new_epolls() if self._own is None else self._own
         watched = {fd for epoll in epolls for fd in _watched(epoll)}
         return [fd for fd in _descriptors("socket:") if fd in watched or _peer_port(fd) == self._store_port]
+
+    def _new_epolls(self) -> set[int]:
+        return set() if self._older is None else _epolls() - self._older
 
 
 def _descriptors(kind: str) -> list[int]:
@@ -248,6 +265,20 @@ def _peer_port(fd: int) -> int | None:
     return None
 
 
+def _close_listener(port: int) -> None:
+    """Have nobody listen at this port any more, though its descriptor is Paddle's: put one in its place that is silent.
+
+    Shut down, it would be told ready for ever to whoever waits for connections.
+    """
+    for fd in _descriptors("socket:"):
+        with contextlib.suppress(OSError), _borrowed(fd) as end:
+            listens = end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if listens and end.family in {socket.AF_INET, socket.AF_INET6} and end.getsockname()[1] == port:
+                silent = os.eventfd(0)
+                os.dup2(silent, fd, inheritable=False)
+                os.close(silent)
+
+
 def _shut(fd: int) -> None:
     with contextlib.suppress(OSError), _borrowed(fd) as end:
         end.shutdown(socket.SHUT_RDWR)
@@ -266,6 +297,12 @@ def _free_port(host: str) -> int:
         return int(listener.getsockname()[1])
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+def in_words(error: BaseException) -> str:
+    """Return why a group was lost, for people: Paddle's own errors name its files and addresses."""
+    said = str(error)
+    if re.search(r"timed? ?out", said, re.IGNORECASE):
+        return "another rank was waited for in vain"
+    if re.search(r"reset by peer|closed by peer|broken pipe|socket closed|bad file|not connected", said, re.IGNORECASE):
+        return "the connection to another rank has ended"
+    lines = re.sub(r"\[\S*/\S+\.(?:cc|h|cpp):\d+\] ?", "", said).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -6,11 +6,8 @@ import math
 from collections.abc import Sequence
 
 from edl_runtime.elastic.generation import GroupView, Presence, TrainerMember
-from edl_runtime.elastic.messages import Gear
+from edl_runtime.elastic.messages import GEARS, Gear
 from edl_runtime.elastic.roll import Roll, Times
-
-GEARS: tuple[Gear, ...] = ("live", "warm", "cold")
-"""The fastest first."""
 
 
 def gear_of(members: Sequence[TrainerMember], failed: Gear | None) -> Gear:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import secrets
+
+import msgspec
 
 from edl_runtime.elastic.agreement import decide, outcome_of, waits_for
 from edl_runtime.elastic.events import Event
@@ -23,7 +26,7 @@ async def lead(membership: Membership, view: GroupView, bounds: Bounds, me: str,
         await membership.end(outcome)
         return 0.0
     if draft := decide(view, bounds, me):
-        await membership.propose(draft)
+        await membership.propose(msgspec.structs.replace(draft, word=secrets.token_hex(16)))
         return 0.0
     wait = waits_for(view, bounds)
     if wait.why and wait.for_s == math.inf:

@@ -10,13 +10,18 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
+import msgspec
 import structlog
 
 from edl_runtime.elastic.channel import Channel
 from edl_runtime.elastic.messages import Abort, Beat, Failed, FromTrainer, Join, Leave, Ready, Start, ToTrainer
+from edl_runtime.errors import SpecError
 
 AGENT_FD = "EDL_AGENT_FD"
-"""The variable that names the socket to the agent, in a process that an agent has started."""
+"""The variable that names the socket to the agent, in a process that an agent has started.
+
+Empty once that process has taken it: for the programs that this starts, or that take its place.
+"""
 
 BEAT_EVERY_S = 0.5
 
@@ -99,6 +104,7 @@ class AgentLink:
         """Return the link over this open socket, as which `current` knows it from now on."""
         global _current  # noqa: PLW0603 -- a process has one agent, and its standby hands the link to the script
         os.set_inheritable(fd, False)
+        os.environ[AGENT_FD] = ""
         _current = cls(socket.socket(fileno=fd))
         return _current
 
@@ -151,10 +157,14 @@ class AgentLink:
         return self._join if self._join is not None and self._join.generation > generation else None
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError):
-            for message in self._channel.listen():
-                self._note(message)
-        self._lost()
+        try:
+            with contextlib.suppress(OSError):
+                for message in self._channel.listen():
+                    self._note(message)
+        except msgspec.DecodeError as error:
+            log.warning("agent.unintelligible", error=str(error))
+        finally:  # who can't hear its agent any more is not to train on
+            self._lost()
 
     def _note(self, message: ToTrainer) -> None:
         with self._news:
@@ -230,10 +240,16 @@ class NoLink:
 
 
 def connect(environ: Mapping[str, str]) -> Link:
-    """Return the link to this process's agent, that of its standby if it began as one; `NoLink` without an agent."""
+    """Return the link to this process's agent, that of its standby if it began as one; `NoLink` without an agent.
+
+    Raises SpecError in a process that is not the script itself, but was started by it or by another program.
+    """
     if _current is not None:
         return _current
     fd = environ.get(AGENT_FD)
+    if fd == "":
+        given = "a process that another program has started, as a shell script, `python -m` or a helper of the script"
+        raise SpecError("elastic.init", given, "the script that the agent runs itself, as in `edl run train.py`")
     return AgentLink.from_fd(int(fd)) if fd else NoLink()
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import socket
 import time
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from edl_runtime.elastic.channel import Unpacker, pack
+from edl_runtime.elastic.channel import LONGEST, Unpacker, pack
+from edl_runtime.elastic.star import Star
 from edl_runtime.errors import GroupLostError
 from edl_runtime.protocol.address import endpoint_of
 
@@ -24,16 +26,25 @@ LOOK_EVERY_S = 0.005
 GUEST_LIMIT_S = 1.0
 """How long whoever comes may take to say who it is."""
 
+CONNECT_LIMIT_S = 1.0
+"""How long one try to reach rank 0 takes: `abort` is heard between two."""
+
+LONGEST_HERE = 1 << 10
+
 Said = TypeVar("Said", bound=msgspec.Struct)
 
 
 class Here(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank says. `name`: of its process. `step`: of the state that it has, None before it has trained."""
+    """What a rank says. `word`: of its generation, which strangers do not know. `name`: of its process.
+
+    `step`: of the state that it has, None before it has trained.
+    """
 
     generation: int
     rank: int
     name: str
     step: int | None
+    word: str
 
 
 class Met(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +57,10 @@ class Met(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Meeting:
-    """One meeting, of this rank with all others. `abort` may be called by any thread and lets `hold` raise."""
+    """One meeting, of this rank with all others, and what connects them until it is closed.
+
+    `abort` may be called by any thread: whatever waits for others raises.
+    """
 
     def __init__(self, join: Join) -> None:
         self._join = join
@@ -59,37 +73,42 @@ class Meeting:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
-    def hold(self, name: str, step: int | None, open_store: Callable[[], int], timeout_s: float) -> Met:
-        """Return what all ranks have said, when all have. Rank 0 calls `open_store`, which returns the store's port.
+    def close(self) -> None:
+        """Let go of the others. They notice, if they sum still."""
+        ends, self._ends = self._ends, []
+        for end in ends:
+            end.close()
 
-        Raises GroupLostError when not all come within `timeout_s`, or one goes.
+    def hold(self, name: str, step: int | None, open_store: Callable[[], int], timeout_s: float) -> tuple[Met, Star]:
+        """Return what all ranks have said, when all have, and what connects them from then on.
+
+        Rank 0 calls `open_store`, which returns the store's port. Raises GroupLostError when not all come within
+        `timeout_s`, or one goes.
         """
-        here = Here(generation=self._join.generation, rank=self._join.rank, name=name, step=step)
+        join = self._join
+        here = Here(generation=join.generation, rank=join.rank, name=name, step=step, word=join.word)
         until = time.monotonic() + timeout_s
         try:
-            return self._host(here, open_store, until) if self._join.rank == 0 else self._visit(here, until)
+            met, ends = self._host(here, open_store, until) if join.rank == 0 else self._visit(here, until)
         except (OSError, EOFError, msgspec.DecodeError) as error:
-            raise GroupLostError(self._join.generation, f"the ranks could not meet: {error}") from error
-        finally:
-            for end in self._ends:
-                end.close()
+            self.close()
+            raise GroupLostError(join.generation, f"the ranks could not meet: {error}") from error
+        return met, Star(ends)
 
-    def _host(self, here: Here, open_store: Callable[[], int], until: float) -> Met:
+    def _host(self, here: Here, open_store: Callable[[], int], until: float) -> tuple[Met, dict[int, socket.socket]]:
         host, port = endpoint_of(self._join.store, "store")
         there = {0: here}
         guests: dict[int, socket.socket] = {}
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = self._own(socket.create_server((host, port), family=family, backlog=64))
-        while len(there) < self._join.world_size:
-            guest = self._own(self._accept(listener, until))
-            guest.settimeout(min(GUEST_LIMIT_S, _left(until)))
-            with contextlib.suppress(OSError, EOFError, msgspec.DecodeError):  # whoever goes again was no guest
-                said = _hear(guest, Here)
-                if said.generation == here.generation and 0 < said.rank < self._join.world_size:
-                    there[said.rank] = said
-                    guests[said.rank] = guest
+        with self._own(socket.create_server((host, port), family=family, backlog=64)) as listener:
+            while len(there) < self._join.world_size:
+                guest = self._own(self._accept(listener, until))
+                said = self._greet(guest, min(until, time.monotonic() + GUEST_LIMIT_S))
+                if said is None or said.rank in there:  # of two who say the same rank the first counts
+                    guest.close()
                     continue
-            guest.close()
+                there[said.rank] = said
+                guests[said.rank] = guest
         met = Met(
             generation=here.generation,
             names=[there[rank].name for rank in sorted(there)],
@@ -97,26 +116,36 @@ class Meeting:
             store_port=open_store(),
         )
         for guest in guests.values():
+            guest.settimeout(_left(until))
             guest.sendall(pack(met))
-        return met
+        return met, guests
 
     def _accept(self, listener: socket.socket, until: float) -> socket.socket:
         listener.settimeout(_left(until))
         guest, _ = listener.accept()
         return guest
 
-    def _visit(self, here: Here, until: float) -> Met:
+    def _greet(self, guest: socket.socket, until: float) -> Here | None:
+        """Return what a rank of this generation says, None for anybody else."""
+        try:
+            said = _hear(guest, Here, until, LONGEST_HERE)
+        except (OSError, EOFError, msgspec.DecodeError):  # whoever goes again was no guest
+            return None
+        knows = hmac.compare_digest(said.word.encode(), self._join.word.encode())
+        expected = said.generation == self._join.generation and 0 < said.rank < self._join.world_size
+        return said if knows and expected else None
+
+    def _visit(self, here: Here, until: float) -> tuple[Met, dict[int, socket.socket]]:
         """Ask until rank 0 is there: who listens may still be a meeting of an older generation."""
         address = endpoint_of(self._join.store, "store")
         while True:
+            self.close()
             try:
-                self._ends.clear()
-                with self._own(socket.create_connection(address, _left(until))) as end:
-                    end.settimeout(_left(until))
-                    end.sendall(pack(here))
-                    met = _hear(end, Met)
-                    if met.generation == here.generation:
-                        return met
+                end = self._own(socket.create_connection(address, min(CONNECT_LIMIT_S, _left(until))))
+                end.sendall(pack(here))
+                met = _hear(end, Met, until, LONGEST)
+                if met.generation == here.generation:
+                    return met, {0: end}
             except (OSError, EOFError):
                 _left(until)
                 if self._aborted:
@@ -138,9 +167,16 @@ def _left(until: float) -> float:
     return left
 
 
-def _hear(end: socket.socket, kind: type[Said]) -> Said:
+def _hear(end: socket.socket, kind: type[Said], until: float, longest: int) -> Said:
+    """Return the one thing that the other end says, in so many bytes at most and all of it until then."""
     unpacker: Unpacker[Said] = Unpacker(kind)
-    while data := end.recv(1 << 16):
+    room = longest
+    while room > 0:
+        end.settimeout(_left(until))
+        data = end.recv(min(room, 1 << 16))
+        if not data:
+            raise EOFError("the other rank is gone")
+        room -= len(data)
         for said in unpacker.feed(data):
             return said
-    raise EOFError("the other rank is gone")
+    raise msgspec.DecodeError(f"more than {longest} bytes")

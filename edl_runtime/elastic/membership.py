@@ -122,7 +122,10 @@ class Membership:
         await self._run("end", msgspec.json.encode(outcome).decode(), outcome.kind, outcome.reason)
 
     async def announce(self, event: Event) -> None:
-        """Add to the job's events; "waiting" only when it was not the last said. Raises RegistryUnavailableError."""
+        """Add to the job's events; "waiting" and "saved" only when it was not the last such said.
+
+        Raises RegistryUnavailableError.
+        """
         text = msgspec.json.encode(msgspec.structs.replace(event, id="", at=0.0)).decode()
         await self._run("announce", text, event.kind, event.reason)
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import traceback
+from typing import Literal, Self, get_args
 
 import msgspec
 
+from edl_runtime.errors import EdlError
+
 Gear = Literal["live", "warm", "cold"]
 """How a generation is entered: by the running process, by a standby that has imported everything, or by a new one."""
+
+GEARS: tuple[Gear, ...] = get_args(Gear)
+"""The fastest first."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=lambda name: name.lower()):
@@ -23,7 +29,9 @@ class Start(_Message, frozen=True, kw_only=True):
 class Join(_Message, frozen=True, kw_only=True):
     """To a trainer: be this rank of this generation; from the next step's end, if it is in one already.
 
-    `store`: "host:port" where rank 0 listens for the others. `instances`: most members that the job may come to have.
+    - `store`: "host:port" where rank 0 listens for the others, for `limit_s`.
+    - `word`: by which they know each other there.
+    - `instances`: most members that the job may come to have.
     """
 
     generation: int
@@ -31,6 +39,8 @@ class Join(_Message, frozen=True, kw_only=True):
     world_size: int
     store: str
     instances: int
+    word: str = ""
+    limit_s: float = 20.0
 
 
 class Abort(_Message, frozen=True, kw_only=True):
@@ -79,12 +89,14 @@ class Up(_Message, frozen=True, kw_only=True):
 class Stepped(_Message, frozen=True, kw_only=True):
     """From a trainer: it has finished a step, at this Unix time. A generation's first, then a few a second.
 
-    `samples`: of all ranks so far. `total_steps`: of the whole training, None while unknown.
+    - `clock_s`: the same moment by the monotonic clock, which is one for all processes of a machine.
+    - `samples`: of all ranks so far. `total_steps`: of the whole training, None while unknown.
     """
 
     generation: int
     step: int
     at: float
+    clock_s: float
     epoch: int
     samples: int
     total_steps: int | None = None
@@ -112,13 +124,14 @@ class Lost(_Message, frozen=True, kw_only=True):
 
 
 class Saved(_Message, frozen=True, kw_only=True):
-    """From a trainer: a checkpoint is complete."""
+    """From a trainer: a checkpoint is complete, since this Unix time."""
 
     generation: int
     step: int
     epoch: int
     url: str
     took_s: float
+    created_at: float
     metrics: dict[str, float] = {}
 
 
@@ -140,6 +153,12 @@ class Failed(_Message, frozen=True, kw_only=True):
 
     reason: str
     final: bool
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """Return what is to be said of an error: wrong input is final."""
+        said = "".join(traceback.format_exception_only(error)).strip()
+        return cls(reason=said, final=isinstance(error, EdlError) and isinstance(error, ValueError))
 
 
 FromTrainer = Loaded | Ready | Up | Stepped | Beat | Lost | Saved | Note | Finished | Failed

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from typing import Self
 
 from edl_runtime.errors import SpecError
+
+
+def check_host(host: str) -> None:
+    """Raise SpecError if gloo would listen on loopback only, though instances are to be reached at `host`.
+
+    Paddle has gloo listen at the address that the machine's own name stands for, and can't be told another.
+    """
+    name = socket.gethostname()
+    try:
+        own = socket.gethostbyname(name)
+    except OSError:
+        own = "127.0.0.1"  # which is what Paddle takes then
+    if _is_loopback(own) and not _is_loopback(host):
+        allowed = (
+            f"127.0.0.1 while this machine's name, {name!r}, stands for {own}: gloo listens there. "
+            f"Give the name an address that the job's other instances reach, in /etc/hosts or DNS"
+        )
+        raise SpecError("settings.host (EDL_HOST)", host, allowed)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]).is_loopback
+    except OSError:
+        return False
 
 
 class Ports:

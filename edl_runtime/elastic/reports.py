@@ -38,13 +38,14 @@ class Reports:
         self._client = client
         self._settings = settings
         self._membership = membership
-        self._waiting: deque[Saved | Note] = deque(maxlen=MOST_WAITING)
+        self._waiting: deque[Event | landed.Landed] = deque(maxlen=MOST_WAITING)
+        self._failed = False  # to hear whether the first that waits has been told
         self._progress: progress.Progress | None = None
         self._news = asyncio.Event()
 
     def tell(self, said: Saved | Note) -> None:
         """Pass on what the trainer said."""
-        self._waiting.append(said)
+        self._waiting.extend(self._parts(said))
         self._news.set()
 
     def show(self, report: progress.Progress | None) -> None:
@@ -77,38 +78,48 @@ class Reports:
 
     async def _tell_all(self) -> None:
         while self._waiting:
-            await self._tell(self._waiting[0])
+            try:
+                await self._tell(self._waiting[0], again=self._failed)
+            except RegistryUnavailableError:
+                self._failed = True
+                raise
+            self._failed = False
             self._waiting.popleft()
 
-    async def _tell(self, said: Saved | Note) -> None:
+    async def _tell(self, what: Event | landed.Landed, *, again: bool) -> None:
+        """Tell it once, also where nobody answered when it was told before."""
+        if isinstance(what, Event):
+            await self._membership.announce(what)
+            return
+        stream = self._settings.checkpoint_stream or self._settings.job
+        if again and await landed.newest(self._client, self._settings.namespace, stream) == what:
+            return
+        await landed.publish(self._client, self._settings.namespace, stream, what)
+
+    def _parts(self, said: Saved | Note) -> list[Event | landed.Landed]:
         instance = self._settings.instance
         if isinstance(said, Note):
-            await self._membership.announce(Event(kind="note", instance=instance, reason=said.text))
-            return
-        await self._membership.announce(
-            Event(
-                kind="saved",
-                instance=instance,
-                generation=said.generation,
-                step=said.step,
-                epoch=said.epoch,
-                url=said.url,
-                total_s=said.took_s,
-                metrics=said.metrics,
-            )
+            return [Event(kind="note", instance=instance, reason=said.text)]
+        event = Event(
+            kind="saved",
+            instance=instance,
+            generation=said.generation,
+            step=said.step,
+            epoch=said.epoch,
+            url=said.url,
+            total_s=said.took_s,
+            metrics=said.metrics,
         )
-        job = self._settings.job
         checkpoint = landed.Landed(
-            job=job,
+            job=self._settings.job,
             step=said.step,
             epoch=said.epoch,
             generation=said.generation,
             url=said.url,
-            at=time.time(),
+            at=said.created_at,
             metrics=said.metrics,
         )
-        stream = self._settings.checkpoint_stream or job
-        await landed.publish(self._client, self._settings.namespace, stream, checkpoint)
+        return [event, checkpoint]
 
     async def _show(self) -> None:
         report, self._progress = self._progress, None

@@ -31,13 +31,13 @@ class Steps:
         """Note that a step is done."""
         last = self._last
         if last and done.generation > last.generation:
-            self.pause_s = done.at - last.at
+            self.pause_s = done.clock_s - last.clock_s
         elif last and done.step > last.step:
-            self._took_s.append((done.at - last.at) / (done.step - last.step))
+            self._took_s.append((done.clock_s - last.clock_s) / (done.step - last.step))
         if last and done.samples < last.samples:  # back to a checkpoint
             self._samples.clear()
-        self._samples.append((done.at, done.samples))
-        while self._samples[0][0] < done.at - RATE_OVER_S:
+        self._samples.append((done.clock_s, done.samples))
+        while self._samples[0][0] < done.clock_s - RATE_OVER_S:
             self._samples.popleft()
         self.step, self.generation, self._last = done.step, done.generation, done
 

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from edl_runtime.elastic.channel import Unpacker, pack
+from edl_runtime.elastic.link import AGENT_FD
 from edl_runtime.elastic.messages import FromTrainer, Start, ToTrainer
 from edl_runtime.elastic.script import Script
 
@@ -55,7 +56,7 @@ class Trainer:
                 process = await asyncio.create_subprocess_exec(
                     *_command(script, theirs.fileno(), nice=nice),
                     stdin=asyncio.subprocess.DEVNULL,
-                    env={**environ, "EDL_AGENT_FD": str(theirs.fileno())},
+                    env={**quietened(environ, script), AGENT_FD: str(theirs.fileno())},
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
@@ -112,6 +113,19 @@ class Trainer:
     def _kill_session(self) -> None:
         with suppress(ProcessLookupError, PermissionError):  # nothing of it is left (macOS says it so)
             os.killpg(self.pid, signal.SIGKILL)
+
+
+def quietened(environ: Mapping[str, str], script: Script) -> dict[str, str]:
+    """Return `environ` with what keeps Paddle's chatter out of the log; whoever has set anything of it is left alone.
+
+    That is what its C++ parts say of connections, and its advice to install ccache.
+    """
+    quiet: dict[str, str] = {}
+    if not any(name.startswith("GLOG_") for name in environ):
+        quiet["GLOG_minloglevel"] = "1"
+    if "PYTHONWARNINGS" not in environ and not any(option.startswith("-W") for option in script.options):
+        quiet["PYTHONWARNINGS"] = "ignore:No ccache found"
+    return {**environ, **quiet}
 
 
 def _command(script: Script, descriptor: int, *, nice: bool) -> list[str]:

@@ -7,6 +7,9 @@ from edl_runtime.elastic.generation import GroupView
 SILENT_S = 2.0
 """A trainer says twice a second that it lives; one that does not for so long is stopped or stuck."""
 
+COMPUTES_SHARE = 0.1
+"""A silent process that has used so much of a processor since its last word computes: something in it holds Python."""
+
 SHORTEST_WAIT_S = 1.5
 STEPS_WAITED = 5.0
 """Others wait for it when they have waited so long, and so many times the time that a step takes."""
@@ -19,32 +22,47 @@ LONGEST_TICK_S = 0.5
 
 
 class Vigil:
-    """Watches over one instance's trainer. `step_limit_s`: how long others wait for one that lives."""
+    """Watches over one instance's trainer. `step_limit_s`: how long others wait for one that lives, or computes."""
 
     def __init__(self, member: str, step_limit_s: float) -> None:
         self._member = member
         self._step_limit_s = step_limit_s
         self._looked_at: float | None = None
         self._silent_s = 0.0
+        self._spoke_at_cpu_s = 0.0
         self._waits: dict[str, tuple[int, float]] = {}
 
-    def look(self, view: GroupView, *, spoke: bool, stopped: bool, waits_for: int, median_s: float, now: float) -> str:
+    def look(
+        self,
+        view: GroupView,
+        *,
+        spoke: bool,
+        stopped: bool,
+        cpu_s: float,
+        waits_for: int,
+        median_s: float,
+        now: float,
+    ) -> str:
         """Return why the trainer counts as hung, "" while it does not. Look again and again.
 
         - `spoke`: it has said something since the last look. `stopped`: the system has stopped its process.
+        - `cpu_s`: how much processor time it has used so far.
         - `waits_for`: the step at whose end it waits itself, as it said last, 0 for none.
         - `median_s`: what a step takes.
         """
         tick_s = min(now - self._looked_at, LONGEST_TICK_S) if self._looked_at is not None else 0.0
         self._looked_at = now
         self._silent_s = 0.0 if spoke else self._silent_s + tick_s
+        if spoke or cpu_s < self._spoke_at_cpu_s:  # less: another process
+            self._spoke_at_cpu_s = cpu_s
+        computes = cpu_s - self._spoke_at_cpu_s >= COMPUTES_SHARE * self._silent_s
         waited_s = self._waited_s(view, tick_s)
         if not waited_s:
             return ""
         longest, shortest = max(waited_s), min(waited_s)
         if stopped and longest > STOPPED_WAIT_S:
             return f"its process is stopped, and others have waited {longest:.1f} s for it"
-        if self._silent_s > SILENT_S and longest > max(SHORTEST_WAIT_S, STEPS_WAITED * median_s):
+        if self._silent_s > SILENT_S and not computes and longest > max(SHORTEST_WAIT_S, STEPS_WAITED * median_s):
             return f"it has said nothing for {self._silent_s:.1f} s, and others wait for it"
         if not waits_for and shortest > self._step_limit_s:
             return f"all others have waited {shortest:.0f} s for it at the end of a step"

@@ -5,7 +5,7 @@
 --   KEYS[3] beats    hash, member id -> "FENCE BEATEN SINCE STANDING LOST UP STEPPED PAUSE"
 --   KEYS[4] state    hash: run, fence, wall, clock, quiet_until, number (the highest), generation (JSON), current (its
 --                    number), members, formed, since, proposed_at, resumed, finished, left, suspected_*, stop, outcome,
---                    waits
+--                    waits, saved
 --   KEYS[5] events   stream of {event = JSON}, the last 2,000 or so
 --   ARGV[1] member id, ARGV[2] its fence (0 before it has one), ARGV[3] lease in ms
 

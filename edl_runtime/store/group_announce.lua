@@ -1,4 +1,5 @@
--- Add to the job's events. What it waits for is said once, until there is another generation.
+-- Add to the job's events. What it waits for is said once, until there is another generation; that a checkpoint is
+-- saved, once: whoever got no answer says so again.
 --
 --   KEYS[1] leases   sorted set, member id -> deadline in ms
 --   KEYS[2] records  hash, member id -> JSON of the member
@@ -13,6 +14,11 @@ if ARGV[5] == 'waiting' then
     return 0
   end
   set('waits', ARGV[6])
+elseif ARGV[5] == 'saved' then
+  if get('saved') == ARGV[4] then
+    return 0
+  end
+  set('saved', ARGV[4])
 end
 announce_json(ARGV[4])
 return 1

@@ -29,7 +29,7 @@ if run ~= ARGV[13] or (run == '' and ARGV[2] == '0' and get('outcome')) then
   if run ~= ARGV[13] or not alive then
     redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
     unset('generation', 'current', 'members', 'formed', 'since', 'proposed_at', 'resumed', 'finished', 'left',
-      'suspected_at', 'suspected_by', 'suspected_for', 'stop', 'outcome', 'waits')
+      'suspected_at', 'suspected_by', 'suspected_for', 'stop', 'outcome', 'waits', 'saved')
   end
   set('run', ARGV[13])
 end

@@ -21,7 +21,8 @@ GROUP = Path(__file__).parents[1] / "elastic_group.py"
 def test_groups_follow_one_another_and_are_let_go_of() -> None:
     """They talk right, are made in far less than a second, free who waits at once, and leave few descriptors behind.
 
-    Whatever else the process has open stays open. The port is the same each time.
+    Whatever else the process has open stays open. The port is the same each time. Nobody listens at any address once
+    all are there, and what is left of a group uses no processor.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -39,7 +40,9 @@ def test_groups_follow_one_another_and_are_let_go_of() -> None:
     assert all(made_s < 3 for made_s in seen[1]["made_s"]), seen  # rank 0 waits there for the other
     assert len(seen[0]["raised_s"]) == len(seen[0]["made_s"])
     assert all(0.15 < raised_s < 0.9 for raised_s in seen[0]["raised_s"]), seen
+    assert not seen[0]["listens"]
     for rank in seen:
+        assert rank["idle_share"] < 0.3
         first, *_, last = rank["descriptors"]
         assert (last - first) / (len(rank["descriptors"]) - 1) * MOST_LIVE < 500, seen
 

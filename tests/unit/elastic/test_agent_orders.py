@@ -77,6 +77,15 @@ def test_an_elastic_script_is_begun_run_and_joined() -> None:
     assert said(orders(Mine(phase="ready"), ELASTIC, view(2, PEER, ME), NOW)) == [join(2, PEER, ME)]
 
 
+def test_a_trainer_hears_the_word_of_its_generation_and_how_long_it_may_take() -> None:
+    """With each attempt in a row there is more time, for trainers as for their agents."""
+    group = view(2, PEER, ME)
+    assert group.generation is not None
+    again = msgspec.structs.replace(group.generation, word="secret", attempt=2)
+    (told,) = said(orders(Mine(phase="ready"), ELASTIC, msgspec.structs.replace(group, generation=again), NOW))
+    assert told == msgspec.structs.replace(join(2, PEER, ME), word="secret", limit_s=80.0)
+
+
 def test_a_plain_script_is_run_for_its_generation_only() -> None:
     """Loaded it waits; it ends with its generation and is begun for the next."""
     assert orders(Mine(phase="loaded"), PLAIN, view(1, PEER), NOW) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from edl_runtime.elastic.generation import Generation, GroupView, Presence, TrainerMember
@@ -12,7 +13,7 @@ from edl_runtime.elastic.vigil import Vigil
 
 def stepped(step: int, at: float, *, generation: int = 1, samples: int | None = None) -> Stepped:
     done = samples if samples is not None else step * 10
-    return Stepped(generation=generation, step=step, at=at, epoch=0, samples=done, total_steps=100)
+    return Stepped(generation=generation, step=step, at=at, epoch=0, samples=done, total_steps=100, clock_s=at - 50)
 
 
 def test_progress_is_of_the_last_ten_seconds() -> None:
@@ -28,12 +29,15 @@ def test_progress_is_of_the_last_ten_seconds() -> None:
 
 
 def test_a_pause_is_from_the_last_step_before_to_the_first_after() -> None:
-    """Also when that first step repeats one, for the trainer went back to a checkpoint; no rate is below 0 then."""
+    """Also when that first step repeats one, for the trainer went back to a checkpoint; no rate is below 0 then.
+
+    It is measured by a clock that nobody sets.
+    """
     steps = Steps()
     steps.add(stepped(1, 10.0))
     assert steps.pause_s is None
     steps.add(stepped(5, 14.0))
-    steps.add(stepped(3, 15.5, generation=2))
+    steps.add(msgspec.structs.replace(stepped(3, 15.5, generation=2), at=0.0))
     report = steps.progress(instances=1, generation=2)
     assert report is not None
     assert (steps.pause_s, steps.step, steps.generation, report.samples_per_s) == (1.5, 3, 2, 0.0)
@@ -59,14 +63,21 @@ def first_verdict(
     *,
     spoke: bool,
     stopped: bool = False,
+    busy: float = 0.0,
     waits_for: int = 0,
     median_s: float = 0.1,
     until_s: float = 60.0,
 ) -> float | None:
-    """Return after how many seconds the trainer counts as hung, None if it never does."""
+    """Return after how many seconds the trainer counts as hung, None if it never does.
+
+    `busy`: what of one processor it uses.
+    """
     for tick in range(round(until_s / 0.25)):
-        if vigil.look(group, spoke=spoke, stopped=stopped, waits_for=waits_for, median_s=median_s, now=tick * 0.25):
-            return tick * 0.25
+        now = tick * 0.25
+        if vigil.look(
+            group, spoke=spoke, stopped=stopped, cpu_s=busy * now, waits_for=waits_for, median_s=median_s, now=now
+        ):
+            return now
     return None
 
 
@@ -77,6 +88,13 @@ def test_a_silent_trainer_that_others_wait_for_hangs() -> None:
     assert first_verdict(Vigil("0-x", 600), view(7, 7), spoke=False, median_s=2.0) == pytest.approx(10, abs=0.5)
     assert first_verdict(Vigil("0-x", 600), view(0, 0), spoke=False) is None
     assert first_verdict(Vigil("0-x", 600), view(), spoke=False) is None
+
+
+def test_a_silent_trainer_that_computes_has_until_the_limit_to_arrive() -> None:
+    """Something in it holds Python's lock, as a compiler or a long parse; what idle threads use is no computing."""
+    assert first_verdict(Vigil("0-x", 600), view(7, 7), spoke=False, busy=0.5) is None
+    assert first_verdict(Vigil("0-x", 5), view(7, 7), spoke=False, busy=0.5) == pytest.approx(5.25, abs=0.3)
+    assert first_verdict(Vigil("0-x", 600), view(7, 7), spoke=False, busy=0.02) == pytest.approx(2.25, abs=0.3)
 
 
 def test_a_stopped_trainer_hangs_sooner() -> None:
@@ -97,11 +115,13 @@ def test_waits_for_ever_new_steps_are_none() -> None:
     """Others wait at the end of each step; it is the same step that counts."""
     vigil = Vigil("0-x", 600)
     for tick in range(100):
-        assert not vigil.look(view(tick + 1), spoke=False, stopped=False, waits_for=0, median_s=0.1, now=tick * 0.25)
+        assert not vigil.look(
+            view(tick + 1), spoke=False, stopped=False, cpu_s=0.0, waits_for=0, median_s=0.1, now=tick * 0.25
+        )
 
 
 def test_an_agent_that_was_stopped_itself_does_not_count_that_time() -> None:
     """It hears what its trainer said meanwhile after its next look."""
     vigil = Vigil("0-x", 600)
-    assert not vigil.look(view(7), spoke=True, stopped=False, waits_for=0, median_s=0.1, now=0.0)
-    assert not vigil.look(view(7), spoke=False, stopped=False, waits_for=0, median_s=0.1, now=100.0)
+    assert not vigil.look(view(7), spoke=True, stopped=False, cpu_s=0.0, waits_for=0, median_s=0.1, now=0.0)
+    assert not vigil.look(view(7), spoke=False, stopped=False, cpu_s=0.0, waits_for=0, median_s=0.1, now=100.0)

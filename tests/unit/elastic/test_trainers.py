@@ -16,7 +16,7 @@ import pytest
 
 from edl_runtime.elastic.messages import Beat, Failed, FromTrainer, Loaded
 from edl_runtime.elastic.script import Script, read_script
-from edl_runtime.elastic.trainers import Ended, Heard, Trainer
+from edl_runtime.elastic.trainers import Ended, Heard, Trainer, quietened
 
 WITHIN_S = 20.0
 
@@ -154,6 +154,15 @@ asyncio.run(main())
         await agent.wait()
     pid = int((tmp_path / "pids").read_text().split()[0])
     eventually(lambda: not _lives(pid), "the trainer is gone")
+
+
+def test_paddle_is_quiet_unless_asked_to_speak() -> None:
+    """Who has set what it logs, or which warnings are shown, sees what was asked for."""
+    script = Script(command=("python", "train.py"), file="train.py")
+    assert quietened({}, script) == {"GLOG_minloglevel": "1", "PYTHONWARNINGS": "ignore:No ccache found"}
+    assert quietened({"GLOG_v": "4", "PYTHONWARNINGS": ""}, script) == {"GLOG_v": "4", "PYTHONWARNINGS": ""}
+    strict = Script(command=("python", "-W", "error", "train.py"), file="train.py", options=("-W", "error"))
+    assert quietened({}, strict) == {"GLOG_minloglevel": "1"}
 
 
 def _lives(pid: int) -> bool:

@@ -1,0 +1,173 @@
+"""How the ranks of a generation meet, and what they add up by what connects them then."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from edl_runtime.elastic.channel import pack
+from edl_runtime.elastic.meeting import Here, Meeting, Met
+from edl_runtime.elastic.messages import Beat, Join
+from edl_runtime.elastic.star import Star
+from edl_runtime.errors import GroupLostError
+
+
+def joined(generation: int, *, rank: int = 0, size: int = 1, store: str = "") -> Join:
+    return Join(generation=generation, rank=rank, world_size=size, store=store, instances=4, word="secret")
+
+
+def free_store() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def end_of(store: str) -> socket.socket:
+    """Return a connection to whoever listens there, as soon as somebody does."""
+    host, _, port = store.rpartition(":")
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            return socket.create_connection((host, int(port)), 5)
+        except OSError:
+            assert time.monotonic() < deadline
+
+
+def test_ranks_meet_whoever_comes_first_and_whoever_else_comes() -> None:
+    """Strangers, and ranks of other generations, are no guests; the steps are those of all."""
+    store = free_store()
+    with ThreadPoolExecutor(4) as pool:
+        ranks = [Meeting(joined(7, rank=rank, size=3, store=store)) for rank in range(3)]
+        early = pool.submit(ranks[2].hold, "c", None, lambda: 0, 10)
+        older = Meeting(joined(6, rank=1, size=3, store=store))
+        lost = pool.submit(older.hold, "x", 3, lambda: 0, 10)
+        host = pool.submit(ranks[0].hold, "a", 5, lambda: 4321, 10)
+        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", pack(Beat())):
+            with end_of(store) as stranger:
+                stranger.sendall(noise)
+        late = pool.submit(ranks[1].hold, "b", 4, lambda: 0, 10)
+        for met, _ in (early.result(), host.result(), late.result()):
+            assert (met.names, met.steps, met.store_port) == (["a", "b", "c"], [5, 4, None], 4321)
+        older.abort()
+        with pytest.raises(GroupLostError, match="generation 6"):
+            lost.result()
+        for rank in ranks:
+            rank.close()
+
+
+def test_a_meeting_that_not_all_come_to_ends() -> None:
+    """After its time, or as soon as it is aborted."""
+    with pytest.raises(GroupLostError, match=r"in time|timed out"):
+        Meeting(joined(1, rank=0, size=2, store=free_store())).hold("a", None, lambda: 0, 0.05)
+    meeting = Meeting(joined(1, rank=0, size=2, store=free_store()))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(meeting.hold, "a", None, lambda: 0, 30)
+        while not meeting._ends:
+            pass
+        meeting.abort()
+        with pytest.raises(GroupLostError):
+            waiting.result(5)
+
+
+def here(rank: int, name: str, word: str) -> Here:
+    return Here(generation=1, rank=rank, name=name, step=99, word=word)
+
+
+def test_a_rank_is_who_knows_the_word_and_comes_first() -> None:
+    """A stranger is none, and nobody takes the place of one that is there: the state of all may be taken from it."""
+    store = free_store()
+    host = Meeting(joined(1, rank=0, size=3, store=store))
+    with ThreadPoolExecutor(1) as pool, end_of_each(store, 4) as open_ends:
+        met = pool.submit(host.hold, "a", None, lambda: 1, 10)
+        stranger, first, second, last = (next(open_ends) for _ in range(4))
+        stranger.sendall(pack(here(1, "stranger", "guess")))
+        assert stranger.recv(1) == b""
+        first.sendall(pack(here(1, "b", "secret")))
+        second.sendall(pack(here(1, "again", "secret")))
+        assert second.recv(1) == b""
+        last.sendall(pack(here(2, "c", "secret")))
+        assert met.result(5)[0].names == ["a", "b", "c"]
+    host.close()
+
+
+@contextmanager
+def end_of_each(store: str, count: int) -> Iterator[Iterator[socket.socket]]:
+    """Yield so many connections, each made when it is asked for."""
+    ends: list[socket.socket] = []
+
+    def connect() -> Iterator[socket.socket]:
+        for _ in range(count):
+            ends.append(end_of(store))
+            yield ends[-1]
+
+    yield connect()
+    for end in ends:
+        end.close()
+
+
+def test_who_says_little_at_a_time_does_not_hold_a_meeting_up() -> None:
+    """Whoever comes has a second for all of it, and the meeting its time."""
+    store = free_store()
+    done = threading.Event()
+
+    def drip() -> None:
+        with end_of(store) as end:
+            try:
+                end.sendall(b"\0\x01\0\0")
+                while not done.wait(0.1):
+                    end.sendall(b" ")
+            except OSError:
+                pass
+
+    with ThreadPoolExecutor(1) as pool:
+        dripping = pool.submit(drip)
+        began = time.monotonic()
+        with pytest.raises(GroupLostError):
+            Meeting(joined(1, rank=0, size=2, store=store)).hold("a", None, lambda: 0, 0.5)
+        assert time.monotonic() - began < 0.9
+        done.set()
+        dripping.result(5)
+
+
+@contextmanager
+def stars(count: int) -> Iterator[tuple[list[Meeting], list[Star]]]:
+    """Let so many ranks meet."""
+    store = free_store()
+    meetings = [Meeting(joined(1, rank=rank, size=count, store=store)) for rank in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        holding: list[Future[tuple[Met, Star]]] = [
+            pool.submit(meeting.hold, str(rank), None, lambda: 0, 10) for rank, meeting in enumerate(meetings)
+        ]
+        found = [each.result()[1] for each in holding]
+    yield meetings, found
+    for meeting in meetings:
+        meeting.close()
+
+
+def test_all_ranks_have_the_same_sums() -> None:
+    """Of whatever length, one after the other, and of numbers as large as they come."""
+    with stars(3) as (_, ranks), ThreadPoolExecutor(3) as pool:
+        for own in (np.array([1 << 40, -2]), np.arange(50_000, dtype=np.int64)):
+            for summed in pool.map(lambda star, own=own: star.sum(own), ranks):
+                assert summed.tolist() == (3 * own).tolist()
+
+
+@pytest.mark.parametrize(
+    "end", [lambda meetings: meetings[2].close(), lambda meetings: meetings[0].abort()], ids=["a rank goes", "abort"]
+)
+def test_nobody_waits_for_a_rank_that_is_gone(end: Callable[[list[Meeting]], None]) -> None:
+    """Rank 0 notices it though another one is not there yet, and all others do when rank 0 lets go."""
+    with stars(3) as (meetings, ranks), ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(ranks[0].sum, np.zeros(2, np.int64))
+        end(meetings)
+        with pytest.raises((EOFError, OSError)):
+            waiting.result(5)
+        meetings[0].close()
+        with pytest.raises((EOFError, OSError)):
+            pool.submit(ranks[1].sum, np.zeros(2, np.int64)).result(5)
