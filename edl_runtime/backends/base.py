@@ -39,7 +39,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     - `wanted`: the number of instances asked for; `instances` are those that exist, by index.
     - `reason`: why it failed, or why an instance of a running pool does not come up, for people; empty otherwise.
     - `last_lines`: the end of the log of the instance that `reason` is about; empty otherwise.
-    - `result`: what was left by `edl_runtime.result.write_result`, of several the lowest instance's; None before.
+    - `result`: what was left by `edl_runtime.result.write_result`, of several instances the newest; None before.
     """
 
     name: str

@@ -95,10 +95,10 @@ class JobFolder:
             return None
 
     def _read_result(self) -> dict[str, Any] | None:
-        left = [Path(name).stem for name in _names(self.path / "results") if name.endswith(".json")]
-        for index in sorted(map(int, left)):
-            with suppress(FileNotFoundError, msgspec.DecodeError), self.result_file(index).open("rb") as file:
-                return msgspec.json.decode(file.read(RESULT_LIMIT), type=dict[str, Any])
+        """Return the newest: who is the first of an elastic training changes, and each that leaves writes one."""
+        for file in sorted((self.path / "results").glob("*.json"), key=_changed_at, reverse=True):
+            with suppress(FileNotFoundError, msgspec.DecodeError), file.open("rb") as content:
+                return msgspec.json.decode(content.read(RESULT_LIMIT), type=dict[str, Any])
         return None
 
 
@@ -167,6 +167,12 @@ def _names(folder: Path) -> list[str]:
     with suppress(FileNotFoundError, NotADirectoryError):
         return sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     return []
+
+
+def _changed_at(file: Path) -> int:
+    with suppress(FileNotFoundError):
+        return file.stat().st_mtime_ns
+    return 0
 
 
 def _orphaned(status: JobStatus) -> JobStatus:
