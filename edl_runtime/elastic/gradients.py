@@ -145,9 +145,11 @@ class DeviceGradients:
 
 
 def _plain(gradient: Any) -> np.ndarray:
+    """Return it as an array that can be weighted without loss: 16 bits may not hold what that makes."""
     import paddle
 
-    return host_view(gradient.astype("float32") if gradient.dtype == paddle.bfloat16 else gradient)
+    is_half = gradient.dtype in (paddle.bfloat16, paddle.float16)
+    return host_view(gradient.astype("float32") if is_half else gradient)
 
 
 def _keep_what_is_freed(size: int) -> None:
