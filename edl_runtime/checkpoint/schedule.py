@@ -26,6 +26,10 @@ class Schedule:
             self.begin(step, now)
         return by_steps or by_time
 
+    def age_s(self, now: float) -> float:
+        """Return how long ago the last one was due."""
+        return now - self._at
+
     def begin(self, step: int, now: float) -> None:
         """Count from here: a checkpoint was loaded, or written out of turn."""
         self._step, self._at = step, now

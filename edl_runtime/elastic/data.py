@@ -99,14 +99,9 @@ class Data:
         self._cursor = cursors.advance(self._cursor, samples)
 
     def _batches(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        training = self._training
-        try:
-            while not self._cursor.done:
-                yield from self._generation(begin)
-        except GeneratorExit:
-            training.left_early()
-            raise
-        training.finish()
+        while not self._cursor.done:
+            yield from self._generation(begin)
+        self._training.finish()
 
     def _generation(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Yield an epoch's batches while the group stays as it is."""

@@ -232,10 +232,20 @@ class Run:
         """
         self._training("run.step").step(loss)
 
+    def finish(self) -> None:
+        """End the training after this step, though there is more data, and write its last checkpoint; then `break`.
+
+        For a script that stops early: all ranks do it after the same step, by what all know, as `run.mean_loss`. One
+        that only leaves its loop ends so at its own end; till then others who come or go have to wait for it. Ends the
+        script by SystemExit when it has to leave instead. Raises EarlyEndError, CheckpointError.
+        """
+        self._training("run.finish").finish_early()
+
     def metrics(self, **values: float) -> None:
         """Note numbers that go into the next checkpoints, and into the result of the job when it ends.
 
-        NaN and infinity, for which JSON has no words, take away what was noted under that name before.
+        NaN and infinity, for which JSON has no words, take away what was noted under that name before. Raises
+        SpecError when it gets too much for a result.
         """
         self._training("run.metrics").note_metrics({name: float(value) for name, value in values.items()})
 

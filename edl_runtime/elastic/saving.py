@@ -1,9 +1,10 @@
-"""When rank 0 writes a checkpoint, and whom it tells."""
+"""When rank 0 writes a checkpoint, whom it tells, and what a training begins with."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from edl_runtime.checkpoint.manifest import CheckpointInfo, position_of
 from edl_runtime.checkpoint.schedule import Schedule
@@ -21,6 +22,13 @@ CLOSE_LIMIT_S = 60.0
 Capture = Callable[[], Snapshot]
 
 
+class _Loaded(NamedTuple):
+    """What was found among the checkpoints of these names."""
+
+    names: Sequence[str]
+    found: tuple[CheckpointInfo, Snapshot] | None
+
+
 class Saver:
     """The checkpoints of a training whose `spec` says where and when; none without one.
 
@@ -33,6 +41,7 @@ class Saver:
         self._store = None if spec is None else CheckpointStore(spec)
         self._writer: CheckpointWriter | None = None
         self._schedule: Schedule | None = None
+        self._loaded: _Loaded | None = None
         if self._store is not None:
             self._store.check()
 
@@ -42,35 +51,59 @@ class Saver:
         return position_of(newest[0]).generation if newest else 0
 
     def newest(self) -> tuple[CheckpointInfo, Snapshot] | None:
-        """Return the newest that is whole, and what it holds. Raises as `CheckpointStore.load_newest`."""
-        return None if self._store is None else self._store.load_newest()
+        """Return the newest that is whole, and what it holds. Raises as `CheckpointStore.load_newest`.
 
-    def begin(self, step: int, arrays: Callable[[], Arrays]) -> None:
-        """Be the one that writes, from this step on. `arrays`: such as checkpoints will have."""
-        if self._spec is None or self._store is None:
-            return
-        self._schedule = Schedule(self._spec, step=step, now=time.monotonic())
-        if self._writer is None:
-            self._writer = CheckpointWriter(self._store, saved=self._tell_saved, failed=self._tell_failed)
-            self._writer.prepare(arrays())
+        It is kept until `begin`, and read again only if others have come since.
+        """
+        if self._store is None:
+            return None
+        names = self._store.names()
+        if self._loaded is None or self._loaded.names != names:
+            self._loaded = _Loaded(names, self._store.load_newest())
+        return self._loaded.found
 
-    def save_if_due(self, step: int, capture: Capture) -> None:
-        """Begin to write a checkpoint if it is time; only where `begin` was called."""
-        if self._writer is not None and self._schedule is not None and self._schedule.due(step, time.monotonic()):
-            self._writer.save(capture)
+    def begin(self, step: int, unsaved_s: float) -> None:
+        """Count from this step when checkpoints are due, `unsaved_s` after the last; go on if that has been begun.
+
+        Each rank counts, so that whoever is the first in a later generation goes on where the one before was.
+        """
+        self._loaded = None
+        if self._spec is not None and self._schedule is None:
+            self._schedule = Schedule(self._spec, step=step, now=time.monotonic() - unsaved_s)
+
+    def unsaved_s(self) -> float:
+        """Return how long ago the last checkpoint was due."""
+        return 0.0 if self._schedule is None else self._schedule.age_s(time.monotonic())
+
+    def due(self, step: int) -> bool:
+        """Whether it is time for a checkpoint after this step, which all ranks ask once."""
+        return self._schedule is not None and self._schedule.due(step, time.monotonic())
+
+    def prepare(self, arrays: Callable[[], Arrays]) -> None:
+        """Be quick when this rank is to `save` such arrays."""
+        if self._store is not None and self._writer is None:
+            self._the_writer(self._store).prepare(arrays())
+
+    def save(self, capture: Capture) -> None:
+        """Begin to write a checkpoint, unless the one before is still being written."""
+        if self._store is not None:
+            self._the_writer(self._store).save(capture)
 
     def save_now(self, capture: Capture) -> str:
         """Write a checkpoint, return its URL; "" where none are kept. Raises CheckpointError."""
         if self._store is None:
             return ""
-        if self._writer is None:
-            self._writer = CheckpointWriter(self._store, saved=self._tell_saved, failed=self._tell_failed)
-        return self._writer.save_now(capture).url
+        return self._the_writer(self._store).save_now(capture).url
 
     def close(self) -> None:
         """Wait for what is being written."""
         if self._writer is not None:
             self._writer.close(CLOSE_LIMIT_S)
+
+    def _the_writer(self, store: CheckpointStore) -> CheckpointWriter:
+        if self._writer is None:
+            self._writer = CheckpointWriter(store, saved=self._tell_saved, failed=self._tell_failed)
+        return self._writer
 
     def _tell_saved(self, info: CheckpointInfo, took_s: float) -> None:
         manifest = info.manifest
@@ -81,6 +114,7 @@ class Saver:
                 epoch=manifest.epoch,
                 url=info.url,
                 took_s=took_s,
+                created_at=manifest.created_at,
                 metrics=manifest.metrics,
             )
         )

@@ -21,7 +21,6 @@ from types import TracebackType
 
 from edl_runtime.elastic.link import AgentLink
 from edl_runtime.elastic.messages import Failed, Loaded
-from edl_runtime.errors import EdlError
 
 NICENESS = 10
 
@@ -78,9 +77,7 @@ def run_script(link: AgentLink, command: Sequence[str]) -> None:
         own = error.with_traceback(_below_runpy(error))
         traceback.print_exception(own)
         sys.stderr.flush()
-        said = "".join(traceback.format_exception_only(own)).strip()
-        wrong_input = isinstance(error, EdlError) and isinstance(error, ValueError)
-        link.say(Failed(reason=said, final=wrong_input))
+        link.say(Failed.of(own))
         raise SystemExit(1) from None
 
 

@@ -14,6 +14,11 @@ from edl_runtime.elastic import chance
 from edl_runtime.elastic.hyper import Scale
 from edl_runtime.elastic.state import TrainingState
 from edl_runtime.elastic.team import Team
+from edl_runtime.errors import SpecError
+from edl_runtime.result import RESULT_LIMIT
+
+METRICS_LIMIT = RESULT_LIMIT - 1024
+"""Bytes of JSON: the rest of a result is for the loss and the checkpoint's place."""
 
 Origin = Literal["peer", "checkpoint", "start"]
 """Where a state came from: another trainer, a checkpoint, or the script that made it."""
@@ -46,7 +51,7 @@ class Feed(Protocol):
 
 
 class _Extra(msgspec.Struct, kw_only=True):
-    """What a snapshot holds besides arrays."""
+    """What a snapshot holds besides arrays. `unsaved_s`: how long ago the last checkpoint was due."""
 
     origin: Origin
     samples: int
@@ -54,6 +59,7 @@ class _Extra(msgspec.Struct, kw_only=True):
     scheduler: dict[str, Any] | None
     scale: Scale
     chance: dict[str, Any]
+    unsaved_s: float = 0.0
 
 
 class Standing:
@@ -67,6 +73,7 @@ class Standing:
         self.scale = Scale()
         self.metrics: dict[str, float] = {}
         self.mean_loss = math.nan
+        self.unsaved_s = 0.0  # as restored
         self.place: dict[str, Any] | None = None  # of the data, as restored
         self._team = team
         self._feed: Feed | None = None
@@ -82,8 +89,11 @@ class Standing:
         feed.go_to(place, self._team.group.world_size)
         self._feed = feed
 
-    def snapshot(self, origin: Origin = "peer", *, durable: bool = False) -> Snapshot:
-        """Return all, for a checkpoint if `durable`; the arrays are views of what the next step changes."""
+    def snapshot(self, origin: Origin = "peer", *, durable: bool = False, unsaved_s: float = 0.0) -> Snapshot:
+        """Return all, for a checkpoint if `durable`; the arrays are views of what the next step changes.
+
+        `unsaved_s`: how long ago the last checkpoint was due.
+        """
         scheduler = self.state.scheduler
         extra = _Extra(
             origin=origin,
@@ -92,6 +102,7 @@ class Standing:
             scheduler=None if scheduler is None else scheduler.state_dict(),
             scale=self.scale,
             chance=chance.capture(),
+            unsaved_s=unsaved_s,
         )
         return Snapshot(
             generation=self._team.generation,
@@ -120,6 +131,17 @@ class Standing:
                 chance.restore(extra.chance)
         return extra.origin
 
+    def note(self, values: dict[str, float]) -> None:
+        """Keep these metrics; what is not finite takes away what was noted under its name before.
+
+        Raises SpecError, and keeps none of them, when all that are noted would be too much for a result.
+        """
+        metrics = {name: value for name, value in {**self.metrics, **values}.items() if math.isfinite(value)}
+        size = len(msgspec.json.encode(metrics))
+        if size > METRICS_LIMIT:
+            raise SpecError("run.metrics", f"{size} bytes of JSON", f"at most {METRICS_LIMIT}, of all names together")
+        self.metrics = metrics
+
     def told_metrics(self) -> dict[str, float]:
         """Return what is known of the model, the last step's loss included."""
         loss = {"loss": self.mean_loss} if math.isfinite(self.mean_loss) else {}
@@ -129,6 +151,7 @@ class Standing:
         whose = "the checkpoint" if extra.origin == "checkpoint" else "the other trainers' state"
         self.state.load(snapshot.arrays, f"{whose} (step {snapshot.step})")
         self.steps, self.samples, self.place, self.scale = snapshot.step, extra.samples, extra.place, extra.scale
+        self.unsaved_s = extra.unsaved_s
         self.metrics = dict(snapshot.metrics)
         self.mean_loss = self.metrics.pop("loss", math.nan)
         if self.state.scheduler is not None and extra.scheduler is not None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import math
-import os
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import msgspec
@@ -15,24 +13,21 @@ import numpy as np
 import structlog
 
 from edl_runtime.checkpoint.snapshot import Snapshot
+from edl_runtime.elastic.ending import Ending, at_script_end
 from edl_runtime.elastic.gradients import DeviceGradients, Gradients, HostGradients
 from edl_runtime.elastic.groups import Group
 from edl_runtime.elastic.hyper import Scaling, factor_of, scaled
-from edl_runtime.elastic.messages import Failed, Finished, Join, Leave, Note, Ready, Stepped, Up
+from edl_runtime.elastic.messages import Join, Leave, Note, Ready, Stepped, Up
 from edl_runtime.elastic.saving import Saver
 from edl_runtime.elastic.sharing import share, source_of
 from edl_runtime.elastic.standing import Origin, Standing, from_checkpoint
 from edl_runtime.elastic.state import TrainingState
 from edl_runtime.elastic.team import Team
 from edl_runtime.errors import EarlyEndError, GroupLostError, StepError
-from edl_runtime.result import write_result
 from edl_runtime.settings import RuntimeSettings
 
 TELL_EVERY_S = 0.3
 """How often the agent hears of steps, but for a generation's first and the very last."""
-
-LINGER_S = 0.2
-"""How long the sockets stay open after the last step: who is slower may not have read all that it needs from them."""
 
 log = structlog.get_logger(__name__)
 
@@ -77,15 +72,14 @@ class Training:
         on_cpu = all(parameter.place.is_cpu_place() for parameter in parameters)
         self._gradients: Gradients = (HostGradients if on_cpu else DeviceGradients)(parameters)
         self._saver = saver
-        self._settings = settings
+        self._ending = Ending(self.standing, team, saver, settings)
         self._optimizer = optimizer
         self.habits = habits
         self._drawn: Micro | None = None
+        self._begun = False  # the loop over the data
         self._unpacked_loss: float | None = None  # where gradients stay where they are: one rank, one micro batch
         self._own_samples = 0
         self._told: tuple[int, float] = (0, -math.inf)  # generation and time
-        self._over = False
-        self._result_url = ""
 
     def begin(self) -> None:
         """Get ready, and into the first generation."""
@@ -98,10 +92,15 @@ class Training:
 
     def draw(self, micro: Micro) -> None:
         """Note that the script gets this batch."""
+        if not self._begun:
+            self._begun = True
+            at_script_end(self.link, self.finish_early)
         self._drawn = micro
 
     def check_stepped(self) -> None:
-        """Raise StepError if the last batch was not followed by a step."""
+        """Raise StepError if the last batch was not followed by a step, or by the end."""
+        if self._ending.over:
+            raise StepError("the script asked for another batch after it called run.finish")
         if self._drawn is not None:
             raise StepError("the script asked for another batch before it called run.step")
 
@@ -154,22 +153,24 @@ class Training:
 
     def finish(self) -> None:
         """End, since all that there is has been trained."""
-        self._end("done", checkpoint=self.team.group.rank == 0)
+        self._ending.end("done", checkpoint=self.team.group.rank == 0)
 
-    def left_early(self) -> None:
-        """Note that the script has left its loop; when it ends, and not by an error, see whether all ranks have."""
-        if not self._over:
-            atexit.register(self._end_early)
+    def finish_early(self) -> None:
+        """End here, as all ranks do; nothing happens after the end. Raises EarlyEndError where others train on."""
+        while not self._ending.over:
+            try:
+                self._agree(0, ended=True)
+            except GroupLostError as error:
+                self.team.lost(error, self.standing.steps)
+                self._regroup()
+            else:
+                self.finish()
 
     def note_metrics(self, values: dict[str, float]) -> None:
-        """Keep them for checkpoints; after the end they still go into the result."""
-        for name, value in values.items():
-            if math.isfinite(value):
-                self.standing.metrics[name] = value
-            else:
-                self.standing.metrics.pop(name, None)
-        if self._over and self.team.group.rank == 0:
-            self._write_result()
+        """Keep them for checkpoints; after the end they still go into the result. Raises as `Standing.note`."""
+        self.standing.note(values)
+        if self._ending.over and self.team.group.rank == 0:
+            self._ending.write_result()
 
     def _agree(self, own: int, *, ended: bool = False) -> tuple[int, bool, list[int]]:
         """Return the samples of all ranks' step, whether it is the last of this generation, and the feed's vector."""
@@ -183,7 +184,7 @@ class Training:
         counts = group.count(counts)
         if counts[2:end].any() and not counts[2:end].all():
             gone = [rank for rank, has in enumerate(counts[2:end]) if has]
-            self._over = True
+            self._ending.over = True
             raise EarlyEndError(self.standing.steps, gone, group.world_size)
         return int(counts[1]), bool(counts[0]), counts[end:].tolist()
 
@@ -206,8 +207,8 @@ class Training:
         standing.steps += 1
         standing.samples += total
         self._tell(feed.epoch, feed.total_steps)
-        if self.team.group.rank == 0:
-            self._saver.save_if_due(standing.steps, self._durable_snapshot)
+        if self._saver.due(standing.steps) and self.team.group.rank == 0:
+            self._saver.save(partial(standing.snapshot, durable=True))
 
     def _tell(self, epoch: int, total_steps: int | None) -> None:
         standing, generation, now = self.standing, self.team.generation, time.monotonic()
@@ -220,6 +221,7 @@ class Training:
                 generation=generation,
                 step=standing.steps,
                 at=time.time(),
+                clock_s=now,
                 epoch=epoch,
                 samples=standing.samples,
                 total_steps=total_steps,
@@ -228,9 +230,17 @@ class Training:
         )
 
     def _regroup(self) -> None:
+        if not self.standing.begun:
+            self._load_ahead()
         leave = self.team.next(self.standing.steps if self.standing.begun else None, self._enter)
         if leave is not None:
             self._leave(leave)
+
+    def _load_ahead(self) -> None:
+        """Have the checkpoint in memory before all meet: from then on, nobody waits for long."""
+        wish = self.link.wait(self.team.generation)
+        if isinstance(wish, Join) and wish.rank == 0:
+            self._saver.newest()
 
     def _enter(self, group: Group, join: Join, steps: list[int | None]) -> None:
         """Bring all ranks to the state of the one that is ahead, or to the newest checkpoint's. As Team has it."""
@@ -246,23 +256,21 @@ class Training:
             standing.feed.go_to(standing.feed.place(durable=False), join.world_size)
         standing.begun = True
         self._follow_size(join)
+        self._saver.begin(standing.steps, standing.unsaved_s)
         if group.rank == 0:
-            self._saver.begin(standing.steps, standing.state.arrays)
+            self._saver.prepare(standing.state.arrays)
         self.link.say(Up(generation=join.generation, step=standing.steps, source=origin, live=self.team.live))
 
     def _own_snapshot(self) -> Snapshot:
         """Return what the others are to have: this state, or where a training begins that nobody has the state of."""
         if self.standing.begun:
-            return self.standing.snapshot()
+            return self.standing.snapshot(unsaved_s=self._saver.unsaved_s())
         found = self._saver.newest()
         if found is None:
             return self.standing.snapshot("start")
         info, snapshot = found
         log.info("checkpoint.loaded", url=info.url, step=snapshot.step)
         return from_checkpoint(snapshot)
-
-    def _durable_snapshot(self) -> Snapshot:
-        return self.standing.snapshot(durable=True)
 
     def _follow_size(self, join: Join) -> None:
         standing, before = self.standing, self.standing.scale
@@ -278,41 +286,8 @@ class Training:
 
     def _leave(self, leave: Leave) -> NoReturn:
         log.info("trainer.leaves", reason=leave.reason, step=self.standing.steps)
-        self._end("left", checkpoint=leave.checkpoint and self.standing.begun)
+        self._ending.end("left", checkpoint=leave.checkpoint and self.standing.begun)
         raise SystemExit(0)
-
-    def _end(self, why: Literal["done", "left"], *, checkpoint: bool) -> None:
-        self._over = True
-        group = self.team.group
-        if checkpoint:
-            self._result_url = self._saver.save_now(self._durable_snapshot)
-            self._write_result()
-        if group.world_size > 1:
-            time.sleep(LINGER_S)
-        group.close()
-        self._saver.close()
-        self.link.say(Finished(step=self.standing.steps, why=why))
-
-    def _end_early(self) -> None:
-        if self._over or self.link.failed or getattr(sys, "last_value", None) is not None:
-            return
-        while True:
-            try:
-                self._agree(0, ended=True)
-            except GroupLostError as error:
-                self.team.lost(error, self.standing.steps)
-                self._regroup()
-            except EarlyEndError as error:
-                log.warning("script.left_early", reason=str(error))
-                self.link.say(Failed(reason=str(error), final=True))
-                os._exit(1)  # an exit status can't be changed any more in other ways
-            else:
-                self.finish()
-                return
-
-    def _write_result(self) -> None:
-        metrics = self.standing.told_metrics()
-        write_result(checkpoint=self._result_url, metrics=metrics, settings=self._settings)
 
 
 def _number(loss: Any) -> float:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +17,7 @@ import numpy as np
 import pytest
 from elastic_agents import SCRIPT, Trainer, batches_of, join, leave, open_gate, stepped, trainers, weights
 
-from edl_runtime.elastic.messages import Abort, Failed, Finished, Lost, Ready, Stepped, Up
+from edl_runtime.elastic.messages import Abort, Failed, Finished, Join, Lost, Ready, Stepped, Up
 
 pytestmark = pytest.mark.slow
 
@@ -154,11 +158,110 @@ def test_a_loop_that_all_ranks_leave_is_an_end(tmp_path: Path) -> None:
     assert [path.name.startswith("step-") for path in (tmp_path / "kept").iterdir()] == [True]
 
 
+EARLY = """
+import asyncio, errno, sys
+
+import fsspec, numpy, paddle
+from fsspec.asyn import get_loop, sync
+from fsspec.implementations.memory import MemoryFileSystem
+
+from edl_runtime import elastic
+
+
+async def resolve():
+    await asyncio.get_running_loop().getaddrinfo("localhost", 80)
+
+
+class Far(MemoryFileSystem):
+    protocol = "far"
+    store = {}
+    pseudo_dirs = [""]
+    is_full = False
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("far://", "memory://"))
+
+    def _open(self, *arguments, **options):
+        sync(get_loop(), resolve)
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "no room")
+        return super()._open(*arguments, **options)
+
+
+fsspec.register_implementation("far", Far)
+run = elastic.init("far://bucket/job")
+model = paddle.nn.Linear(2, 1)
+run.wrap(model, paddle.optimizer.SGD(0.1, parameters=model.parameters()))
+batches = iter(run.data(list(numpy.ones((64, 2), "float32")), global_batch=8))
+for batch in batches:
+    loss = model(batch).mean()
+    loss.backward()
+    run.step(loss=loss)
+    if run.step_number == 2:
+        break
+Far.is_full = sys.argv[1] == "full"
+"""
+
+
+@pytest.mark.parametrize("place", ["free", "full"])
+def test_a_loop_that_is_left_early_is_an_end_for_a_script_alone(tmp_path: Path, place: str) -> None:
+    """Its last checkpoint is written also where that takes a connection; without one it does not end with 0."""
+    (tmp_path / "early.py").write_text(EARLY)
+    command = [sys.executable, "-W", "ignore", str(tmp_path / "early.py"), place]
+    environ = {**os.environ, "GLOG_minloglevel": "2", "EDL_RESULT_FILE": str(tmp_path / "result.json")}
+    done = subprocess.run(command, check=False, env=environ, capture_output=True, timeout=60)
+    if place == "full":
+        assert done.returncode == 1
+        assert "no room" in done.stderr.decode()
+        return
+    assert done.returncode == 0, done.stderr.decode()
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["checkpoint"].startswith("far://bucket/job/step-000000002-")
+
+
+def test_a_checkpoint_is_read_before_the_ranks_meet(tmp_path: Path) -> None:
+    """However long that takes, nobody waits meanwhile in what has a limit of its own."""
+    kept = tmp_path / "kept"
+    options: dict[str, Any] = {"epochs": EPOCHS, "gates": [LATE], "environ": {"EDL_CHECKPOINT": str(kept)}}
+    with trainers(tmp_path, 3, **options) as [first, *others]:
+        for trainer in (first, *others):
+            trainer.await_word(Ready)
+        join([first], 1)
+        first.await_word(Stepped)
+        leave(first, checkpoint=True)
+        open_gate(tmp_path, LATE)
+        step = first.await_word(Finished).step
+        (slow,) = kept.glob("step-*/extra.json")
+        content = slow.read_bytes()
+        slow.unlink()
+        os.mkfifo(slow)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = free.getsockname()
+        for rank, trainer in enumerate(others):
+            store = f"{address[0]}:{address[1]}"
+            trainer.line.say(Join(generation=2, rank=rank, world_size=2, store=store, instances=2))
+        reading = reader_of(slow)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        os.write(reading, content)
+        os.close(reading)
+        for trainer in others:
+            assert trainer.await_word(Up) == Up(generation=2, step=step, source="checkpoint", live=True)
+
+
+def reader_of(pipe: Path) -> int:
+    """Return an end to write to, once somebody reads the pipe."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError):  # ENXIO: nobody does
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        time.sleep(0.01)
+    raise TimeoutError(f"nobody reads {pipe}")
+
+
 def alone(out: Path, environ: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
     """Start the script as a person does."""
-    import json
-    import os
-
     out.mkdir(exist_ok=True)
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", str(SCRIPT), str(out)],
@@ -179,9 +282,7 @@ def test_a_script_alone_ends_at_sigterm_and_goes_on_later(tmp_path: Path, undist
     assert first.wait(30) == 0
     done = len(stepped(tmp_path / "out"))
     assert 3 <= done < len(ONCE)
-    assert (
-        f"step-{done:09d}" in (tmp_path / "result.json").read_text() or "kept" in (tmp_path / "result.json").read_text()
-    )
+    assert Path(json.loads((tmp_path / "result.json").read_text())["checkpoint"]).name.startswith(f"step-{done:09d}-")
     assert alone(tmp_path / "out", environ, epochs=EPOCHS).wait(60) == 0
     assert stepped(tmp_path / "out") == ONCE
     assert_same(weights(tmp_path / "out"), undisturbed)

@@ -48,6 +48,7 @@ def test_one_is_due_when_the_time_has_passed() -> None:
     assert [now for now in (101.0, 105.0, 106.0, 110.0) if schedule.due(1, now)] == [105.0, 110.0]
     schedule.begin(1, 113.0)
     assert [now for now in (115.0, 118.0) if schedule.due(1, now)] == [118.0]
+    assert schedule.age_s(120.0) == 2.0
 
 
 def test_whichever_comes_first_counts_for_both() -> None:

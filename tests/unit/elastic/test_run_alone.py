@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import math
 import os
 import subprocess
 import sys
+import time
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from elastic_agents import SCRIPT
-from elastic_alone import SAMPLES, arrays_of, begin, model_and_optimizer, train
+from elastic_alone import SAMPLES, QuietLink, arrays_of, begin, model_and_optimizer, train
 
 from edl_runtime import elastic
 from edl_runtime.distill import DistillReader, Fixed
 from edl_runtime.elastic.messages import Finished, Note, Saved, Stepped, Up
+from edl_runtime.elastic.run import Run
+from edl_runtime.elastic.saving import Saver
 from edl_runtime.errors import (
     CheckpointStoreError,
     DatasetChangedError,
@@ -29,6 +31,7 @@ from edl_runtime.errors import (
     StepError,
 )
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Checkpoint
 
 BATCHES: dict[str, Any] = {"global_batch": 4, "epochs": 2}
 
@@ -36,7 +39,7 @@ BATCHES: dict[str, Any] = {"global_batch": 4, "epochs": 2}
 @pytest.fixture(autouse=True)
 def nothing_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that a test leaves early is not this process's end."""
-    monkeypatch.setattr(atexit, "register", lambda *_: None)
+    monkeypatch.setattr("edl_runtime.elastic.training.at_script_end", lambda *_: None)
 
 
 def test_each_sample_comes_once_an_epoch() -> None:
@@ -131,6 +134,77 @@ def test_checkpoints_are_written_when_they_are_due(tmp_path: Path) -> None:
         run.step(loss=loss)
         run._saver._writer.wait()
     assert [word.step for word in link.said if isinstance(word, Saved)] == [2, 4, 6]
+
+
+class RestlessLink(QuietLink):
+    """One that has another generation after each step."""
+
+    def say(self, message: Any) -> None:
+        super().say(message)
+        if isinstance(message, Up):
+            self._generation = message.generation + 1
+
+
+def test_checkpoints_by_time_are_written_however_often_others_come_and_go(tmp_path: Path) -> None:
+    """What counts is the time since the last one, and not that since the last change."""
+    link = RestlessLink()
+    run = Run(link, Saver(Checkpoint(url=str(tmp_path), every_s=0.2), link), RuntimeSettings())
+    model, _ = run.wrap(*model_and_optimizer())
+    for inputs, _ in run.data(SAMPLES, global_batch=4, epochs=200):
+        loss = model(inputs).mean()
+        loss.backward()
+        run.step(loss=loss)
+        time.sleep(0.01)
+        if any(isinstance(word, Saved) for word in link.said):
+            break
+    assert run.generation == run.step_number + 1
+    assert run.step_number < 600
+
+
+def test_who_takes_over_counts_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    """It is told with the state how long ago that was; what was begun is not begun again."""
+    saver = Saver(Checkpoint(url=str(tmp_path), every_s=3600), QuietLink())
+    saver.begin(5, unsaved_s=3590)
+    assert not saver.due(6)
+    assert saver.unsaved_s() == pytest.approx(3590, abs=9)
+    other = Saver(Checkpoint(url=str(tmp_path), every_s=3600), QuietLink())
+    other.begin(5, unsaved_s=3600)
+    other.begin(5, unsaved_s=0)
+    assert other.due(6)
+    assert not other.due(7)
+
+
+def test_a_script_may_finish_early(tmp_path: Path) -> None:
+    """The last checkpoint is written then, what is noted later is in the result, and there is no further batch."""
+    run, link = begin(tmp_path, result=tmp_path / "result.json")
+    model, _ = run.wrap(*model_and_optimizer())
+    batches = iter(run.data(SAMPLES, **BATCHES))
+    for _ in range(2):
+        loss = model(next(batches)[0]).mean()
+        loss.backward()
+        run.step(loss=loss)
+    for _ in range(2):
+        run.finish()
+    assert link.said[-1] == Finished(step=2, why="done")
+    assert [word.step for word in link.said if isinstance(word, Saved)] == [2]
+    run.metrics(accuracy=0.9)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["metrics"]["accuracy"] == 0.9
+    assert Path(result["checkpoint"]).is_dir()
+    with pytest.raises(StepError, match=r"another batch after it called run\.finish"):
+        next(batches)
+
+
+def test_more_metrics_than_a_result_holds_are_refused() -> None:
+    """When they are noted, and not when all is trained; those from before stay."""
+    run, _ = begin()
+    model, _ = run.wrap(*model_and_optimizer())
+    run.metrics(accuracy=0.5)
+    with pytest.raises(SpecError, match=r"run\.metrics: got .* bytes of JSON"):
+        run.metrics(**{f"the accuracy of class {number}": 0.1 for number in range(200)})
+    train(run, model, run.data(SAMPLES, **BATCHES))
+    assert run._wrapped is not None
+    assert run._wrapped.standing.metrics == {"accuracy": 0.5}
 
 
 def test_the_learning_rate_follows_the_number_of_instances() -> None:

@@ -1,0 +1,78 @@
+"""How a training ends: its last checkpoint, its result, and what becomes of it where a script leaves its loop early."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from edl_runtime.elastic.link import Link
+from edl_runtime.elastic.messages import Failed, Finished
+from edl_runtime.elastic.saving import Saver
+from edl_runtime.elastic.standing import Standing
+from edl_runtime.elastic.team import Team
+from edl_runtime.result import write_result
+from edl_runtime.settings import RuntimeSettings
+
+LINGER_S = 0.2
+"""How long the sockets stay open after the last step: who is slower may not have read all that it needs from them."""
+
+
+class Ending:
+    """The end of a training, of which there is one. `over`: it has come."""
+
+    def __init__(self, standing: Standing, team: Team, saver: Saver, settings: RuntimeSettings) -> None:
+        self.over = False
+        self._standing = standing
+        self._team = team
+        self._saver = saver
+        self._settings = settings
+        self._result_url = ""
+
+    def end(self, why: Literal["done", "left"], *, checkpoint: bool) -> None:
+        """Let go of the group and tell the agent; `checkpoint`: this rank writes it first. Raises CheckpointError."""
+        self.over = True
+        group = self._team.group
+        if checkpoint:
+            self._result_url = self._saver.save_now(partial(self._standing.snapshot, durable=True))
+            self.write_result()
+        if group.world_size > 1:
+            time.sleep(LINGER_S)
+        group.close()
+        self._saver.close()
+        self._team.link.say(Finished(step=self._standing.steps, why=why))
+
+    def write_result(self) -> None:
+        """Leave the checkpoint's place and the metrics for whoever runs this script."""
+        metrics = self._standing.told_metrics()
+        write_result(checkpoint=self._result_url, metrics=metrics, settings=self._settings)
+
+
+def at_script_end(link: Link, end: Callable[[], None]) -> None:
+    """Call `end` once the script has run to its end, and not into an error.
+
+    If that raises an error, the agent is told and this process ends with status 1. By `atexit` it would be too late:
+    what connects to object stores can't begin any work by then.
+    """
+    threading._register_atexit(_end_in, os.getpid(), link, end)  # type: ignore[attr-defined] # noqa: SLF001
+
+
+def _end_in(process: int, link: Link, end: Callable[[], None]) -> None:
+    """Do it, but not in the processes that load data, which end in the same way."""
+    if os.getpid() != process or link.failed or getattr(sys, "last_value", None) is not None:
+        return
+    try:
+        end()
+    except SystemExit:  # it was told to leave, and has
+        return
+    except BaseException as error:  # noqa: BLE001 -- the last to hear of it; and only so can the status be changed
+        traceback.print_exception(error)
+        link.say(Failed.of(error))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
