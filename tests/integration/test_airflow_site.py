@@ -1,0 +1,78 @@
+"""What tasks read from a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl_airflow.hooks.edl import Surroundings
+from edl_airflow.joblog import Position
+from edl_airflow.site import Site, open_site
+from edl_airflow.work import Place
+from edl_runtime.checkpoint import landed
+from edl_runtime.checkpoint.landed import Landed
+from edl_runtime.store import keys
+from edl_runtime.store.client import connect
+
+STREAM = "nightly/train"
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Any]:
+    """A client of that Redis."""
+    async with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+async def site(redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[Site]:
+    """What a connection leads to."""
+    given = Surroundings(redis_url=redis_url, namespace=namespace, place=Place(str(tmp_path)))
+    async with open_site(given) as site:
+        yield site
+
+
+def _landed(step: int, job: str, at: float) -> Landed:
+    return Landed(job=job, step=step, epoch=1, generation=1, url=f"/c/{step}", at=at)
+
+
+async def test_a_checkpoint_is_found_among_those_of_other_jobs_and_nights(
+    redis: Any, site: Site, namespace: str
+) -> None:
+    """Of one job, and since it began, also where another job's or one that can't be read has landed later."""
+    for step, job, at in ((1, "a", 100.0), (2, "a", 200.0), (3, "b", 300.0)):
+        await landed.publish(redis, namespace, STREAM, _landed(step, job, at))
+    await redis.xadd(keys.checkpoints(namespace, STREAM), {"landed": '{"step": "far"}'})
+    found = [await site.checkpoint(STREAM, *asked) for asked in (("a", 0.0), ("a", 200.0), ("a", 201.0), ("b", 201.0))]
+    assert [one and one["step"] for one in found] == [2, 2, None, 3]
+    assert await site.checkpoint("none", "a", 0.0) is None
+
+
+@pytest.mark.parametrize("entry", [{"landed": '{"step": "far"}'}, {"landed": "no JSON"}, {"another": "field"}])
+async def test_what_can_not_be_read_of_a_stream_is_passed_by(
+    redis: Any, site: Site, namespace: str, entry: dict[str, str]
+) -> None:
+    """Whoever remembers how far he was meets it once."""
+    await landed.publish(redis, namespace, STREAM, _landed(1, "a", 1.0))
+    bad_id = await redis.xadd(keys.checkpoints(namespace, STREAM), entry)
+    assert await site.end_of_checkpoints(STREAM) == bad_id
+    (_, first), (second_id, second) = await site.next_checkpoints(STREAM, "")
+    assert first
+    assert (first["step"], second_id, second) == (1, bad_id, None)
+    assert await site.next_checkpoints(STREAM, second_id, block_ms=0) == []
+
+
+@pytest.mark.parametrize("kept", ["no JSON", '{"lines": 5}', "[]"])
+async def test_a_position_in_a_log_that_can_not_be_read_is_none(
+    redis: Any, site: Site, namespace: str, kept: str
+) -> None:
+    """All is shown again then, instead of nothing."""
+    assert await site.log_position("job") is None
+    position = Position(created_at=1.0, lines={0: 3})
+    await site.keep_log_position("job", position)
+    assert await site.log_position("job") == position
+    await redis.set(keys.log_position(namespace, "job"), kept)
+    assert await site.log_position("job") is None
