@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from airflow.providers.standard.operators.bash import BashOperator
-from airflow.sdk import DAG, Asset, AssetWatcher
+from airflow.sdk import DAG, Asset, AssetWatcher, Param
 
 from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
 
@@ -26,6 +26,15 @@ CHECKPOINT = Asset(
 EVENTS = "triggering_asset_events.values() | map('last')"
 """The newest that led to this run; where several landed before it began, the others are passed by."""
 
+PARAMS = {
+    "checkpoint": Param(
+        "",
+        type="string",
+        title="Checkpoint",
+        description="The path or URL of one, to be evaluated by hand; empty in runs that a checkpoint has started.",
+    ),
+}
+
 with DAG(
     "edl_evaluate_on_checkpoint",
     description=__doc__,
@@ -33,6 +42,7 @@ with DAG(
     catchup=False,
     max_active_runs=1,
     default_args={"retries": 1, "retry_delay": timedelta(seconds=10)},
+    params=PARAMS,
     tags=["edl", "elastic training"],
     doc_md="""
 ### A checkpoint starts a run
@@ -41,17 +51,18 @@ The asset `edl_nightly_checkpoint` has an event for each checkpoint that `edl_ni
 whichever night. The event says the checkpoint's step, URL and metrics; `evaluate` loads it and returns how many of the
 held-out digits it names right. A checkpoint that is there no more, since only some are kept, is skipped.
 
-It can't be triggered by hand: there would be no checkpoint to evaluate.
+Triggered by hand, it evaluates the checkpoint that the form names.
 """,
 ):
     evaluate = BashOperator(
         task_id="evaluate",
         bash_command='echo "training said: $METRICS"\n'
         + shlex.join([sys.executable, f"{EXAMPLE}/evaluate.py", "--data_dir", f"{FOLDER}/data"])
-        + ' "$CHECKPOINT"',
+        + ' "${CHECKPOINT:?no checkpoint has started this run, and the form names none}"',
         env={
-            "CHECKPOINT": f"{{{{ {EVENTS} | map(attribute='extra.payload.checkpoint') | first }}}}",
-            "METRICS": f"{{{{ {EVENTS} | map(attribute='extra.payload.metrics') | first | tojson }}}}",
+            "CHECKPOINT": "{{ params.checkpoint or "
+            f"({EVENTS} | map(attribute='extra.payload.checkpoint') | first | default('')) }}}}",
+            "METRICS": f"{{{{ {EVENTS} | map(attribute='extra.payload.metrics') | first | default({{}}) | tojson }}}}",
         },
         append_env=True,
         skip_on_exit_code=99,

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,13 +56,26 @@ def environ(
 )
 def test_every_task_succeeds(environ: dict[str, str], dag_id: str, conf: dict[str, int], assumed: str) -> None:
     """dag.test() runs the DAG to its end in one process, deferred tasks among it, and leaves no job."""
+    assert {"run", "train_teacher", "distill", "report"} <= succeeded(environ, dag_id, conf, assumed)
+
+
+def test_a_night_and_the_evaluation_of_its_checkpoint_succeed(environ: dict[str, str]) -> None:
+    """The training is over before it could grow; by hand, an evaluation is told which checkpoint."""
+    night = {"epochs": 1, "pause_s": 0, "ends_by": "PT10M"}
+    assert succeeded(environ, "edl_nightly_elastic_training", night, "training|grow") >= {"run", "train"}
+    *_, newest = sorted((Path(environ["AIRFLOW_HOME"]) / "elastic_train" / "checkpoints").iterdir())
+    assert succeeded(environ, "edl_evaluate_on_checkpoint", {"checkpoint": str(newest)}) == {"run", "evaluate"}
+
+
+def succeeded(environ: dict[str, str], dag_id: str, conf: dict[str, Any], assumed: str = "") -> set[str]:
+    """Return what has succeeded, the run and its tasks, which all of it must have; `assumed`: what is not run."""
     command = [sys.executable, str(RUN), str(DAGS), dag_id, json.dumps(conf), assumed]
     run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     states = json.loads(run.stdout.splitlines()[-1])
     assert set(states.values()) == {"success"}, run.stdout[-6000:]
-    assert {"run", "train_teacher", "distill", "report"} <= set(states)
     assert jobs(environ) == []
+    return set(states)
 
 
 def jobs(environ: dict[str, str]) -> list[str]:

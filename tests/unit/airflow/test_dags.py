@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,8 +88,21 @@ def test_an_evaluation_gets_the_checkpoint_from_the_event_that_led_to_it() -> No
         SimpleNamespace(extra={"from_trigger": True, "payload": {"checkpoint": f"/c/{step}", "metrics": {"a": step}}})
         for step in (1, 2)
     ]
-    made["evaluate"].render_template_fields({"triggering_asset_events": {made["CHECKPOINT"]: events}})
+    params = {name: param.value for name, param in made["PARAMS"].items()}
+    made["evaluate"].render_template_fields({"triggering_asset_events": {made["CHECKPOINT"]: events}, "params": params})
     assert made["evaluate"].env == {"CHECKPOINT": "/c/2", "METRICS": '{"a": 2}'}
     (watcher,) = made["CHECKPOINT"].watchers
     nightly = runpy.run_path(str(DAGS / "edl_nightly_elastic_training.py"))["train"]
     assert watcher.trigger.stream == f"{nightly.dag.dag_id}/{nightly.task_id}"
+
+
+@pytest.mark.parametrize("named", ["/c/7", ""])
+def test_an_evaluation_by_hand_gets_the_checkpoint_that_the_form_names(named: str) -> None:
+    """No event has led to it; without a name its command fails, and says why."""
+    made = runpy.run_path(str(DAGS / "edl_evaluate_on_checkpoint.py"))
+    made["evaluate"].render_template_fields({"triggering_asset_events": {}, "params": {"checkpoint": named}})
+    assert made["evaluate"].env == {"CHECKPOINT": named, "METRICS": "{}"}
+    words = ["bash", "-c", made["evaluate"].bash_command.replace(sys.executable, "true")]
+    done = subprocess.run(words, env=made["evaluate"].env, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) is bool(named)
+    assert ("the form names none" in done.stderr) is not bool(named)
