@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+import structlog
 
 from edl_runtime.elastic.collating import Collate, as_tensors
+from edl_runtime.elastic.ending import LINGER_S
+from edl_runtime.elastic.messages import Note
+from edl_runtime.elastic.open_shard import OpenShard
 from edl_runtime.elastic.training import Micro, Training
+from edl_runtime.errors import LedgerMissingError
 from edl_runtime.shards.blocking import BlockingLedger
 from edl_runtime.shards.positions import Position, from_vector, to_vector
 from edl_runtime.shards.state import LedgerState, Shard
@@ -19,6 +24,16 @@ Read = Callable[[str], Iterable[Any]]
 
 IDLE_S = 0.02
 """How long all ranks wait when none has a shard and not all are finished: a stream may grow."""
+
+HOLD_S = 1.0
+LONGEST_HOLD_S = 30.0
+"""How long a process keeps a shard that it can't read before anybody may try it again, doubled with each that it can't
+read in a row: what is wrong may be the storage, and soon mended."""
+
+SET_ASIDE = "shards_set_aside"
+"""How many shards were given up, as a metric of checkpoints and results; none without any."""
+
+log = structlog.get_logger(__name__)
 
 
 class _Place(msgspec.Struct, kw_only=True):
@@ -34,27 +49,6 @@ class _Place(msgspec.Struct, kw_only=True):
     positions: dict[int, int] = {}
 
 
-class _Open:
-    """A shard that is being read, of which `offset` records are applied."""
-
-    def __init__(self, shard: Shard, records: Iterator[Any]) -> None:
-        self.shard = shard
-        self.offset = shard.start
-        self._records = itertools.chain(itertools.islice(records, shard.start, None))
-        self._next = list(itertools.islice(self._records, 1))
-
-    def take(self, most: int) -> list[Any]:
-        """Return the next records, none at the shard's end. Raises what reading raises."""
-        taken = [*self._next, *itertools.islice(self._records, most - len(self._next))]
-        self._next = list(itertools.islice(self._records, 1))
-        return taken
-
-    @property
-    def is_through(self) -> bool:
-        """Whether all records have been taken."""
-        return not self._next
-
-
 class _Taken(msgspec.Struct, frozen=True):
     """A batch that is not applied yet: of which step it is to be, and whether the shard ends with it."""
 
@@ -66,7 +60,8 @@ class _Taken(msgspec.Struct, frozen=True):
 class ShardData:
     """What `Run.shards` returns: an iterable of this rank's batches, until all shards are finished.
 
-    A rank that has no shard takes part in steps without yielding a batch.
+    A rank that has no shard takes part in steps without yielding a batch. When Redis has forgotten the ledger, all
+    ranks raise LedgerMissingError after the same step: model and ledger can only go back together.
     """
 
     def __init__(
@@ -79,32 +74,31 @@ class ShardData:
         self._collate = collate_fn
         self._place = _Place()
         self._entered = 0  # the generation that the ledger is used for
-        self._open: _Open | None = None
+        self._open: OpenShard | None = None
         self._taken: _Taken | None = None
         self._finished: list[tuple[Shard, int]] = []  # to be acknowledged, with their steps
+        self._failed_in_a_row = 0
         self._drained = False
         self._all_drained = False
+        self._forgotten = False  # the ledger, by Redis
         self._epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
         training = self._training
-        try:
-            while not self._all_drained:
-                if self._entered != training.team.generation and not self._enter():
-                    continue
-                taken = self._next_batch()
-                if taken is None:
-                    samples = training.samples
-                    training.finish_step()
-                    if samples == training.samples and not self._all_drained:
-                        time.sleep(IDLE_S)
-                    continue
-                training.draw(Micro(len(taken.records), first=True, last=True))
-                yield as_tensors(self._collate(taken.records))
-                training.check_stepped()
-        except GeneratorExit:
-            training.left_early()
-            raise
+        while not self._all_drained:
+            if self._entered != training.team.generation and not self._enter():
+                continue
+            taken = self._next_batch()
+            if taken is None:
+                samples = training.samples
+                training.finish_step()
+                if samples == training.samples and not self._all_drained:
+                    time.sleep(IDLE_S)
+                continue
+            training.draw(Micro(len(taken.records), first=True, last=True))
+            yield as_tensors(self._collate(taken.records))
+            training.check_stepped()
+        self._count_set_aside()
         training.finish()
         self._ledger.close()
 
@@ -117,13 +111,18 @@ class ShardData:
         return None
 
     def place(self, *, durable: bool) -> dict[str, Any]:
-        if durable and self._place.live:
+        if not durable or not self._place.live:
+            here: dict[str, Any] = msgspec.to_builtins(self._place, str_keys=True)
+            return here
+        with self._unless_forgotten():
             step = self._training.standing.steps
             state = self._ledger.commit(step, self._place.positions)
+            self._count_set_aside()
             place: dict[str, Any] = msgspec.to_builtins(_Place(step=step, ledger=state))
             return place
-        here: dict[str, Any] = msgspec.to_builtins(self._place, str_keys=True)
-        return here
+        if not self._all_drained and self._training.link.wish(self._entered) is None:
+            self._training.finish_step()  # all others are in the next one: they hear of it there, and so does this rank
+        raise LedgerMissingError(self._ledger.job)
 
     def go_to(self, place: dict[str, Any], world_size: int) -> None:
         del world_size
@@ -133,12 +132,16 @@ class ShardData:
 
     def vector(self, rank: int, world_size: int) -> list[int]:
         position = None
-        if self._open is not None and self._taken is not None:
-            position = Position(self._open.shard.ticket, self._open.offset + len(self._taken.records))
-        return [int(self._drained), *to_vector(position, rank, world_size)]
+        if self._open is not None:
+            more = 0 if self._taken is None else len(self._taken.records)
+            position = Position(self._open.shard.ticket, self._open.offset + more)
+        return [int(self._drained), int(self._forgotten), *to_vector(position, rank, world_size)]
 
     def advance(self, samples: int, vector: Sequence[int]) -> None:
-        drained, *positions = vector
+        drained, forgotten, *positions = vector
+        if forgotten:
+            time.sleep(LINGER_S)
+            raise LedgerMissingError(self._ledger.job)
         if not samples:
             self._all_drained = drained == self._training.team.group.world_size
             return
@@ -147,7 +150,8 @@ class ShardData:
         )
         if self._taken is not None:
             self._apply_taken()
-            self._acknowledge()
+            with self._unless_forgotten():
+                self._acknowledge()
 
     def _enter(self) -> bool:
         """Use the ledger in this generation; return whether it is still the present one afterwards.
@@ -157,59 +161,99 @@ class ShardData:
         team = self._training.team
         generation = team.generation
         if team.group.rank == 0:
-            if self._place.live:
-                self._ledger.begin(generation)
-                self._ledger.release(self._training.standing.steps, self._place.positions, team.names)
-            else:
-                self._ledger.restore(self._place.ledger, generation)
+            with self._unless_forgotten():
+                self._put_right(generation)
         self._drained = self._all_drained = False
         self._training.finish_step(empty=True)
         if team.generation != generation:
             return False
-        self._ledger.begin(generation)
+        with self._unless_forgotten():
+            self._ledger.begin(generation)
+            self._acknowledge()
         self._place.live = True
         self._entered = generation
-        self._acknowledge()
         return True
+
+    def _put_right(self, generation: int) -> None:
+        if self._place.live:
+            self._ledger.begin(generation)
+            self._ledger.release(self._training.standing.steps, self._place.positions, self._training.team.names)
+        else:
+            self._ledger.restore(self._place.ledger, generation)
+
+    @contextlib.contextmanager
+    def _unless_forgotten(self) -> Iterator[None]:
+        """Do what needs the ledger. If Redis has forgotten it, this rank takes no more, and tells all in a step."""
+        try:
+            yield
+        except LedgerMissingError:
+            self._forgotten = True
 
     def _next_batch(self) -> _Taken | None:
         """Return what is to be applied next, None if there is nothing now."""
-        while self._taken is None and not self._drained:
-            if self._open is None and not self._lease():
-                break
-            self._take()
+        with self._unless_forgotten():
+            while self._taken is None and not self._drained and not self._forgotten:
+                opened = self._open or self._lease()
+                if opened is None or not (self._give_back(opened) if opened.trouble else self._take(opened)):
+                    break
         return self._taken
 
-    def _lease(self) -> bool:
+    def _lease(self) -> OpenShard | None:
         leased = self._ledger.lease()
         if not leased:
             self._drained = leased is None
-            return False
+            return None
         (shard,) = leased
         self._epoch = shard.epoch
-        try:
-            self._open = _Open(shard, iter(self._read(shard.name)))
-        except Exception as error:  # noqa: BLE001 -- whatever is wrong with a shard, others can be read
-            self._ledger.fail(shard, _said(error), applied=shard.start)
-            return True
-        return True
+        self._open = OpenShard(shard, self._records(shard.name))
+        return self._open
 
-    def _take(self) -> None:
-        opened = self._open
-        if opened is None:
-            return
+    def _records(self, name: str) -> Iterator[Any]:
+        yield from self._read(name)  # which is not called before the first is asked for
+
+    def _take(self, opened: OpenShard) -> bool:
+        """Take a batch, or find that there is none; return whether the shard could be read."""
         try:
             records = opened.take(self._batch_size)
-        except Exception as error:  # noqa: BLE001 -- as above
-            self._ledger.fail(opened.shard, _said(error), applied=opened.offset)
-            self._open = None
-            return
+        except Exception as error:  # noqa: BLE001 -- whatever is wrong with a shard, others can be read
+            opened.trouble = f"{type(error).__name__}: {error}"
+            hold_s = min(HOLD_S * 2**self._failed_in_a_row, LONGEST_HOLD_S)
+            opened.held_until = time.monotonic() + hold_s
+            self._failed_in_a_row = min(self._failed_in_a_row + 1, 16)
+            log.warning("shard.failed", shard=opened.shard.name, reason=opened.trouble, held_s=hold_s)
+            return False
+        self._failed_in_a_row = 0
         step = self._training.standing.steps
         if records:
             self._taken = _Taken(step + 1, records, opened.is_through)
         else:  # whoever had it before had applied all of it
             self._ledger.ack([opened.shard], step)
             self._open = None
+        return True
+
+    def _give_back(self, opened: OpenShard) -> bool:
+        """Let others try a shard that can't be read, when it was held long enough; return whether it was.
+
+        All ranks have made a step since, so they have what is applied of it.
+        """
+        if time.monotonic() < opened.held_until:
+            return False
+        shard = opened.shard
+        self._open = None
+        if self._ledger.fail(shard, opened.trouble, applied=opened.offset):
+            log.warning("shard.set_aside", shard=shard.name, epoch=shard.epoch, applied=opened.offset)
+            text = (
+                f"shard {shard.name!r} was set aside in epoch {shard.epoch}, for it failed too often; its first "
+                f"{opened.offset} records are in the model. The last failure: {opened.trouble}"
+            )
+            self._training.link.say(Note(text=text))
+        return True
+
+    def _count_set_aside(self) -> None:
+        """Let the next checkpoint and the result say how many shards were given up."""
+        with self._unless_forgotten():
+            if aside := self._ledger.report().set_aside:
+                self._training.note_metrics({SET_ASIDE: float(len(aside))})
 
     def _apply_taken(self) -> None:
         opened, taken = self._open, self._taken
@@ -225,7 +269,3 @@ class ShardData:
         for shard, step in self._finished:
             self._ledger.ack([shard], step)
         self._finished.clear()
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -40,7 +40,7 @@ class BlockingLedger:
         plan: Plan = ONE_EPOCH,
         wait_s: float = 60.0,
     ) -> None:
-        self._job = job
+        self.job = job
         self._wait_s = wait_s
         self._client = connect(redis_url)
         self._ledger = Ledger(self._client, namespace, job, worker=worker, shards=shards, plan=plan)
@@ -111,10 +111,10 @@ class BlockingLedger:
                 if time.monotonic() + RETRY_EVERY_S > give_up_at:
                     raise
                 if not away:
-                    log.warning("ledger.waits", job=self._job, to=what, address=error.address, cause=error.cause)
+                    log.warning("ledger.waits", job=self.job, to=what, address=error.address, cause=error.cause)
                 away = True
                 await asyncio.sleep(RETRY_EVERY_S)
             else:
                 if away:
-                    log.info("ledger.goes_on", job=self._job)
+                    log.info("ledger.goes_on", job=self.job)
                 return answer

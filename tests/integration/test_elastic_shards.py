@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
+import redis
 from elastic_agents import Trainer, join, leave, stepped, trainers
+from elastic_alone import SAMPLES, QuietLink, model_and_optimizer, train
 
-from edl_runtime.elastic.messages import Finished, Lost, Ready, Stepped, Up
+from edl_runtime.elastic import shard_data
+from edl_runtime.elastic.messages import Finished, Lost, Note, Ready, Saved, Stepped, Up
+from edl_runtime.elastic.run import Run
+from edl_runtime.elastic.saving import Saver
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store import keys
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +41,11 @@ def lines_of(out: Path, trainer: Trainer) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
+def metrics_of(result: Path) -> dict[str, float]:
+    metrics: dict[str, float] = msgspec.json.decode(result.read_bytes())["metrics"]
+    return metrics
+
+
 def test_records_count_once_an_epoch_whoever_dies_and_joins(tmp_path: Path, environ: dict[str, str]) -> None:
     """The shard of a killed trainer is finished by others, from where the model has it."""
     options: dict[str, Any] = {"shards": 12, "epochs": 2, "step_s": 0.15, "environ": environ}
@@ -40,9 +56,9 @@ def test_records_count_once_an_epoch_whoever_dies_and_joins(tmp_path: Path, envi
         second.await_word(Stepped)
         join([first, second, third], 2)
         third.await_word(Stepped)
-        before = lines_of(tmp_path, first)
+        before, deadline = lines_of(tmp_path, first), time.monotonic() + 30
         while lines_of(tmp_path, first) == before:
-            pass
+            assert time.monotonic() < deadline
         first.process.kill()  # in the middle of a batch: what it stepped is written down
         for trainer in (second, third):
             trainer.await_word(Lost)
@@ -54,7 +70,7 @@ def test_records_count_once_an_epoch_whoever_dies_and_joins(tmp_path: Path, envi
 
 def test_the_ledger_goes_back_with_the_checkpoint(tmp_path: Path, environ: dict[str, str]) -> None:
     """What was done after it is done again; a shard that can't be read is set aside, and all else counts once."""
-    environ |= {"EDL_CHECKPOINT": str(tmp_path / "kept")}
+    environ |= {"EDL_CHECKPOINT": str(tmp_path / "kept"), "EDL_RESULT_FILE": str(tmp_path / "result")}
     options: dict[str, Any] = {"shards": 6, "epochs": 1, "step_s": 0.1, "environ": environ, "poison": 47}
     with trainers(tmp_path / "out", 2, **options) as both:
         for trainer in both:
@@ -71,7 +87,82 @@ def test_the_ledger_goes_back_with_the_checkpoint(tmp_path: Path, environ: dict[
         assert both[2].await_word(Up).step == done
         assert both[2].await_word(Finished).why == "done"
         assert both[2].wait() == 0
+        notes = [note.text for trainer in both for note in trainer.said(Note)]
+    assert len(notes) == 1
+    assert notes[0].startswith("shard '2' was set aside in epoch 0")
+    assert metrics_of(tmp_path / "result")["shards_set_aside"] == 1
     found = counted(tmp_path / "out")
     assert set(found.values()) == {1}
     assert found.keys() | set(range(40, 60)) == set(range(120))
     assert 47 not in found
+
+
+def test_a_redis_that_forgot_the_ledger_sends_all_ranks_back_together(
+    tmp_path: Path, environ: dict[str, str], redis_url: str, namespace: str
+) -> None:
+    """Whoever notices it tells all others in a step, and none is left waiting; model and ledger then go back."""
+    environ |= {"EDL_CHECKPOINT": str(tmp_path / "kept"), "EDL_CHECKPOINT_EVERY_STEPS": "3"}
+    options: dict[str, Any] = {"shards": 12, "epochs": 1, "step_s": 0.1, "environ": environ}
+    with trainers(tmp_path / "out", 3, **options) as first:
+        for trainer in first:
+            trainer.await_word(Ready)
+        join(first, 1)
+        saved = max(trainer.await_word(Saved).step for trainer in first[:1])
+        with redis.Redis.from_url(redis_url) as client:
+            assert client.delete(*keys.of_ledger(namespace, "sharded"))
+        assert [trainer.wait() for trainer in first] == [1, 1, 1]
+        assert [trainer.said(Lost) for trainer in first] == [[], [], []]
+        with trainers(tmp_path / "out", 2, **options) as second:
+            for trainer in second:
+                trainer.await_word(Ready)
+            join(second, 2)
+            assert second[0].await_word(Up).step >= saved
+            assert [trainer.await_word(Finished).why for trainer in second] == ["done"] * 2
+            assert [trainer.wait() for trainer in second] == [0, 0]
+    assert counted(tmp_path / "out") == dict.fromkeys(range(240), 1)
+
+
+class Storage:
+    """Shards of two samples each, all of which can't be read until some time, and one never."""
+
+    def __init__(self, *, away_s: float = 0.0, poisoned: str = "") -> None:
+        self.back_at = time.monotonic() + away_s
+        self._poisoned = poisoned
+
+    def read(self, name: str) -> Iterator[tuple[np.ndarray, np.int64]]:
+        if time.monotonic() < self.back_at:
+            raise OSError("no route to host")
+        if name == self._poisoned:
+            raise ValueError("torn")
+        yield from SAMPLES[2 * int(name) : 2 * int(name) + 2]
+
+
+def trained(storage: Storage, settings: RuntimeSettings) -> tuple[list[int], list[str]]:
+    """Train on five shards in this process; return the samples in order, and what was told to people."""
+    link = QuietLink()
+    run = Run(link, Saver(None, link), settings)
+    model, _ = run.wrap(*model_and_optimizer())
+    batches = train(run, model, run.shards(storage.read, list("01234"), batch_size=2))
+    samples = [sample for batch in batches for sample in batch]
+    return samples, [note.text for note in link.said if isinstance(note, Note)]
+
+
+def test_a_storage_that_is_away_for_a_moment_costs_no_shard(redis_url: str, namespace: str) -> None:
+    """Who can't read a shard does not throw the next one after it, but keeps it for a while and tries again."""
+    settings = RuntimeSettings(redis_url=redis_url, namespace=namespace, job="storage")
+    assert trained(Storage(away_s=0.5), settings) == (list(range(10)), [])
+
+
+def test_a_shard_that_is_set_aside_is_told_of(
+    redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event says which one and why, and the result how many; all others count."""
+    monkeypatch.setattr(shard_data, "HOLD_S", 0.01)
+    result = tmp_path / "result"
+    settings = RuntimeSettings(redis_url=redis_url, namespace=namespace, job="storage", result_file=str(result))
+    samples, notes = trained(Storage(poisoned="2"), settings)
+    assert sorted(samples) == [0, 1, 2, 3, 6, 7, 8, 9]
+    (note,) = notes
+    assert note.startswith("shard '2' was set aside in epoch 0, for it failed too often; its first 0 records are")
+    assert note.endswith("The last failure: ValueError: torn")
+    assert metrics_of(result)["shards_set_aside"] == 1
