@@ -234,7 +234,10 @@ class Training:
         return {
             "missing": len(wanted - counted.keys()),
             "doubled": sum(counted.values()) - len(counted),
-            **{what: self.seen[what] for what in ("deaths", "rollbacks", "forgotten", "refused", "not refused")},
+            **{
+                what: self.seen[what]
+                for what in ("deaths", "rollbacks", "saved ahead", "forgotten", "refused", "not refused")
+            },
         }
 
     def train(self) -> list[str]:
@@ -274,10 +277,13 @@ class Training:
         if fault in {"kill late", "ahead", "stop"}:
             if self.draw.random() < 0.5:
                 victims[0].ask("tell")  # so it has acknowledged what it finished
+            if fault == "ahead" and self.draw.random() < 0.5:
+                self.save(victims[0])  # of a step that no survivor has
+                self.seen["saved ahead"] += 1
             self.lose(victims, signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
             raise Lost(fault)
         if self.step % SAVE_EVERY_STEPS == 0:
-            self.save()
+            self.save(self.members[0])
         return True
 
     def make_redis_forget(self) -> None:
@@ -286,9 +292,9 @@ class Training:
         with redis.Redis.from_url(self.redis_url) as client:
             client.delete(*keys.of_ledger("chaos", self.job))
 
-    def save(self) -> None:
+    def save(self, member: Member) -> None:
         path = self.folder / f"{self.generation:04}-{self.step:05}"
-        self.members[0].ask("save", path=str(path))
+        member.ask("save", path=str(path))
         self.checkpoints.append(path)
 
     def lose(self, victims: list[Member], number: int = signal.SIGKILL) -> None:
