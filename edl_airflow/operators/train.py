@@ -42,7 +42,8 @@ class EdlTrainOperator(EdlOperator):
     :param trainers: how many instances, as Bounds, "min:max" or a number: it starts with min and can be resized up to
         max (templated)
     :param checkpoint: where checkpoints are kept and how often one is written, a path or URL for the latter's default;
-        None for a training that keeps none (templated)
+        None for a training that keeps none. Which variables an object store needs, as AWS_ACCESS_KEY_ID, says the
+        connection's field "Variables to pass on" (templated)
     :param gear: the fastest way to change the number of instances that may be tried: "live", "warm" or "cold"
     :param job: the job's name, for sensors and resizes; None for one made from the task instance (templated)
     :param ends_by: when training has to end, with a checkpoint: a time of day ("07:00", the next one in the DAG's time

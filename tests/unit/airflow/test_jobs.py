@@ -61,6 +61,11 @@ def test_instances_know_their_surroundings_and_no_secret() -> None:
     assert "EDL_REDIS_URL" not in job.env
 
 
+def test_a_script_without_agents_is_not_elastic() -> None:
+    """One that a signal ends has failed, and nobody counts its instances."""
+    assert not _student(command=["a"]).elastic
+
+
 def test_the_same_spec_makes_the_same_job() -> None:
     """Whether a retry may adopt a running job is told by the digest."""
     assert _student(command=["a"]).digest == _student(command=("a",)).digest

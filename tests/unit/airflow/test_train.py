@@ -51,6 +51,7 @@ def test_the_job_is_agents_that_run_the_script(context: Any) -> None:
         *("python", "train.py", "manual__1"),
     )
     assert (job.name, job.kind, job.bounds, job.instances) == (job_name(context["ti"]), "trainer", Bounds(1, 3), 1)
+    assert job.elastic
     settings = RuntimeSettings.from_env(job.env)
     assert settings.checkpoint_spec() == Checkpoint(url="s3://runs/3", every_steps=100)
     assert (settings.job, settings.namespace, settings.checkpoint_stream) == (job.name, "team", "nightly/distill")
