@@ -165,6 +165,8 @@ class PaddleGroup:
     def _let_go(self) -> None:
         self._aborted = True
         self._meeting.abort()
+        if self._store_port:
+            _close_listener(self._store_port)
         for fd in self._sockets():
             _shut(fd)
 

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from edl_runtime.elastic import groups
 from edl_runtime.elastic.groups import PaddleGroup, in_words
 from edl_runtime.elastic.messages import Join
 
@@ -14,7 +15,7 @@ from edl_runtime.elastic.messages import Join
 def test_a_closed_group_does_not_touch_what_comes_after_it() -> None:
     """An abort that is told late would else shut the sockets of the next group."""
     group = PaddleGroup(Join(generation=1, rank=0, world_size=2, store="127.0.0.1:1", instances=2), "gloo")
-    group._older = set()  # as while it forms: every epoll counts as its own
+    group._older = groups._epolls()  # as while it forms: every one that comes now counts as its own
     group._closed = True
     one, other = socket.socketpair()
     with one, other, select.epoll() as watcher:
