@@ -114,15 +114,17 @@ class ShardData:
         if not durable or not self._place.live:
             here: dict[str, Any] = msgspec.to_builtins(self._place, str_keys=True)
             return here
-        with self._unless_forgotten():
-            step = self._training.standing.steps
+        step = self._training.standing.steps
+        try:
             state = self._ledger.commit(step, self._place.positions)
-            self._count_set_aside()
-            place: dict[str, Any] = msgspec.to_builtins(_Place(step=step, ledger=state))
-            return place
-        if not self._all_drained and self._training.link.wish(self._entered) is None:
-            self._training.finish_step()  # all others are in the next one: they hear of it there, and so does this rank
-        raise LedgerMissingError(self._ledger.job)
+        except LedgerMissingError:
+            self._forgotten = True
+            if not self._all_drained and self._training.link.wish(self._entered) is None:
+                self._training.finish_step()  # all others are in it: they hear of it there, and so does this rank
+            raise
+        self._count_set_aside()
+        place: dict[str, Any] = msgspec.to_builtins(_Place(step=step, ledger=state))
+        return place
 
     def go_to(self, place: dict[str, Any], world_size: int) -> None:
         del world_size
