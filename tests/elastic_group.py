@@ -30,7 +30,7 @@ def listens(port: int) -> bool:
 
 
 def main(rank: int, size: int, port: int) -> dict[str, Any]:
-    """Sum, broadcast and be let go of in each group; see what is left of them."""
+    """Sum, give and be let go of in each group; see what is left of them."""
     mine, other = socket.socketpair()
     elsewhere = socket.create_server(("127.0.0.1", 0))
     client = socket.create_connection(elsewhere.getsockname())
@@ -47,7 +47,7 @@ def main(rank: int, size: int, port: int) -> dict[str, Any]:
             group.sum(values)
             assert values.astype("float32").tolist() == [sum(range(1, size + 1))] * 5
         given = np.arange(1000, dtype=np.uint8) if rank == 1 else np.zeros(1000, np.uint8)
-        group.broadcast(given, 1)
+        group.give(given, 1, [taker for taker in range(size) if taker != 1])
         assert given.tolist() == [at % 256 for at in range(1000)]
         if rank == 0:  # nobody comes to this one
             aborter = threading.Timer(0.2, group.abort)

@@ -22,7 +22,7 @@ from edl_runtime.errors import GroupLostError
 from edl_runtime.protocol.address import endpoint_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
@@ -62,8 +62,8 @@ class Group(Protocol):
         """Return the sums over all ranks. Waits for as long as any of them takes to come to it."""
         ...
 
-    def broadcast(self, values: NDArray[np.uint8], source: int) -> None:
-        """Replace the bytes by those of the source. Waits as `count` does."""
+    def give(self, values: NDArray[np.uint8], source: int, takers: Collection[int]) -> None:
+        """Replace the bytes on these ranks by those of the source. For these and the source; rank 0 is one of them."""
         ...
 
     def abort(self) -> None:
@@ -87,7 +87,7 @@ class Alone:
     def count(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         return counts
 
-    def broadcast(self, values: NDArray[np.uint8], source: int) -> None:
+    def give(self, values: NDArray[np.uint8], source: int, takers: Collection[int]) -> None:
         pass
 
     def abort(self) -> None:
@@ -136,18 +136,15 @@ class PaddleGroup:
         with self._lost_if_failing():
             return self._star.sum(counts)
 
-    def broadcast(self, values: NDArray[np.uint8], source: int) -> None:
-        import paddle
-        from paddle.utils import dlpack
-
-        self.count(np.zeros(1, np.int64))
+    def give(self, values: NDArray[np.uint8], source: int, takers: Collection[int]) -> None:
         with self._lost_if_failing():
-            if self._backend == "gloo":
-                self._talk.broadcast(dlpack.from_dlpack(values), source).wait()
-                return
-            on_gpu = paddle.to_tensor(values)
-            self._talk.broadcast(on_gpu, source).wait()
-            values[:] = on_gpu.numpy()
+            if self.rank != source:
+                self._star.receive(values, 0 if self.rank else source)
+            elif self.rank:
+                self._star.send(values, 0)  # which passes it on
+            if self.rank == 0:
+                for taker in set(takers) - {0}:
+                    self._star.send(values, taker)
 
     def abort(self) -> None:
         with self._closing:

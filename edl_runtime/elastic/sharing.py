@@ -1,4 +1,4 @@
-"""The state of a training from the rank that has it to all others."""
+"""The state of a training from the rank that has it to those that have not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 def source_of(steps: Sequence[int | None]) -> int | None:
-    """Return the rank whose state all others take; None when all have the same already.
+    """Return the first rank of those whose state the others take; None when all have the same already.
 
     Survivors of a lost rank differ by a step at most; who is ahead has applied what the others have not.
     """
@@ -41,45 +41,48 @@ def source_of(steps: Sequence[int | None]) -> int | None:
     return None if len(set(steps)) == 1 else steps.index(max(live))
 
 
-def share(group: Group, source: int, snapshot: Snapshot | None) -> Snapshot:
-    """Return the source's snapshot on each rank: the source gives it. Raises GroupLostError."""
-    if group.world_size == 1:
-        assert snapshot is not None  # noqa: S101 -- a group of one is its own source
-        return snapshot
+def takers_of(steps: Sequence[int | None], source: int) -> list[int]:
+    """Return the ranks that have another state than the source, by rank."""
+    return [rank for rank, step in enumerate(steps) if rank != source and (step is None or step != steps[source])]
+
+
+def share(group: Group, source: int, takers: Sequence[int], snapshot: Snapshot | None) -> Snapshot:
+    """Return the source's snapshot on it and on each taker: the source gives it. Raises GroupLostError."""
     if group.rank == source:
-        assert snapshot is not None  # noqa: S101
-        _send(group, source, snapshot)
+        assert snapshot is not None  # noqa: S101 -- the source has it
+        if takers:
+            _send(group, source, takers, snapshot)
         return snapshot
-    return _receive(group, source)
+    return _receive(group, source, takers)
 
 
-def _send(group: Group, source: int, snapshot: Snapshot) -> None:
+def _send(group: Group, source: int, takers: Sequence[int], snapshot: Snapshot) -> None:
     arrays = [
         _Array(kind, name, array.dtype.str, array.shape)
         for kind, held in snapshot.arrays.items()
         for name, array in held.items()
     ]
     content = msgspec.json.encode(_Head(msgspec.structs.replace(snapshot, arrays={}), arrays))
-    head = np.frombuffer(content, np.uint8).copy()
-    group.broadcast(np.array([len(head)], np.int64).view(np.uint8), source)
-    group.broadcast(head, source)
+    head = np.frombuffer(content, np.uint8)
+    group.give(np.array([len(head)], np.int64).view(np.uint8), source, takers)
+    group.give(head, source, takers)
     for batch in _batches(arrays):
         parts = [_bytes(snapshot.arrays[each.group][each.name]) for each in batch]
-        group.broadcast(parts[0] if len(parts) == 1 else np.concatenate(parts), source)
+        group.give(parts[0] if len(parts) == 1 else np.concatenate(parts), source, takers)
 
 
-def _receive(group: Group, source: int) -> Snapshot:
+def _receive(group: Group, source: int, takers: Sequence[int]) -> Snapshot:
     size = np.zeros(1, np.int64)
-    group.broadcast(size.view(np.uint8), source)
+    group.give(size.view(np.uint8), source, takers)
     content = np.empty(int(size[0]), np.uint8)
-    group.broadcast(content, source)
+    group.give(content, source, takers)
     head = msgspec.json.decode(content.tobytes(), type=_Head)
     found: dict[str, dict[str, np.ndarray]] = {each.group: {} for each in head.arrays}
     for empty in (each for each in head.arrays if not each.nbytes):
         found[empty.group][empty.name] = np.empty(empty.shape, empty.dtype)
     for batch in _batches(head.arrays):
         room = np.empty(sum(each.nbytes for each in batch), np.uint8)
-        group.broadcast(room, source)
+        group.give(room, source, takers)
         start = 0
         for each in batch:
             part = room[start : start + each.nbytes]

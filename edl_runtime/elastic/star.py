@@ -1,4 +1,4 @@
-"""Small counts that all ranks add up, over the sockets by which they have met: rank 0 hears all and answers all."""
+"""What ranks say over the sockets by which they have met: counts that rank 0 adds up, and state for who lacks it."""
 
 from __future__ import annotations
 
@@ -36,6 +36,19 @@ class Star:
         for end in self._ends.values():
             end.sendall(total.tobytes())
         return total
+
+    def send(self, values: NDArray[np.uint8], rank: int) -> None:
+        """Send bytes to a rank, which has to `receive` as many. Raises OSError."""
+        self._ends[rank].sendall(values)
+
+    def receive(self, values: NDArray[np.uint8], rank: int) -> None:
+        """Replace the bytes by what a rank sends. Raises OSError, EOFError."""
+        room = memoryview(values)
+        while room:
+            count = self._ends[rank].recv_into(room)
+            if not count:
+                raise EOFError(f"the connection to rank {rank} has ended")
+            room = room[count:]
 
     def _hear(self, size: int) -> dict[int, bytes]:
         """Return so many bytes of each; who goes meanwhile is noticed at once, whoever else is late."""

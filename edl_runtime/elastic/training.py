@@ -19,7 +19,7 @@ from edl_runtime.elastic.groups import Group
 from edl_runtime.elastic.hyper import Scaling, factor_of, scaled
 from edl_runtime.elastic.messages import Join, Leave, Note, Ready, Stepped, Up
 from edl_runtime.elastic.saving import Saver
-from edl_runtime.elastic.sharing import share, source_of
+from edl_runtime.elastic.sharing import share, source_of, takers_of
 from edl_runtime.elastic.standing import Origin, Standing, from_checkpoint
 from edl_runtime.elastic.state import TrainingState
 from edl_runtime.elastic.team import Team
@@ -247,9 +247,10 @@ class Training:
         standing = self.standing
         origin: Origin = "peer"
         source = source_of(steps)
-        if source is not None:
+        takers = [] if source is None else takers_of(steps, source)
+        if source is not None and group.rank in (source, *takers):
             own = self._own_snapshot() if group.rank == source else None
-            snapshot = share(group, source, own)
+            snapshot = share(group, source, takers, own)
             is_own = own is not None and own.extra["origin"] != "checkpoint"
             origin = standing.take(snapshot, rank=group.rank, generation=join.generation, is_own=is_own)
         if standing.feed is not None:

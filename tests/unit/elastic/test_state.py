@@ -11,7 +11,7 @@ from elastic_alone import arrays_of, model_and_optimizer, paddle
 
 from edl_runtime.elastic.gradients import DeviceGradients, HostGradients
 from edl_runtime.elastic.groups import Alone
-from edl_runtime.elastic.sharing import share, source_of
+from edl_runtime.elastic.sharing import share, source_of, takers_of
 from edl_runtime.elastic.state import TrainingState
 from edl_runtime.errors import GroupLostError
 
@@ -116,5 +116,7 @@ def test_who_is_ahead_gives_its_state() -> None:
     assert source_of([4, 5, None]) == 1
     assert source_of([5, 5, None]) == 0
     assert source_of([5, 5]) is None
+    assert takers_of([None, None], 0) == [1]
+    assert takers_of([4, 5, None, 5], 1) == [0, 2]
     with pytest.raises(AssertionError):
-        share(Alone(), 0, None)
+        share(Alone(), 0, [], None)
