@@ -42,6 +42,7 @@ class Reports:
         self._failed = False  # to hear whether the first that waits has been told
         self._progress: progress.Progress | None = None
         self._news = asyncio.Event()
+        self._telling = asyncio.Lock()
 
     def tell(self, said: Saved | Note) -> None:
         """Pass on what the trainer said."""
@@ -77,14 +78,15 @@ class Reports:
             log.warning("reports.lost", cause=str(error))
 
     async def _tell_all(self) -> None:
-        while self._waiting:
-            try:
-                await self._tell(self._waiting[0], again=self._failed)
-            except RegistryUnavailableError:
-                self._failed = True
-                raise
-            self._failed = False
-            self._waiting.popleft()
+        async with self._telling:
+            while self._waiting:
+                try:
+                    await self._tell(self._waiting[0], again=self._failed)
+                except RegistryUnavailableError:
+                    self._failed = True
+                    raise
+                self._failed = False
+                self._waiting.popleft()
 
     async def _tell(self, what: Event | landed.Landed, *, again: bool) -> None:
         """Tell it once, also where nobody answered when it was told before."""

@@ -19,7 +19,7 @@ GROUP = Path(__file__).parents[1] / "elastic_group.py"
 
 @pytest.mark.slow
 def test_groups_follow_one_another_and_are_let_go_of() -> None:
-    """They talk right, are made in far less than a second, free who waits at once, and leave few descriptors behind.
+    """They talk right, are made soon, free who waits at once, and leave few descriptors behind.
 
     Whatever else the process has open stays open. The port is the same each time. Nobody listens at any address once
     all are there, and what is left of a group uses no processor.

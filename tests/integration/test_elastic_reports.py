@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -36,6 +37,18 @@ def without_answers(tell: Callable[..., Awaitable[Any]]) -> Callable[..., Awaita
             raise RegistryUnavailableError("127.0.0.1:1", "no answer")
 
     return unheard
+
+
+async def test_the_last_words_are_told_once_though_others_are_being_told(redis_url: str, namespace: str) -> None:
+    """An agent's end does not wait for who tells all the time."""
+    settings = RuntimeSettings(redis_url=redis_url, namespace=namespace, job=JOB)
+    async with connect(redis_url) as client:
+        telling = Reports(client, settings, Membership(client, namespace, JOB))
+        for step in range(20):
+            telling.tell(saved(step))
+        await asyncio.gather(*(telling.finish() for _ in range(3)))
+        assert [event.step for event in await read(client, namespace, JOB)] == list(range(20))
+        assert [one.step for _, one in await landed.after(client, namespace, JOB, block_ms=0)] == list(range(20))
 
 
 async def test_a_checkpoint_is_told_once_and_as_of_when_it_was_complete(

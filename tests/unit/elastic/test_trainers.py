@@ -110,8 +110,9 @@ async def test_an_error_is_told_and_shown_from_the_scripts_first_line_on(
 
 
 async def test_a_program_takes_the_place_of_what_waits_for_it(capfd: pytest.CaptureFixture[str]) -> None:
-    """Any program can be a trainer."""
-    async with trainer(read_script(["sh", "-c", "echo $COLOUR; exit 4"])) as (begun, words):
+    """Any program can be a trainer, but for what calls `elastic.init`: the line to the agent is not its own."""
+    command = ["sh", "-c", "echo $COLOUR ${EDL_AGENT_FD-unset}; exit 4"]
+    async with trainer(read_script(command)) as (begun, words):
         await words.wait_for(Loaded)
         begun.start({"COLOUR": "blue"})
         await words.wait_for(Ended)
