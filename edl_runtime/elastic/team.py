@@ -18,6 +18,9 @@ MOST_LIVE = 32
 
 log = structlog.get_logger(__name__)
 
+GetReady = Callable[[Join], None]
+"""What a rank does before it meets the others of a generation, who wait for it there."""
+
 Enter = Callable[[Group, Join, list[int | None]], None]
 """What brings a new group to one state: it is told the steps that all ranks have come with. Raises GroupLostError."""
 
@@ -44,7 +47,7 @@ class Team:
         """Whether this process can go on to another generation."""
         return self._backend == "gloo" and self._made < MOST_LIVE
 
-    def next(self, step: int | None, enter: Enter) -> Leave | None:
+    def next(self, step: int | None, get_ready: GetReady, enter: Enter) -> Leave | None:
         """Wait for the next generation that can be entered, and enter it; return Leave when there is none for us.
 
         `step`: how many this trainer's state has seen, None if it has no state yet.
@@ -55,6 +58,7 @@ class Team:
             if isinstance(wish, Leave):
                 return wish
             self.generation, self.instances = wish.generation, wish.instances
+            get_ready(wish)
             try:
                 self.group = self._grouped(wish, step, enter)
             except GroupLostError as error:

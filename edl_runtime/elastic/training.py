@@ -230,16 +230,14 @@ class Training:
         )
 
     def _regroup(self) -> None:
-        if not self.standing.begun:
-            self._load_ahead()
-        leave = self.team.next(self.standing.steps if self.standing.begun else None, self._enter)
+        step = self.standing.steps if self.standing.begun else None
+        leave = self.team.next(step, self._get_ready, self._enter)
         if leave is not None:
             self._leave(leave)
 
-    def _load_ahead(self) -> None:
-        """Have the checkpoint in memory before all meet: from then on, nobody waits for long."""
-        wish = self.link.wait(self.team.generation)
-        if isinstance(wish, Join) and wish.rank == 0:
+    def _get_ready(self, join: Join) -> None:
+        """Have the checkpoint in memory, if there is one to begin with. As Team has it."""
+        if join.rank == 0 and not self.standing.begun:
             self._saver.newest()
 
     def _enter(self, group: Group, join: Join, steps: list[int | None]) -> None:
