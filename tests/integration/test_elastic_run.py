@@ -158,7 +158,7 @@ def test_a_loop_that_all_ranks_leave_is_an_end(tmp_path: Path) -> None:
     assert [path.name.startswith("step-") for path in (tmp_path / "kept").iterdir()] == [True]
 
 
-EARLY = """
+LEAVES_EARLY = """
 import asyncio, errno, multiprocessing, os, sys
 
 import fsspec, numpy, paddle
@@ -211,7 +211,7 @@ Far.is_full = sys.argv[1] == "full"
 @pytest.mark.parametrize("place", ["free", "full"])
 def test_a_loop_that_is_left_early_is_an_end_for_a_script_alone(tmp_path: Path, place: str) -> None:
     """Its last checkpoint is written, also where that takes a connection; else it does not end with 0."""
-    (tmp_path / "early.py").write_text(EARLY)
+    (tmp_path / "early.py").write_text(LEAVES_EARLY)
     command = [sys.executable, "-W", "ignore", str(tmp_path / "early.py"), place]
     environ = {**os.environ, "GLOG_minloglevel": "2", "EDL_RESULT_FILE": str(tmp_path / "result.json")}
     done = subprocess.run(command, check=False, env=environ, capture_output=True, timeout=60)

@@ -16,7 +16,7 @@ from edl_runtime.elastic.groups import Alone
 @pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
 def test_a_batch_of_many_samples_overflows_nothing(kind: Any, dtype: str) -> None:
     """Their weighted sums are in 32 bits: 300 times 256 samples is more than float16 has."""
-    parameter = paddle.create_parameter([2], dtype)
+    parameter = paddle.create_parameter([2], dtype, default_initializer=paddle.nn.initializer.Constant(0.0))
     gradients = kind([parameter])
     for _ in range(2):
         parameter.grad = paddle.full([2], 300.0, dtype)
