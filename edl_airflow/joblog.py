@@ -86,8 +86,8 @@ class JobLog:
         await asyncio.gather(self._collecting, return_exceptions=True)
 
     async def _collect(self) -> None:
-        shown = await self._shown_before()
         try:
+            shown = await self._shown_before()
             async for line in self._logs.backend.logs(self._job.name, follow=True):
                 self._read[line.instance] += 1
                 if self._read[line.instance] > shown.get(line.instance, 0):
