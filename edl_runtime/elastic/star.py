@@ -32,18 +32,18 @@ class Star:
             self._ends[0].sendall(own.tobytes())
             return np.frombuffer(self._hear(own.nbytes)[0], np.int64).copy()
         parts = [np.frombuffer(part, np.int64) for part in self._hear(own.nbytes).values()]
-        total = np.add.reduce([own, *parts], dtype=np.int64)
+        total: NDArray[np.int64] = np.add.reduce([own, *parts], dtype=np.int64)
         for end in self._ends.values():
             end.sendall(total.tobytes())
         return total
 
     def send(self, values: NDArray[np.uint8], rank: int) -> None:
         """Send bytes to a rank, which has to `receive` as many. Raises OSError."""
-        self._ends[rank].sendall(values)
+        self._ends[rank].sendall(values.data)
 
     def receive(self, values: NDArray[np.uint8], rank: int) -> None:
         """Replace the bytes by what a rank sends. Raises OSError, EOFError."""
-        room = memoryview(values)
+        room = values.data
         while room:
             count = self._ends[rank].recv_into(room)
             if not count:
