@@ -59,7 +59,7 @@ def faults_of(draw: random.Random, feed: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("seed", "feed"), [(0, "cursor"), (1, "ledger"), (2, "cursor"), (3, "ledger"), (4, "ledger")])
 def test_trainers_under_fire_miss_nothing_and_double_nothing(
     tmp_path: Path, redis_url: str, namespace: str, seed: int, feed: str
