@@ -131,14 +131,16 @@ class EdlTrainOperator(EdlOperator):
 
     def result(self, work: Work, outcome: Outcome) -> TrainResult:
         left, landed, training = outcome.result or {}, outcome.landed, outcome.training
-        own, progress = left.get("checkpoint", ""), outcome.progress
-        came = (progress.step, progress.epoch) if progress else (0, 0)
-        step, epoch = (landed["step"], landed["epoch"]) if landed and not own else came
+        checkpoint = left.get("checkpoint") or (landed["checkpoint"] if landed else "")
+        progress = outcome.progress
+        step, epoch = (progress.step, progress.epoch) if progress else (0, 0)
+        if landed and landed["checkpoint"] == checkpoint:  # else it is of a script that keeps its own
+            step, epoch = landed["step"], landed["epoch"]
         if outcome.ended == "stopped":
             self.log.warning("%r: %s", work.name, outcome.reason)
         return TrainResult(
             job=work.name,
-            checkpoint=own or (landed["checkpoint"] if landed else ""),
+            checkpoint=checkpoint,
             step=step,
             epoch=epoch,
             metrics={**(landed["metrics"] if landed else {}), **left.get("metrics", {})},

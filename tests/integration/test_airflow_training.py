@@ -189,7 +189,7 @@ def test_a_job_is_waited_for_and_grows_while_it_trains(trains: World) -> None:
         assert run_task(waits, context) == {"job": "digits", "instances": 1}
         grow = EdlResizeOperator(task_id="grow", job="digits", instances=2, deferrable=True)
         assert run_task(grow, context) == {"job": "digits", "instances": 2}
-        step = _step(trains) + 5
+        step = _step(trains) + 200  # not written by when the sensor looks first
         waits_for = {"stream": STREAM, "job": "digits", "step": step, "metric": f"accuracy>={(step - 1) / 1000}"}
         reached = EdlCheckpointSensor(task_id="reached", timeout=60, deferrable=True, **waits_for)
         found = run_task(reached, context)
