@@ -148,7 +148,7 @@ def test_what_it_returns(context: Any, site: MadeUpSite) -> None:
     ended = Outcome(
         ended="succeeded",
         name="digits",
-        result={"checkpoint": "", "metrics": {"score": 2}},
+        result={"checkpoint": "/c/42", "metrics": {"score": 2}},
         progress=Progress(step=43, epoch=4, updated_at=1.0),
         training=Training(members=(0, 2), ended="stopped", reason="its time to train is over"),
         generations=3,
