@@ -37,8 +37,8 @@ def _is_loopback(host: str) -> bool:
 class Ports:
     """Two ports of `host` that nobody is given by chance while they are kept, others for each generation.
 
-    `store` is for rank 0's store, `trainer` for the trainer itself: who is told of them can listen on them all the
-    same. A context manager; entering raises SpecError when `host` is no address of this machine.
+    `store` is where rank 0 listens for the others, `trainer` for the trainer itself: who is told of them can listen on
+    them all the same. A context manager; entering raises SpecError when `host` is no address of this machine.
     """
 
     def __init__(self, host: str) -> None:
