@@ -93,21 +93,24 @@ def checkpoints(namespace: str, stream: str) -> str:
 
 
 def group_events(namespace: str, job: str) -> str:
-    return f"edl:{{{namespace}/{job}}}:group:events"
+    return _group(namespace, job, "events")
 
 
 def group_state(namespace: str, job: str) -> str:
-    return f"edl:{{{namespace}/{job}}}:group:state"
+    return _group(namespace, job, "state")
 
 
 def of_group(namespace: str, job: str) -> list[str]:
     """Return the keys that every script of a trainer group takes, in its order."""
-    whats = ("leases", "records", "beats", "state", "events")
-    return [f"edl:{{{namespace}/{job}}}:group:{what}" for what in whats]
+    return [_group(namespace, job, what) for what in ("leases", "records", "beats", "state", "events")]
 
 
 def trainer_falls(namespace: str, job: str) -> str:
-    return f"edl:{{{namespace}/{job}}}:group:falls"
+    return _group(namespace, job, "falls")
+
+
+def _group(namespace: str, job: str, what: str) -> str:
+    return f"edl:{{{namespace}/{job}}}:group:{what}"
 
 
 def of_service(service: Service) -> list[str]:
@@ -122,8 +125,12 @@ def _of(service: Service, what: str) -> str:
 def of_ledger(namespace: str, job: str) -> list[str]:
     """Return the keys that every Lua script of a ledger takes, in its order."""
     parts = ("state", "doing", "back", "acked", "failures", "names", "answers")
-    return [f"edl:{{{namespace}/{job}}}:ledger:{part}" for part in parts]
+    return [_ledger(namespace, job, part) for part in parts]
 
 
 def ledger_names(namespace: str, job: str) -> str:
-    return f"edl:{{{namespace}/{job}}}:ledger:names"
+    return _ledger(namespace, job, "names")
+
+
+def _ledger(namespace: str, job: str, part: str) -> str:
+    return f"edl:{{{namespace}/{job}}}:ledger:{part}"
