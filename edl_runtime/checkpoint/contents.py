@@ -23,7 +23,7 @@ ARRAYS = ".safetensors"
 
 
 def write_folder(storage: Storage, name: str, snapshot: Snapshot) -> CheckpointInfo:
-    """Store a snapshot in a new folder; after an error none is left that could be loaded."""
+    """Store a snapshot in a new folder. After an error none is left that could be loaded, unless it is whole."""
     files = {}
     with storage.draft(name) as draft:
         for group, arrays in snapshot.arrays.items():

@@ -45,9 +45,10 @@ class Storage(Protocol):
         """Return a file to read. Raises FileNotFoundError."""
 
     def draft(self, folder: str) -> contextlib.AbstractContextManager[Draft]:
-        """Make a folder, which holds all its files after the context; after an error in it, none.
+        """Make a folder, which holds all its files after the context; after an error in it, none if it can be removed.
 
-        Who is killed in between leaves a draft: a folder of another name, or one that lacks the files created last.
+        Who is killed in between leaves a draft: a folder of another name, or one that lacks the files created last. So
+        does an error, in a place from which nothing can be removed; one that comes after the last file, a whole folder.
         """
 
     def changed_at(self, folder: str) -> float:
@@ -174,7 +175,7 @@ class ObjectStorage:
         try:
             yield _ObjectDraft(self._fs, self.url_of(folder))
         except Exception:
-            with contextlib.suppress(Exception):  # what is left is a draft, and the first error is the one to tell
+            with contextlib.suppress(Exception):  # what is left is a draft or whole; the first error is the one to tell
                 self.remove(folder)
             raise
 

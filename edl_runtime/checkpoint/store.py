@@ -44,9 +44,10 @@ class CheckpointStore:
         trying(self.spec.url, self._storage.check)
 
     def write(self, snapshot: Snapshot) -> CheckpointInfo:
-        """Store a snapshot and return once it is there for good. After an error nothing is left that could be loaded.
+        """Store a snapshot and return once it is there for good.
 
-        Raises SpecError for arrays that can't be stored.
+        After an error nothing of it can be loaded; but all of it can, where a place that did get the last file said
+        that it failed, and then could not remove it. Raises SpecError for arrays that can't be stored.
         """
         info = trying(self.spec.url, self._write, snapshot)
         self._whole[info.name] = True

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -16,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from edl_runtime.checkpoint import contents
+from edl_runtime.checkpoint import contents, storage
 from edl_runtime.checkpoint.files import read_checked, write_checked
 from edl_runtime.checkpoint.manifest import MANIFEST, CheckpointInfo
 from edl_runtime.checkpoint.snapshot import Arrays, Snapshot
@@ -367,6 +370,31 @@ def test_arrays_that_can_not_be_stored_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="'names'"):
         stored(tmp_path).write(snapshot)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_fails_at_the_very_end_may_have_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an object store that answers neither to the last file nor to its removal: then it is as good as any."""
+    create = storage._ObjectDraft.create
+
+    @contextlib.contextmanager
+    def without_an_answer(draft: storage._ObjectDraft, file: str) -> Iterator[BinaryIO]:
+        with create(draft, file) as out:
+            yield out
+        if file in (MANIFEST, *lost):
+            raise PermissionError("no answer")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("no answer")
+
+    monkeypatch.setattr(storage._ObjectDraft, "create", without_an_answer)
+    monkeypatch.setattr(storage.ObjectStorage, "remove", refuse)
+    for lost, whole in ((["extra.json"], []), ([], [1])):
+        store = stored(f"memory://at-the-end-{len(lost)}")
+        with pytest.raises(CheckpointStoreError, match="no answer"):
+            store.write(snapshot_at(1))
+        found = store.load_newest()
+        assert ([] if found is None else [found[1].step]) == whole
+        assert found is None or is_whole(found[1])
 
 
 def test_trouble_that_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
