@@ -169,7 +169,8 @@ class Membership:
 async def request_stop(client: Redis, namespace: str, job: str, reason: str) -> bool:
     """Ask a job's trainers to end with a checkpoint; the first reason counts.
 
-    False when nobody is registered who could. Raises RegistryUnavailableError.
+    False when nobody is registered who could. To be asked again until they have ended: instances that are dead are only
+    known to be after a while of asking. Raises RegistryUnavailableError.
     """
     return bool(await run_script(client, "group_stop", keys.of_group(namespace, job), [reason or "asked to stop"]))
 

@@ -3,9 +3,9 @@
 --   KEYS[1] leases   sorted set, member id -> deadline in ms of the group's clock
 --   KEYS[2] records  hash, member id -> JSON of the member
 --   KEYS[3] beats    hash, member id -> "FENCE BEATEN SINCE STANDING LOST UP STEPPED PAUSE"
---   KEYS[4] state    hash: run, fence, wall, clock, quiet_until, number (the highest), generation (JSON), current (its
---                    number), members, formed, since, proposed_at, resumed, finished, left, suspected_*, stop, outcome,
---                    waits, saved
+--   KEYS[4] state    hash: run, ttl (a lease in ms), fence, wall, clock, quiet_until, number (the highest), generation
+--                    (JSON), current (its number), members, formed, since, proposed_at, resumed, finished, left,
+--                    suspected_*, stop, outcome, waits, saved
 --   KEYS[5] events   stream of {event = JSON}, the last 2,000 or so
 --   ARGV[1] member id, ARGV[2] its fence (0 before it has one), ARGV[3] lease in ms
 

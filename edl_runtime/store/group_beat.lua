@@ -90,6 +90,7 @@ local fell = before and beat.lost > before.lost
 if fell or (before and before.standing ~= standing) then
   beat.since = now
 end
+set('ttl', ARGV[3])
 redis.call('ZADD', KEYS[1], now + ttl, id)
 redis.call('HSET', KEYS[2], id, ARGV[5])
 put_beat(id, beat)

@@ -7,8 +7,12 @@
 --   KEYS[5] events   stream of {event = JSON}
 --   ARGV[1] why
 --
--- Answers 1, or 0 when nobody is registered, or the job has ended.
+-- Answers 1, or 0 when nobody is registered, or the job has ended. The group's clock goes on by a third of a lease with
+-- each call at most, so of instances that are dead it may say 1 before it says 0.
 
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  purge((tick(number('ttl'), 0)))
+end
 if redis.call('EXISTS', KEYS[1]) == 0 or get('outcome') then
   return 0
 end

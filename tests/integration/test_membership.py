@@ -247,6 +247,22 @@ async def test_a_stop_reaches_all(client: Redis, namespace: str) -> None:
     assert {(await agent.beat()).stop for agent in (first, second)} == {"deadline"}
 
 
+async def test_the_dead_are_not_asked_to_stop_for_long(client: Redis, namespace: str) -> None:
+    """Nobody beats any more, so whoever asks is the one to find that their leases have run out."""
+    await group(client, namespace, 2, ttl_s=1.0)
+    until = time.monotonic() + 10.0
+    while await request_stop(client, namespace, JOB, "deadline"):
+        assert time.monotonic() < until
+        await asyncio.sleep(0.1)
+    assert (await kinds(client, namespace))[-3:] == ["stop", "gone", "gone"]
+
+
+async def test_to_ask_for_a_stop_of_an_unknown_job_leaves_nothing(client: Redis, namespace: str) -> None:
+    """No key would have an end."""
+    assert not await request_stop(client, namespace, JOB, "deadline")
+    assert not await client.exists(*keys.of_group(namespace, JOB))
+
+
 async def test_a_job_submitted_anew_knows_nothing_of_how_it_ended_before(client: Redis, namespace: str) -> None:
     """But for the number: none is used twice. Agents of before are out."""
     (old,) = await group(client, namespace, 1, run="monday")
