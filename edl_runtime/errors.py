@@ -476,7 +476,7 @@ class StaleGenerationError(LedgerError):
     def __str__(self) -> str:
         return (
             f"generation {self.generation} of job {self.job!r} may not change its ledger, which is that of generation "
-            f"{self.current}; what this process trained since is not part of the model, and it has to join anew"
+            f"{self.current}; what this process trained since is not part of the model. A trainer joins anew by itself"
         )
 
 
@@ -488,7 +488,11 @@ class LedgerMissingError(LedgerError, LookupError):
         self.job = job
 
     def __str__(self) -> str:
-        return f"Redis has no ledger of job {self.job!r}; go back to a checkpoint, model and ledger, to go on"
+        return (
+            f"Redis has no ledger of job {self.job!r}; trainers go back to a checkpoint by themselves, model and "
+            "ledger. If this comes again, have Redis keep its data when it restarts, and evict none of it "
+            "(maxmemory-policy noeviction)"
+        )
 
 
 class LeaseLostError(LedgerError):
@@ -503,7 +507,8 @@ class LeaseLostError(LedgerError):
     def __str__(self) -> str:
         return (
             f"{self.worker!r} does not hold ticket {self.ticket} of job {self.job!r}; it was taken for dead, or the "
-            "job went back to a checkpoint. What it trained since must not be in the model: let it join anew"
+            "job went back to a checkpoint. What it trained since is not part of the model; a trainer joins anew by "
+            "itself. If this comes again, see that nothing else uses the ledger of this job in the same EDL_NAMESPACE"
         )
 
 
