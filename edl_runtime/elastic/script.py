@@ -1,9 +1,8 @@
-"""What a trainer's command is: a Python script that can be loaded ahead, and whether it calls `edl_runtime.elastic`."""
+"""What a trainer's command is: a Python script that can be loaded ahead, and whether it is known to be elastic."""
 
 from __future__ import annotations
 
 import ast
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     - `file`: the Python script in it, empty for other programs: those are neither loaded ahead nor looked into.
     - `options`: of the interpreter. `arguments`: of the script.
     - `imports`: modules to import ahead.
-    - `elastic`: it joins generations by itself, live ones too; others are started for each generation anew.
+    - `elastic`: it joins generations by itself, live ones too; others are started for each generation anew. A script
+      that does so by way of another module is only known when it runs.
     """
 
     command: tuple[str, ...]
@@ -38,18 +38,23 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     imports: tuple[str, ...] = ()
     elastic: bool = False
 
+    def that_joins(self) -> Script:
+        """Return this script as one that joins generations by itself."""
+        imports = dict.fromkeys([*self.imports, "paddle", f"{ELASTIC}.run"])
+        return msgspec.structs.replace(self, imports=tuple(imports), elastic=True)
+
 
 def read_script(command: Sequence[str]) -> Script:
     """Return what `command` is: "python train.py …", "train.py …" or another program. Reads the script.
 
-    A module (`python -m`) counts as another program, and so does a script of another interpreter than this one, which
-    may lack what loading ahead takes; but not one that imports this project. Raises SpecError for a script that can't
-    be read.
+    A first word that ends in .py is always a script that this interpreter runs, be it executable or not. A module
+    (`python -m`) counts as another program, and so does a script of another interpreter than this one, which may lack
+    what loading ahead takes; but not one that imports this project. Raises SpecError for a script that can't be read.
     """
     words = list(command)
     if not words:
         raise SpecError("command", words, "a script or a program with its arguments, as in -- python train.py")
-    if words[0].endswith(".py") and not os.access(words[0], os.X_OK):
+    if words[0].endswith(".py"):
         words.insert(0, sys.executable)
     elif words[0] == "python":
         words[0] = sys.executable
@@ -66,14 +71,14 @@ def read_script(command: Sequence[str]) -> Script:
     if not elastic and not _is_this(words[0]):
         return Script(command=tuple(words))
     worth = [name for name in WORTH_LOADING if name in {module.partition(".")[0] for module in modules}]
-    return Script(
+    script = Script(
         command=tuple(words),
         file=file,
         options=tuple(words[1:first]),
         arguments=tuple(words[first + 1 :]),
-        imports=(*dict.fromkeys([*worth, "paddle"]), f"{ELASTIC}.run") if elastic else tuple(worth),
-        elastic=elastic,
+        imports=tuple(worth),
     )
+    return script.that_joins() if elastic else script
 
 
 def _is_python(program: str) -> bool:

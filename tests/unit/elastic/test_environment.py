@@ -71,7 +71,18 @@ def test_a_script_is_known_by_what_it_imports(
     read = read_script(["python", "-u", "-W", "error", str(script), "--lr", "1"])
     assert (read.file, read.arguments, read.options) == (str(script), ("--lr", "1"), ("-u", "-W", "error"))
     assert (read.imports, read.elastic) == (imports, elastic)
-    assert read_script([str(script), "--lr", "1"]).command[0] == sys.executable
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o755])
+def test_a_first_word_that_ends_as_a_script_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    """This interpreter runs it, executable or not; from its own folder, too, where a shell would not find it."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text("#!/bin/false\nfrom edl_runtime import elastic")
+    script.chmod(mode)
+    read = read_script(["train.py", "--lr", "1"])
+    assert read.command == (sys.executable, "train.py", "--lr", "1")
+    assert (read.file, read.arguments, read.elastic) == ("train.py", ("--lr", "1"), True)
 
 
 @pytest.mark.parametrize("command", [("sleep", "1"), ("python", "-m", "train"), ("python", "-c", "pass"), ("python",)])
