@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 OWNER = "edl-run/0"
 """The token of jobs that people run by hand: whoever uses the work folder may replace them."""
 
-SHOWN = frozenset({"forming", "resumed", "failed", "waiting", "saved", "stop", "ended"})
+SHOWN = frozenset({"forming", "resumed", "failed", "waiting", "saved", "note", "stop", "ended"})
 """Events that stand among the lines of the log."""
 
 

@@ -94,6 +94,28 @@ def test_a_detached_training_goes_on_without_the_command(tmp_path: Path, work_di
         wait_until_gone(work_dir)
 
 
+def test_what_a_trainer_notes_is_shown(tmp_path: Path, work_dir: Path) -> None:
+    """Among the lines of the log, as when a shard was set aside: nobody has to ask for it."""
+    (tmp_path / "beside.py").write_text(
+        "import os\nfrom edl_runtime.elastic.link import connect\nfrom edl_runtime.elastic.messages import Note\n"
+        "connect(os.environ).say(Note(text='shard 7 was set aside'))"
+    )
+    script = tmp_path / "train.py"
+    script.write_text("import beside\nprint('trained')")
+    script.chmod(0o755)
+    command = [sys.executable, "-m", "edl_runtime.cli", "run", "--instances", "1:2", "train.py"]
+    try:
+        ran = subprocess.run(
+            command, env=edl(work_dir), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        )
+    finally:
+        wait_until_gone(work_dir)
+    assert ran.returncode == 0, ran.stderr
+    assert "trained" in ran.stdout
+    (line,) = [line for line in ran.stderr.splitlines() if "set aside" in line]
+    assert " note " in line
+
+
 def test_scripts_see_the_shells_environment_that_can_be_told() -> None:
     """All that is text; checkpoints by flags leave none of the variables' in between."""
     environ = {"LR": "0.1", "NAME": "b\udcffd", "EDL_CHECKPOINT_KEEP_LAST": "9"}
