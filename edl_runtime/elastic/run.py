@@ -235,9 +235,11 @@ class Run:
     def finish(self) -> None:
         """End the training after this step, though there is more data, and write its last checkpoint; then `break`.
 
-        For a script that stops early: all ranks do it after the same step, by what all know, as `run.mean_loss`. One
-        that only leaves its loop ends so at its own end; till then others who come or go have to wait for it. Ends the
-        script by SystemExit when it has to leave instead. Raises EarlyEndError, CheckpointError.
+        For a script that stops early: all ranks do it after the same step, by what all know, as `run.mean_loss`, and
+        before they evaluate. One that only leaves its loop ends so at its own end. If an instance comes or goes before
+        that, as during a long evaluation, it is not there to train with the others and is replaced: what came after the
+        last checkpoint is lost, and trained again. Ends the script by SystemExit when it has to leave instead. Raises
+        EarlyEndError, CheckpointError.
         """
         self._training("run.finish").finish_early()
 
