@@ -102,36 +102,20 @@ class Crew:
     @property
     def stopped(self) -> bool:
         """Whether the system has stopped the trainer's process, as by SIGSTOP."""
-        return self._state() == "stopped"
+        return self._trainer is not None and self._trainer.state == "stopped"
 
     @property
     def falling(self) -> bool:
         """Whether the trainer is to be judged as soon as its end is known: the others may notice it sooner."""
+        if self._trainer is None or self.mine.phase != "member":
+            return False
         killed = self._killed is not None and not self._killed.planned
-        return self.mine.phase == "member" and (killed or (self.elastic and self._state() in ("zombie", "gone")))
+        return killed or (self.elastic and self._trainer.state in ("zombie", "gone"))
 
     @property
     def cpu_s(self) -> float:
         """How much processor time the trainer's process has used, 0 without one."""
-        import psutil
-
-        if self._trainer is None:
-            return 0.0
-        try:
-            used = psutil.Process(self._trainer.pid).cpu_times()
-        except psutil.NoSuchProcess:
-            return 0.0
-        return float(used.user + used.system)
-
-    def _state(self) -> str:
-        import psutil
-
-        if self._trainer is None:
-            return "none"
-        try:
-            return str(psutil.Process(self._trainer.pid).status())
-        except psutil.NoSuchProcess:
-            return "gone"
+        return self._trainer.cpu_s if self._trainer else 0.0
 
     def dismiss(self) -> None:
         """End all processes at once; nothing is heard of them any more."""

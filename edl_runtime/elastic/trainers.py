@@ -65,6 +65,27 @@ class Trainer:
                 raise
         return cls(process, *await asyncio.open_unix_connection(sock=ours))
 
+    @property
+    def state(self) -> str:
+        """What the process is for the system, in psutil's words; "gone" when it is nothing any more."""
+        import psutil
+
+        try:
+            return str(psutil.Process(self.pid).status())
+        except psutil.NoSuchProcess:
+            return "gone"
+
+    @property
+    def cpu_s(self) -> float:
+        """How much processor time the process has used, 0 when it is gone."""
+        import psutil
+
+        try:
+            used = psutil.Process(self.pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(used.user + used.system)
+
     async def attend(self, heard: Callable[[Self, Heard], None]) -> None:
         """Call `heard` with all that it says, in order, and `Ended` last. Cancelled, end it and return."""
         listening = asyncio.create_task(self._listen(heard))
