@@ -107,8 +107,6 @@ class Agent:
         Raises InstanceSupersededError, JobTakenError; SpecError when EDL_HOST is no address of this machine, or none
         at which the others reach what its trainer talks by.
         """
-        if self._script.elastic and self._communication == "gloo" and self._bounds.max > 1:
-            check_host(self._settings.host)
         failure: EdlError | None = None
         with self._ports:
             async with asyncio.TaskGroup() as tasks:
@@ -154,6 +152,8 @@ class Agent:
     async def _turn(self, crew: Crew) -> float:
         """Look and act; return for how long nothing is to be done unless there is news, in seconds."""
         self._take_in(crew)
+        if crew.elastic and not self._me.elastic and self._communication == "gloo" and self._bounds.max > 1:
+            check_host(self._settings.host)
         for fall in crew.take_falls():
             await self._judge(fall)
         try:
@@ -168,6 +168,8 @@ class Agent:
                 log.warning("agent.frozen", cause=str(error))
                 self._frozen_since = time.monotonic()
             rest_s = RETRY_EVERY_S
+        if any(each.member.elastic for each in self._view.members):
+            crew.take_for_elastic()
         if self._verdict and self._view.outcome is None:
             failed = Outcome("failed", self._verdict.reason)
             self._view = msgspec.structs.replace(self._view, outcome=failed)

@@ -15,6 +15,7 @@ from edl_runtime.elastic.falls import Fall
 from edl_runtime.elastic.gears import Begin, Kill, Mine, Order, Phase, Retire, Run, Spare, Tell, Terminate
 from edl_runtime.elastic.messages import (
     Beat,
+    Elastic,
     Failed,
     Finished,
     Join,
@@ -42,7 +43,7 @@ News = Up | Stepped | Lost | Saved | Note
 class Crew:
     """The processes of one instance. Attended to by `tasks`; `heard` is called after each thing that any of them says.
 
-    - `mine`: how far the trainer is. `elastic`: whether its script turned out to join generations by itself.
+    - `mine`: how far the trainer is.
     - `live`, `seen`, `waits_for`: as the trainer said last.
     - `finished`: the trainer has trained all there is and has ended.
     """
@@ -58,7 +59,6 @@ class Crew:
         heard: Callable[[Heard], None],
     ) -> None:
         self.mine = Mine()
-        self.elastic = script.elastic
         self.live = False
         self.seen = 0
         self.waits_for = 0
@@ -78,6 +78,11 @@ class Crew:
         self._begun_at = 0.0
         self._killed: Kill | None = None
         self._said_last: Failed | None = None
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the script joins generations by itself, as far as is known by now."""
+        return self._script.elastic
 
     @property
     def pid(self) -> int:
@@ -117,6 +122,20 @@ class Crew:
         """How much processor time the trainer's process has used, 0 without one."""
         return self._trainer.cpu_s if self._trainer else 0.0
 
+    def take_for_elastic(self) -> None:
+        """Go on with the script as one that joins generations by itself, since a trainer of this job has said so.
+
+        One that was started for a generation, as others are, is not in it, and joins a later one.
+        """
+        if self.elastic:
+            return
+        self._script = self._script.that_joins()
+        self._end_standby()  # it lacks what such a script imports
+        self._change(up=0, peers=())
+        if self.mine.phase == "member":
+            self._phase("starting")
+        log.info("script.elastic", generation=self.mine.told)
+
     def dismiss(self) -> None:
         """End all processes at once; nothing is heard of them any more."""
         for trainer in (self._trainer, self._standby, *self._retired):
@@ -149,10 +168,8 @@ class Crew:
                 assert_never(order)
 
     async def _begin(self, *, fresh: bool) -> None:
-        if fresh and self._standby:
-            self._standby.kill()
-            self._standby = None
-            self._change(spare="absent")
+        if fresh:
+            self._end_standby()
         loaded = self.mine.spare == "loaded"
         self._trainer = self._standby or await self._new(nice=False)
         self._standby = None
@@ -161,6 +178,12 @@ class Crew:
         self._change(spare="absent", up=0, fallen=0, aborted=0, left=False, peers=())
         self._phase("loaded" if loaded else "loading")
         log.info("trainer.begun", pid=self._trainer.pid, loaded=loaded)
+
+    def _end_standby(self) -> None:
+        if self._standby:
+            self._standby.kill()
+            self._standby = None
+            self._change(spare="absent")
 
     def _retire(self) -> None:
         if self._trainer:
@@ -225,8 +248,10 @@ class Crew:
         match said:
             case Loaded():
                 self._phase("loaded")
+            case Elastic():
+                self.take_for_elastic()
             case Ready():
-                self.elastic, self.live, self.seen = True, said.live, said.seen
+                self.live, self.seen = said.live, said.seen
                 if self.mine.phase == "starting":
                     self._phase("ready")
             case Up() | Lost() | Stepped() | Saved() | Note():

@@ -21,6 +21,7 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     - `host`, `store_port`, `trainer_port`: where its trainer listens when it is rank 0, and what a script of
       `paddle.distributed` takes for its own endpoint.
     - `ready`: its trainer is loaded and can be, or is, in a generation. `leaving`: it has been told to go.
+    - `elastic`: its script is known to join generations by itself, so those of all instances do.
     - `live`: its trainer can go on to the next generation by itself. `standby`: another process is loaded.
     - `gear`: the fastest gear that the job's owner allows.
     - `up`: the last generation that its trainer was up in, 0 for none: a new trainer has been in none.
@@ -44,6 +45,7 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     trainer_port: int = 0
     ready: bool = False
     leaving: bool = False
+    elastic: bool = False
     live: bool = False
     standby: bool = False
     gear: Gear = "live"

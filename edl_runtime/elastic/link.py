@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -121,6 +121,11 @@ class AgentLink:
             self._news.wait_for(lambda: self._start is not None)
             assert self._start is not None  # noqa: S101 -- just waited for
             return self._start
+
+    def take_back(self, environ: MutableMapping[str, str]) -> None:
+        """Remove the variables that came with the start: of one generation, for scripts that know nothing of others."""
+        for name in self._start.environ if self._start else ():
+            environ.pop(name, None)
 
     def wish(self, generation: int) -> Wish | None:
         with self._news:
@@ -239,17 +244,23 @@ class NoLink:
         self._leave = Leave(reason="SIGTERM", checkpoint=True)
 
 
-def connect(environ: Mapping[str, str]) -> Link:
+def connect(environ: MutableMapping[str, str]) -> Link:
     """Return the link to this process's agent, that of its standby if it began as one; `NoLink` without an agent.
 
-    Raises SpecError in a process that is not the script itself, but was started by it or by another program.
+    What the agent has put into `environ` for scripts that don't come here is gone then. Raises SpecError in a process
+    that is not the script itself, but was started by it or by another program.
     """
     if _current is not None:
+        _current.take_back(environ)
         return _current
     fd = environ.get(AGENT_FD)
     if fd == "":
         given = "a process that another program has started, as a shell script, `python -m` or a helper of the script"
-        raise SpecError("elastic.init", given, "the script that the agent runs itself, as in `edl run train.py`")
+        allowed = (
+            "the script that the agent runs itself, as in `edl run train.py`; one that another interpreter runs has to "
+            "import edl_runtime.elastic in its own file"
+        )
+        raise SpecError("elastic.init", given, allowed)
     return AgentLink.from_fd(int(fd)) if fd else NoLink()
 
 

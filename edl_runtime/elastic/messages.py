@@ -63,6 +63,10 @@ class Loaded(_Message, frozen=True, kw_only=True):
     """From a standby: all is imported, and the script can start."""
 
 
+class Elastic(_Message, frozen=True, kw_only=True):
+    """From a trainer: its script has called `elastic.init`, so it joins generations by itself."""
+
+
 class Ready(_Message, frozen=True, kw_only=True):
     """From a trainer: the model is built, and it waits for its first generation.
 
@@ -161,4 +165,4 @@ class Failed(_Message, frozen=True, kw_only=True):
         return cls(reason=said, final=isinstance(error, EdlError) and isinstance(error, ValueError))
 
 
-FromTrainer = Loaded | Ready | Up | Stepped | Beat | Lost | Saved | Note | Finished | Failed
+FromTrainer = Loaded | Elastic | Ready | Up | Stepped | Beat | Lost | Saved | Note | Finished | Failed

@@ -13,12 +13,12 @@ from edl_runtime.elastic.ports import Ports
 def record_of(before: TrainerMember, crew: Crew, post: Post, view: GroupView, ports: Ports) -> TrainerMember:
     """Return the record that follows `before`, with what the crew, the post and the ports are now.
 
-    An instance stays ready while one of its processes makes room for the next on the way into a generation: who is not
-    ready counts as lost.
+    An instance stays ready while one of its processes makes room for the next on the way into a generation that none of
+    them was told of: who is not ready counts as lost.
     """
     phase = crew.mine.phase
     included = view.generation is not None and view.rank(post.member) is not None
-    on_its_way = included and view.generation is not None and before.lost < view.generation.number
+    on_its_way = included and view.generation is not None and crew.mine.told < view.generation.number
     can_join = phase in ("ready", "member", "leaving", "done") or (phase == "loaded" and not crew.elastic)
     lost = max(before.lost, crew.mine.told) if crew.falling else before.lost
     in_none_yet = phase in ("loaded", "ready")
@@ -28,6 +28,7 @@ def record_of(before: TrainerMember, crew: Crew, post: Post, view: GroupView, po
         trainer_port=ports.trainer,
         ready=can_join or crew.finished or (on_its_way and not is_ending(post, view)),
         leaving=post.leaving_since is not None,
+        elastic=crew.elastic,
         live=crew.live,
         standby=crew.mine.spare == "loaded" or in_none_yet,
         up=crew.mine.up,

@@ -105,9 +105,10 @@ def _why_lost(view: GroupView, member_id: str, there: Presence | None, times: Ti
         return "" if member_id in view.granted else f"instance {index} is gone"
     member = there.member
     active = view.state == "active"  # before, trainers are replaced as planned, but for those of who leaves
-    fell = (active and member.up < number) or (not member.ready and (active or member.leaving))
-    if member.lost >= number or fell:
-        return f"instance {index} has left" if member.leaving else f"the trainer of instance {index} has ended"
+    out = active and member.up < number
+    if member.lost >= number or out or (not member.ready and (active or member.leaving)):
+        what = "joins anew" if out and member.lost < number else "has ended"
+        return f"instance {index} has left" if member.leaving else f"the trainer of instance {index} {what}"
     suspicion = view.suspicion
     if suspicion and there.beaten_at < suspicion.since and view.now >= suspicion.since + times.confirm_s:
         return f"instance {index} does not answer"

@@ -11,6 +11,7 @@ from edl_runtime.elastic.data import Batching, Data
 from edl_runtime.elastic.groups import choose_backend
 from edl_runtime.elastic.hyper import Scaling
 from edl_runtime.elastic.link import Link, connect
+from edl_runtime.elastic.messages import Elastic
 from edl_runtime.elastic.saving import Saver
 from edl_runtime.elastic.shard_data import Read, ShardData
 from edl_runtime.elastic.team import Team
@@ -38,6 +39,7 @@ def init(checkpoint: Checkpoint | str | None = None, *, settings: RuntimeSetting
     settings = settings or RuntimeSettings.from_env(os.environ)
     spec = Checkpoint(url=checkpoint) if isinstance(checkpoint, str) else checkpoint or settings.checkpoint_spec()
     link = connect(os.environ)
+    link.say(Elastic())
     return Run(link, Saver(spec, link), settings)
 
 

@@ -194,6 +194,46 @@ def test_a_trainer_that_does_not_come_back_from_a_step_is_replaced(tmp_path: Pat
         group.await_steps(5)
 
 
+INDIRECT = Path(__file__).parents[1] / "indirect_script.py"
+
+
+def test_a_script_that_calls_init_in_another_module_is_elastic(tmp_path: Path, settings: RuntimeSettings) -> None:
+    """Its agent takes it for another kind until it does, and that of the next instance hears of it beforehand."""
+    out = tmp_path / "out"
+    command = [sys.executable, str(INDIRECT), str(out)]
+    with running_group(out, settings, instances="1:2", command=command, **LONG, load_s=2.0) as group:
+        group.start(0)
+        group.await_event("active")
+        group.trainer(0).kill()
+        assert "was ended by signal 9" in group.await_event("failed").reason
+        group.await_steps(5)
+        alone = max(event.generation for event in group.events())
+        group.start(1)
+        joined = group.trains(0, 1, after=alone)
+        assert (joined.gear, joined.reason) == ("live", "instance 1 has joined"), group.story()
+        assert joined.generation == alone + 1
+        group.await_steps(10)
+        assert longest_gap_s(group, joined.at) < 1.5 + SLACK_S
+        group.terminate(0)
+        group.terminate(1)
+        assert group.statuses() == {0: -15, 1: -15}
+        check_no_step_twice(group)
+
+
+def test_instances_may_find_out_at_the_same_time_that_their_script_is_elastic(
+    tmp_path: Path, settings: RuntimeSettings
+) -> None:
+    """None of them has begun to train, so nothing is lost by it."""
+    out = tmp_path / "out"
+    command = [sys.executable, str(INDIRECT), str(out)]
+    with running_group(out, settings, instances="2", command=command, samples=960, global_batch=24, epochs=1) as group:
+        group.start(0, 1)
+        assert group.statuses() == {0: 0, 1: 0}, group.story()
+        check_each_once(group, batches_of(960, 24, 1), killed=0)
+        assert {each["rank"] for each in group.stepped()} == {0, 1}
+        assert not [event for event in group.events() if event.kind == "failed"], group.story()
+
+
 PLAIN = Path(__file__).parents[1] / "plain_script.py"
 
 

@@ -65,11 +65,11 @@ def test_an_instance_is_ready_once_its_trainer_can_join(phase: Phase, *, elastic
 
 
 def test_on_the_way_into_a_generation_an_instance_stays_ready() -> None:
-    """One process makes room for the next; but not when it fell in that generation, and not when it is to end."""
+    """One process makes room for the next; but not when that was told of it already, and not when it is to end."""
     included = group(7, "1-peer", ME.id)
     assert record("absent", included).ready
     assert record("loading", included).ready
-    assert not record("loading", group(3, ME.id)).ready
+    assert not record("loading", included, mine=Mine(phase="loading", told=7)).ready
     assert not record("absent", msgspec.structs.replace(included, stop="deadline")).ready
     assert not record("absent", included, post=msgspec.structs.replace(POST, leaving_since=1.0)).ready
 
@@ -79,6 +79,15 @@ def test_a_trainer_that_falls_is_told_of_before_it_has_ended() -> None:
     mine = Mine(phase="member", told=7)
     assert record("member", group(7, ME.id), mine=mine, falling=True).lost == 7
     assert record("member", group(7, ME.id), mine=mine).lost == 3
+
+
+def test_a_script_that_joins_by_itself_is_told_of() -> None:
+    """Then those of all instances do; an instance whose own has yet to join anew is not ready before it can."""
+    assert record("starting", group(7, ME.id)).elastic
+    assert not record("loaded", group(7, ME.id), elastic=False).elastic
+    turned_out = Mine(phase="starting", told=7)
+    assert not record("starting", group(7, ME.id), mine=turned_out).ready
+    assert record("starting", group(8, ME.id), mine=turned_out).ready
 
 
 def test_a_process_that_is_in_no_generation_yet_counts_as_a_standby() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
+import pytest
+
 from edl_runtime.elastic.crew import Crew
-from edl_runtime.elastic.gears import Begin, Kill, Phase, Run
+from edl_runtime.elastic.gears import Begin, Kill, Phase, Run, Spare
 from edl_runtime.elastic.generation import Generation
 from edl_runtime.elastic.script import Script, read_script
 
@@ -26,6 +30,27 @@ GENERATION = Generation(
     proposed_by=ME,
     proposed_at=0.0,
 )
+
+BESIDE = """
+import os, pathlib, time
+from edl_runtime.elastic.link import connect
+from edl_runtime.elastic.messages import Elastic, Ready
+
+def await_file(name):
+    while not pathlib.Path(name).exists():
+        time.sleep(0.01)
+
+def main():
+    await_file("call-init")
+    before = os.environ["RANK"]
+    link = connect(os.environ)
+    print(before, os.environ.get("RANK"), flush=True)
+    link.say(Elastic())
+    await_file("be-ready")
+    link.say(Ready(live=True, seen=3))
+    time.sleep(600)
+"""
+"""What a script does that calls `elastic.init` and `run.wrap` in a module of its own."""
 
 
 @asynccontextmanager
@@ -64,6 +89,12 @@ def script_of(source: str, folder: Path) -> Script:
     return read_script([str(script)])
 
 
+def indirect(folder: Path) -> Script:
+    """Return a script that is elastic, though nothing in its own file says so."""
+    (folder / "beside.py").write_text(BESIDE)
+    return script_of("import beside\nbeside.main()", folder)
+
+
 async def test_a_trainer_that_computes_uses_processor_time(tmp_path: Path) -> None:
     """Without a trainer there is none to use it."""
     async with crew_of(script_of("while True:\n    pass", tmp_path)) as crew:
@@ -74,3 +105,57 @@ async def test_a_trainer_that_computes_uses_processor_time(tmp_path: Path) -> No
         await crew.carry_out(Kill("it has computed enough"))
         await comes_to(crew, "absent")
         assert crew.cpu_s == 0.0
+
+
+async def test_a_script_may_turn_out_to_join_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It was taken for up in the generation that it was started for, and is in none before it has joined one.
+
+    What it was told of that generation is gone, and whoever follows loads what such scripts import.
+    """
+    monkeypatch.chdir(tmp_path)
+    async with crew_of(indirect(tmp_path)) as crew:
+        await train(crew)
+        assert (crew.elastic, crew.mine.phase, crew.mine.told, crew.mine.up) == (False, "member", 4, 4)
+        await crew.carry_out(Spare())
+        (tmp_path / "call-init").touch()
+        await comes_to(crew, "starting")
+        assert crew.elastic
+        assert (crew.mine.told, crew.mine.up, crew.mine.spare) == (4, 0, "absent")
+        (tmp_path / "be-ready").touch()
+        await comes_to(crew, "ready")
+        assert (crew.live, crew.seen) == (True, 3)
+        assert "0 None\n" in capfd.readouterr().out
+
+        await crew.carry_out(Kill("a test", planned=False))
+        await comes_to(crew, "absent")
+        (fall,) = crew.take_falls()
+        assert (fall.elastic, fall.was_up) == (True, False)
+        await crew.carry_out(Begin())
+        loads = psutil.Process(crew.pid).cmdline()
+        assert loads[loads.index("--load") + 1] == "paddle,edl_runtime.elastic.run"
+
+
+async def test_a_script_that_has_not_said_so_yet_falls_as_others_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts as up in the generation that it was started for."""
+    monkeypatch.chdir(tmp_path)
+    async with crew_of(indirect(tmp_path)) as crew:
+        await train(crew)
+        await crew.carry_out(Kill("a test", planned=False))
+        await comes_to(crew, "absent")
+        (fall,) = crew.take_falls()
+        assert (fall.elastic, fall.was_up, fall.generation, fall.exit_code) == (False, True, 4, -signal.SIGKILL)
+
+
+async def test_a_script_is_elastic_when_that_of_another_instance_is(tmp_path: Path) -> None:
+    """Before it has begun it loads and starts as such; nothing is done twice."""
+    async with crew_of(indirect(tmp_path)) as crew:
+        crew.take_for_elastic()
+        crew.take_for_elastic()
+        assert (crew.elastic, crew.mine.phase) == (True, "absent")
+        await crew.carry_out(Begin())
+        await crew.carry_out(Run())
+        assert crew.mine.phase == "starting"

@@ -114,7 +114,8 @@ def test_a_leave_is_soon_followed() -> None:
     [
         (up(0), {}, "instance 1 is gone"),
         (up(0), {"left": frozenset({"1-a"})}, "instance 1 has left"),
-        ((*up(0), there(1, ready=False)), {}, "the trainer of instance 1 has ended"),
+        ((*up(0), there(1, up=4, ready=False)), {}, "the trainer of instance 1 has ended"),
+        ((*up(0), there(1, ready=False)), {}, "the trainer of instance 1 joins anew"),
         ((*up(0), there(1, up=4, lost=4, ready=False)), {}, "the trainer of instance 1 has ended"),
         ((*up(0), there(1, leaving=True, ready=False)), {}, "instance 1 has left"),
     ],

@@ -142,6 +142,20 @@ def test_only_the_script_itself_has_an_agent() -> None:
     assert isinstance(links.connect({}), NoLink)
 
 
+def test_what_scripts_are_told_that_know_of_one_generation_only_is_taken_back(
+    line: tuple[AgentLink, Channel[FromTrainer], socket.socket],
+) -> None:
+    """The next generation has other ranks, and whoever joins it by itself asks its run for them."""
+    link, agent, _ = line
+    environ = {"RANK": "1", "LR": "0.1"}
+    link.take_back(environ)
+    assert environ == {"RANK": "1", "LR": "0.1"}
+    agent.say(Start(environ={"RANK": "1", "WORLD_SIZE": "2"}))
+    link.wait_for_start()
+    link.take_back(environ)
+    assert environ == {"LR": "0.1"}
+
+
 def test_alone_there_is_one_generation_above_the_checkpoints_until_sigterm() -> None:
     """SIGTERM means to leave with a checkpoint; it is handled, and nothing else happens."""
     link = NoLink()
