@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 MOST_FALLS = 3
-"""So often a trainer that fell is replaced without progress in between."""
+"""So often a trainer that fell is replaced without progress in between. Those of several instances in one generation
+are one: when a rank ends, others may because of it."""
 
 LONG_LIFE_S = 60.0
 """A plain script does not tell of its steps; one that ran for so long has come on."""
@@ -30,7 +31,7 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
     - `exit_code`: negative for a signal. `said`: what its script said last, if anything.
     - `killed`: why its agent killed it, "" if that did not.
     - `elastic`: its script joined generations by itself.
-    - `generation`: the one that it was told to be in, 0 for none. `was_up`: it was up in that.
+    - `generation`: the last that its instance was told to be in, 0 for none. `was_up`: this trainer was up in that.
     """
 
     exit_code: int
@@ -89,7 +90,7 @@ async def _count(client: Redis, settings: RuntimeSettings, fall: Fall, step: int
     """Return how often trainers of the job have fallen without progress in between, 1 if Redis can't tell."""
     long_life = not fall.elastic and fall.lived_s >= LONG_LIFE_S
     key = keys.trainer_falls(settings.namespace, settings.job)
-    arguments: list[str | int] = [settings.run, fall.generation, step, int(long_life), KEPT_MS]
+    arguments: list[str | int] = [settings.run, settings.instance, fall.generation, step, int(long_life), KEPT_MS]
     try:
         return int(await run_script(client, "trainers_fall", [key], arguments))
     except RegistryUnavailableError:

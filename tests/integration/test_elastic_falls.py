@@ -60,11 +60,29 @@ async def test_three_are_replaced_without_progress(client: Redis, settings: Runt
     assert await verdicts(client, anew, [(fall(), 50)]) == [""]
 
 
-async def test_falls_of_one_generation_are_one(client: Redis, settings: RuntimeSettings) -> None:
-    """When a rank of a plain script ends, the others do because of it."""
-    assert await verdicts(client, settings, [(fall(generation=7), 9)] * 20) == [""] * 20
-    assert await verdicts(client, settings, [(fall(generation=each), 9) for each in (8, 9)]) == [""] * 2
-    assert (await verdicts(client, settings, [(fall(generation=10), 9)]))[0]
+async def test_falls_of_several_in_one_generation_are_one(client: Redis, settings: RuntimeSettings) -> None:
+    """When a rank of a plain script ends, the others do because of it; and all may be killed before they are in one."""
+
+    async def of_all(generation: int) -> list[str]:
+        return [
+            reason
+            for instance in range(10)
+            for reason in await verdicts(
+                client, msgspec.structs.replace(settings, instance=instance), [(fall(generation=generation), 9)]
+            )
+        ]
+
+    for generation in (0, 7, 8):
+        assert await of_all(generation) == [""] * 10
+    assert all(await of_all(9))
+
+
+async def test_one_that_never_gets_into_a_generation_is_replaced_no_longer(
+    client: Redis, settings: RuntimeSettings
+) -> None:
+    """Its instance has been told of none since the first fell."""
+    assert await verdicts(client, settings, [(fall(generation=7), 9)] * 3) == [""] * 3
+    assert (await verdicts(client, settings, [(fall(generation=7), 9)]))[0]
 
 
 async def test_a_plain_script_that_ran_for_long_has_come_on(client: Redis, settings: RuntimeSettings) -> None:
