@@ -149,6 +149,7 @@ class LedgerMachine(RuleBasedStateMachine):
             )
             assert not self.run(worker.ledger.fail(shard, "broken", applied=offset))
             worker.drop_first()
+            worker.position = None  # others may take it further
 
     @rule(
         data=st.data(),

@@ -98,6 +98,7 @@ class MadeUpSite:
         self.reports: dict[str, Progress] = {}
         self.trainings: dict[str, Training] = {}
         self.landed: list[LandedCheckpoint | None] = []
+        self.followed = asyncio.Event()  # somebody wants to hear of what lands from now on
         self.asked: list[tuple[str, str]] = []
         self.positions: dict[str, Position] = {}
         self.away = False
@@ -135,6 +136,7 @@ class MadeUpSite:
 
     async def end_of_checkpoints(self, stream: str) -> str:  # noqa: ARG002
         self._fail_if_away()
+        self.followed.set()
         return str(len(self.landed))
 
     async def next_checkpoints(

@@ -160,7 +160,7 @@ async def test_what_can_not_be_read_of_a_stream_is_passed_by(site: MadeUpSite) -
     assert (view.landed, view.last_id) == ((landed(1),), "2")
     events: Any = EdlCheckpointTrigger(stream="nightly/train").run()
     first = asyncio.ensure_future(anext(events))
-    await asyncio.sleep(0.05)
+    await site.followed.wait()
     site.landed += [None, landed(3)]
     assert (await first).payload["step"] == 3
     await events.aclose()
