@@ -374,7 +374,7 @@ async def test_a_silent_redis_makes_no_event_and_no_end(site: MadeUpSite, monkey
     first = asyncio.ensure_future(anext(events))
     await asyncio.sleep(0.05)
     site.away = False
-    await asyncio.sleep(0.05)
+    await site.followed.wait()
     site.landed = [landed(1)]
     assert (await first).payload["checkpoint"] == "/c/1"
     await events.aclose()
