@@ -133,6 +133,7 @@ async def test_a_script_may_turn_out_to_join_by_itself(
         (fall,) = crew.take_falls()
         assert (fall.elastic, fall.was_up) == (True, False)
         await crew.carry_out(Begin())
+        await comes_to(crew, "loaded")  # at first the system may not know the command yet
         loads = psutil.Process(crew.pid).cmdline()
         assert loads[loads.index("--load") + 1] == "paddle,edl_runtime.elastic.run"
 
