@@ -44,6 +44,28 @@ async def http(endpoint: Endpoint) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def s3_url() -> Iterator[str]:
+    """The URL of a server that talks S3."""
+    from integration.object_store import running_server  # moto, which most tests do without
+
+    with running_server() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A URL in an empty bucket, with all that is needed to use it in the environment."""
+    from integration.object_store import BUCKET, SECRET, empty
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    empty(s3_url)
+    return f"s3://{BUCKET}/nightly"
+
+
 @pytest.fixture
 async def backend(work_dir: Path) -> AsyncIterator[LocalBackend]:
     """A local backend without jobs, and without any process afterwards."""

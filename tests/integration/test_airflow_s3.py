@@ -6,22 +6,17 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Iterator
 from typing import Any
-from urllib.request import urlopen
 
-import fsspec  # type: ignore[import-untyped]
 import pytest
 from integration.airflow_world import World, defer, fired, resume, run_task, trigger_of
-from moto.server import ThreadedMotoServer
+from integration.object_store import SECRET, files
 
 from edl_airflow.operators.train import EdlTrainOperator
 from edl_runtime.checkpoint.manifest import MANIFEST
 from edl_runtime.specs import Checkpoint, TrainerSpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-
-SECRET = "never-written-down"
 
 TRAINS = """
 import sys
@@ -41,35 +36,14 @@ for batch in run.data(list(samples), global_batch=8, epochs=int(sys.argv[1])):
 """
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ThreadedMotoServer]:
-    """A server that talks S3, on a port of its own."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
-def place(server: ThreadedMotoServer, world: World, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A URL in an empty bucket; what is needed to use it stands in the worker's environment and is passed on."""
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+def place(bucket: str, world: World, monkeypatch: pytest.MonkeyPatch) -> str:
+    """That bucket; what is needed to use it is passed on from the worker's environment."""
     connection = json.loads(os.environ["AIRFLOW_CONN_EDL_DEFAULT"])
     connection["extra"]["pass_on"] = "AWS_*"
     monkeypatch.setenv("AIRFLOW_CONN_EDL_DEFAULT", json.dumps(connection))
     (world.folder / "trains.py").write_text(TRAINS)
-    with urlopen(f"http://{host}:{port}/moto-api/reset", data=b"") as answer:
-        assert answer.status == 200
-    _files().mkdir("bucket")
-    return "s3://bucket/nightly"
-
-
-def _files() -> fsspec.AbstractFileSystem:
-    return fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
+    return bucket
 
 
 def _train(world: World, place: str, epochs: int) -> EdlTrainOperator:
@@ -102,7 +76,7 @@ def test_a_training_goes_on_from_an_object_store(world: World, place: str, capsy
     result = resume(_train(world, place, 3), context, deferred, event)
     assert (result["job"], result["step"]) == ("digits", 24)
     assert result["checkpoint"].startswith(f"{place}/step-000000024-")
-    assert _files().exists(f"{result['checkpoint']}/{MANIFEST}")
+    assert files().exists(f"{result['checkpoint']}/{MANIFEST}")
     shown = capsys.readouterr().out
     assert _steps_shown(shown) == list(range(1, 25))
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import BinaryIO
-from urllib.request import urlopen
 
-import fsspec  # type: ignore[import-untyped]
 import pytest
 from checkpointing import is_whole, snapshot_at, steps_of, stored
-from moto.server import ThreadedMotoServer
+from integration.object_store import files
 from structlog.testing import capture_logs
 
 from edl_runtime.checkpoint import contents
@@ -24,37 +22,9 @@ from edl_runtime.specs import Checkpoint
 LATER = 2 * ABANDONED_AFTER_S
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ThreadedMotoServer]:
-    """A server that talks S3, on a port of its own."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def place(server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A URL in an empty bucket, with all that is needed to use it in the environment."""
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with urlopen(f"http://{host}:{port}/moto-api/reset", data=b"") as answer:
-        assert answer.status == 200
-    files().mkdir("bucket")
-    return "s3://bucket/nightly"
-
-
-def files() -> fsspec.AbstractFileSystem:
-    """Return the server's objects, as whoever has an accident with them."""
-    return fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
-
-
-def test_what_was_written_is_loaded(place: str) -> None:
+def test_what_was_written_is_loaded(bucket: str) -> None:
     """As from a folder; objects are the format's files and nothing else."""
-    store = stored(place)
+    store = stored(bucket)
     store.check()
     assert store.load_newest() is None
     info = store.write(snapshot_at(5, size=500_000))
@@ -62,14 +32,14 @@ def test_what_was_written_is_loaded(place: str) -> None:
     assert found is not None
     assert found[0] == info
     assert is_whole(found[1])
-    names = {path.rpartition("/")[2] for path in files().find(place)}
+    names = {path.rpartition("/")[2] for path in files().find(bucket)}
     assert names == {"model.safetensors", "optimizer.safetensors", "extra.json", MANIFEST}
-    assert info.url == f"{place}/{info.name}"
+    assert info.url == f"{bucket}/{info.name}"
 
 
-def test_a_half_uploaded_one_is_none(place: str) -> None:
+def test_a_half_uploaded_one_is_none(bucket: str) -> None:
     """The manifest comes last. What was left behind is removed when nobody can be writing it any more."""
-    store = stored(place, 1, 2)
+    store = stored(bucket, 1, 2)
     half = store.list()[0]
     files().rm(f"{half.url}/{MANIFEST}")
     newest = store.load_newest()
@@ -80,9 +50,9 @@ def test_a_half_uploaded_one_is_none(place: str) -> None:
     assert not files().exists(half.url)
 
 
-def test_a_damaged_one_is_passed_by(place: str) -> None:
+def test_a_damaged_one_is_passed_by(bucket: str) -> None:
     """Torn, with another byte, or without a file."""
-    store = stored(place, 1, 2, 3, 4)
+    store = stored(bucket, 1, 2, 3, 4)
     s3 = files()
     missing, torn, flipped, _ = (f"{info.url}/model.safetensors" for info in store.list())
     content = s3.cat_file(torn)
@@ -99,7 +69,7 @@ def test_a_damaged_one_is_passed_by(place: str) -> None:
     assert damage[2] == "model.safetensors: other content than was written"
 
 
-def test_an_upload_that_breaks_off_leaves_nothing(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_breaks_off_leaves_nothing(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a checkpoint nor objects that are paid for."""
     room = [True]
 
@@ -111,37 +81,37 @@ def test_an_upload_that_breaks_off_leaves_nothing(place: str, monkeypatch: pytes
 
     monkeypatch.setattr(contents, "write_checked", fail)
     with pytest.raises(CheckpointStoreError, match="no more"):
-        stored(place).write(snapshot_at(1))
-    assert files().find(place) == []
+        stored(bucket).write(snapshot_at(1))
+    assert files().find(bucket) == []
 
 
-def test_old_ones_are_removed(place: str) -> None:
+def test_old_ones_are_removed(bucket: str) -> None:
     """With all of their objects."""
-    store = CheckpointStore(Checkpoint(url=place + "/", keep_last=2))
+    store = CheckpointStore(Checkpoint(url=bucket + "/", keep_last=2))
     for step in (1, 2, 3, 4):
         store.write(snapshot_at(step))
     assert len(store.prune()) == 2
     assert steps_of(store) == [4, 3]
-    assert len(files().find(place)) == 8
+    assert len(files().find(bucket)) == 8
 
 
-def test_a_bucket_that_is_not_there_is_told_at_the_start(place: str) -> None:
+def test_a_bucket_that_is_not_there_is_told_at_the_start(bucket: str) -> None:
     """With the URL and what to do."""
     with pytest.raises(CheckpointStoreError, match=r"checkpoints can't be kept at s3://elsewhere/job .*bucket"):
-        stored(place.replace("bucket/nightly", "elsewhere/job")).check()
+        stored(bucket.replace("bucket/nightly", "elsewhere/job")).check()
 
 
 @pytest.mark.slow
-def test_a_store_that_goes_away_does_not_stop_the_training(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_goes_away_does_not_stop_the_training(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails is told, and once it answers again the next one is stored."""
     failures: list[EdlError] = []
     with monkeypatch.context() as away:
         away.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
         away.setenv("AWS_MAX_ATTEMPTS", "1")
-        writer = CheckpointWriter(stored(place), failed=failures.append)
+        writer = CheckpointWriter(stored(bucket), failed=failures.append)
         assert writer.save(lambda: snapshot_at(1))
         assert writer.close(60)
     assert [type(each) for each in failures] == [CheckpointStoreError]
     assert "127.0.0.1:9" in str(failures[0])
-    writer = CheckpointWriter(stored(place))
-    assert is_whole(stored(place).load(writer.save_now(lambda: snapshot_at(2))))
+    writer = CheckpointWriter(stored(bucket))
+    assert is_whole(stored(bucket).load(writer.save_now(lambda: snapshot_at(2))))

@@ -1,0 +1,37 @@
+"""An object store on this machine: a server that talks S3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.request import urlopen
+
+import fsspec  # type: ignore[import-untyped]
+from moto.server import ThreadedMotoServer
+
+BUCKET = "bucket"
+SECRET = "never-written-down"
+
+
+@contextmanager
+def running_server() -> Iterator[str]:
+    """Run one on a port of its own, and yield its URL."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+def empty(url: str) -> None:
+    """Let the server that the environment names have one bucket, without objects."""
+    with urlopen(f"{url}/moto-api/reset", data=b"") as answer:
+        assert answer.status == 200
+    files().mkdir(BUCKET)
+
+
+def files() -> fsspec.AbstractFileSystem:
+    """Return the server's objects, as whoever has an accident with them."""
+    return fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
