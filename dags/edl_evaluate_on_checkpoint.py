@@ -23,7 +23,7 @@ CHECKPOINT = Asset(
         AssetWatcher(name="landed", trigger=EdlCheckpointTrigger(stream="edl_nightly_elastic_training/train")),
     ],
 )
-EVENTS = "triggering_asset_events.values() | map('last')"
+EVENTS = "triggering_asset_events.values() | map('sort', attribute='timestamp') | map('last')"
 """The newest that led to this run; where several landed before it began, the others are passed by."""
 
 PARAMS = {

@@ -18,6 +18,7 @@ FOLDER = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser() / "elast
 
 JOB = 'nightly-{{ dag_run.run_after.strftime("%Y%m%dt%H%M%S%f") }}'
 MOST = "{{ [params.trainers_min, params.trainers_max] | max }}"
+ENDS_BY = '{{ params.ends_by or ("07:00" if dag_run.run_type == "scheduled" else "PT10M") }}'
 
 PARAMS = {
     "trainers_min": Param(
@@ -32,11 +33,11 @@ PARAMS = {
         description="To how many it grows as soon as it trains; it never shrinks.",
     ),
     "ends_by": Param(
-        "07:00",
+        "",
         type="string",
-        minLength=1,
         title="Ends by",
-        description="A time of day (UTC), or for how long, as PT10M for ten minutes. Then it ends with a checkpoint.",
+        description="A time of day (UTC), or for how long, as PT1H for an hour. Then it ends with a checkpoint. "
+        "Empty: a night ends at 07:00, and a run by hand after ten minutes.",
     ),
     "epochs": Param(
         100_000,
@@ -68,13 +69,17 @@ with DAG(
 ### Elastic training, night after night
 
 1. `train` begins with few instances and goes on from the newest checkpoint, whichever night has written it: the place
-   where checkpoints are kept does not name the run. At the time that `ends_by` says it ends with a checkpoint, and its
-   result says step, metrics and that it was stopped.
+   where checkpoints are kept does not name the run. At seven, or when `ends_by` says, it ends with a checkpoint, and
+   its result says step, metrics and that it was stopped.
 2. Meanwhile `training` waits until the first instances train together, and `grow` adds the others, which load while the
    training goes on. Where it has ended before that, these two are skipped.
 
-Each checkpoint starts a run of `edl_evaluate_on_checkpoint`, if that is switched on. To see a short night, trigger it
-with *Ends by* PT1M.
+A retry of a training that has failed begins with few again; clear `grow` to add the others.
+
+Each checkpoint starts a run of `edl_evaluate_on_checkpoint`, if that is switched on.
+
+Runs never overlap. One by hand takes ten minutes unless *Ends by* says otherwise (PT1M: a short night). A night that
+could not begin before its seven o'clock, for a run by hand or an outage, is skipped, and the next one begins at ten.
 """,
 ):
     train = EdlTrainOperator(
@@ -88,7 +93,7 @@ with *Ends by* PT1M.
         ),
         trainers=f"{{{{ params.trainers_min }}}}:{MOST}",
         checkpoint=Checkpoint(url=f"{FOLDER}/checkpoints", every_s=20, keep_last=5),
-        ends_by="{{ params.ends_by }}",
+        ends_by=ENDS_BY,
         deferrable=True,
     )
 

@@ -11,10 +11,10 @@ from typing import Self
 import msgspec
 
 from edl_airflow.conductor import job_status
-from edl_airflow.decisions import failure
+from edl_airflow.decisions import ended_unseen, failure
 from edl_airflow.site import Site
 from edl_airflow.waiting import Wait
-from edl_airflow.work import LandedCheckpoint, Outcome
+from edl_airflow.work import LandedCheckpoint, Outcome, Training
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.errors import RegistryUnavailableError, SpecError
 
@@ -55,12 +55,14 @@ class Threshold(msgspec.Struct, frozen=True):
 class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     """What has landed since the last look, up to the id `last_id`, oldest first; and the job, if one was named.
 
-    `trouble`: why Redis could not be asked, in words; empty if it could.
+    `training`: what its agents left in Redis, if the backend does not know it. `trouble`: why Redis could not be asked,
+    in words; empty if it could.
     """
 
     landed: tuple[LandedCheckpoint, ...] = ()
     last_id: str = ""
     job: JobStatus | None = None
+    training: Training | None = None
     trouble: str = ""
     at: float = 0.0
 
@@ -92,12 +94,13 @@ class CheckpointWait(Wait[CheckpointView], frozen=True, kw_only=True, tag="check
         job = await job_status(site.backend, self.job) if self.job else None
         at = time.time()
         try:
+            training = await site.training(self.job) if self.job and not job else None
             landed = await site.next_checkpoints(self.stream, self.last_id, block_ms=0)
         except RegistryUnavailableError as error:
             return CheckpointView(job=job, last_id=self.last_id, trouble=str(error), at=at)
         last_id = landed[-1][0] if landed else self.last_id
         found = tuple(checkpoint for _, checkpoint in landed if checkpoint)
-        return CheckpointView(job=job, landed=found, last_id=last_id, at=at)
+        return CheckpointView(job=job, training=training, landed=found, last_id=last_id, at=at)
 
     def found(self, view: CheckpointView) -> Outcome | None:
         fitting = [checkpoint for checkpoint in view.landed if self._fits(checkpoint, view.at)]
@@ -107,7 +110,10 @@ class CheckpointWait(Wait[CheckpointView], frozen=True, kw_only=True, tag="check
             return None
         if view.job and view.job.phase == "failed":
             return failure(view.job)
-        if (self.seen and not view.job) or (view.job and view.job.phase == "succeeded"):
+        unseen = None if view.job else ended_unseen(self.job, view.training, self.began_at)
+        if unseen and unseen.ended == "failed":
+            return unseen
+        if unseen or (self.seen and not view.job) or (view.job and view.job.phase == "succeeded"):
             reason = f"the job has ended, and no checkpoint of it has {self._wanted()}"
             return Outcome(ended="gone", name=self.job, reason=reason)
         return None

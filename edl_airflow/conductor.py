@@ -99,21 +99,26 @@ async def conduct(work: Work, site: Site, say: Say) -> Outcome:
     """
     async with Teller(work, site, say) as teller:
         started = told = False
+        asked_at: float | None = None
         while True:
-            view = await _look(work, site, started=started)
+            view = msgspec.structs.replace(await _look(work, site, started=started), asked_at=asked_at)
             started = view.started
             decision = decide(work, view, clock())
             if isinstance(decision, Outcome):
-                await teller.finish(view)
+                if decision.ended == "stopped":
+                    await stop(work, site.backend)  # instances that leave write a checkpoint, which is the job's last
+                await teller.finish(view, is_over=decision.ended != "timed_out")
                 return await _ended(work, decision, view, site)
             if decision == "start_trainer":
                 await _start(work, site)
                 say(f"Started {work.name!r}")
                 started = True
                 continue
-            if decision == "end_trainer" and await _ask_to_end(work, site) and not told:
-                say(f"The time to train is over: {work.name!r} was asked to end with a checkpoint")
-                told = True
+            if decision == "end_trainer":
+                asked_at = asked_at or clock()
+                if await _ask_to_end(work, site) and not told:
+                    say(f"The time to train is over: {work.name!r} was asked to end with a checkpoint")
+                    told = True
             await teller.tell(view)
             await asyncio.sleep(LOOK_EVERY_S)
 

@@ -6,21 +6,24 @@ from typing import Literal
 
 import msgspec
 
-from edl_airflow.work import Outcome, Work
+from edl_airflow.work import Outcome, Training, Work
 from edl_runtime.backends.base import JobStatus, owner_of
-from edl_runtime.errors import EX_CONFIG
+
+TRAINED = "it has trained all that it was to train"
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """What there is now. `teachers` is None while Redis is away, a job None while the backend knows none.
 
-    `started`: the trainer job has been seen or started, so its absence means that somebody removed it.
+    `started`: the trainer job has been seen or started, so its absence means that somebody removed it. `asked_at`: when
+    the job was first asked to end, or that was tried at least; None before.
     """
 
     pool: JobStatus | None = None
     trainer: JobStatus | None = None
     teachers: tuple[str, ...] | None = ()
     started: bool = False
+    asked_at: float | None = None
 
 
 Decision = Outcome | Literal["wait", "start_trainer", "end_trainer"]
@@ -42,14 +45,25 @@ def decide(work: Work, view: View, now: float) -> Decision:
 
 def failure(job: JobStatus) -> Outcome:
     """Return how the work ends when this job or pool has failed, or can't have the instances that it needs."""
-    codes = {instance.exit_code for instance in job.instances if instance.phase == "failed"}
     return Outcome(
         ended="failed",
         name=job.name,
         reason=job.reason or "for no reason that the backend knows",
         last_lines=job.last_lines,
-        permanent=EX_CONFIG in codes,
+        permanent=job.is_hopeless,
     )
+
+
+def ended_unseen(name: str, training: Training | None, since: float) -> Outcome | None:
+    """Return how a job has ended that the backend does not know any more, by what its agents left in Redis.
+
+    None if they left nothing, or before `since` (Unix seconds): that was an earlier job of this name.
+    """
+    if not training or not training.ended or training.heard_at < since:
+        return None
+    if training.ended == "failed":
+        return Outcome(ended="failed", name=name, reason=training.reason)
+    return Outcome(ended="gone", name=name, reason=TRAINED)
 
 
 def is_hopeless(pool: JobStatus, at_least: int) -> bool:
@@ -66,6 +80,8 @@ def lack(work: Work, view: View) -> str:
 
 def _start(work: Work, view: View, now: float) -> Decision:
     if work.ends_at is not None and now >= work.ends_at:
+        if work.began_at >= work.ends_at:
+            return Outcome(ended="too_late", name=work.name, reason="the time to train was over before the run began")
         return Outcome(ended="stopped", name=work.name, reason="the time to train was over before it could begin")
     return _gather(work, view, now) if work.pool else "start_trainer"
 
@@ -95,7 +111,7 @@ def _follow(work: Work, view: View, now: float) -> Decision:
         return Outcome(ended="succeeded", name=job.name, result=job.result)
     if work.ends_at is None or now < work.ends_at:
         return "wait"
-    if now < work.ends_at + work.stop_grace_s:
+    if view.asked_at is None or now < view.asked_at + work.stop_grace_s:
         return "end_trainer"
     return Outcome(
         ended="stopped",

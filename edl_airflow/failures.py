@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException, AirflowTaskTimeout
+from airflow.sdk.exceptions import (
+    AirflowFailException,
+    AirflowNotFoundException,
+    AirflowSkipException,
+    AirflowTaskTimeout,
+)
 
 from edl_airflow.work import Outcome
 from edl_runtime.errors import (
@@ -92,16 +97,19 @@ def _in_dags_words(error: Exception) -> str:
 
 
 def failure_of(outcome: Outcome, waits_s: float) -> BaseException | None:
-    """Return the error to raise for `outcome`, None if all went well. `waits_s`: the wait limit, for its message."""
+    """Return the error to raise for `outcome`, None if all went well. `waits_s`: the wait limit, for its message.
+
+    AirflowSkipException, too: where there is nothing to do.
+    """
     error: BaseException | None = None
     match outcome.ended:
-        case "ready" | "succeeded":
-            pass
         case "failed":
             failed = JobFailedError(outcome.name, outcome.reason, outcome.last_lines)
             error = UsersMistakeError(str(failed)) if outcome.permanent else failed
         case "stopped" if not outcome.landed:
             error = JobFailedError(outcome.name, f"{outcome.reason}, and it has left no checkpoint")
+        case "too_late":
+            error = AirflowSkipException(f"{outcome.name!r}: {outcome.reason}")
         case "gone":
             error = GoneError(outcome.name, outcome.reason)
         case "impossible":

@@ -7,7 +7,7 @@ from typing import Literal, Self, get_args
 import msgspec
 
 from edl_airflow.conductor import job_status
-from edl_airflow.decisions import failure
+from edl_airflow.decisions import TRAINED, ended_unseen, failure
 from edl_airflow.site import Site
 from edl_airflow.waiting import Wait
 from edl_airflow.work import Outcome, Training
@@ -59,16 +59,17 @@ class JobWait(Wait[JobView], frozen=True, kw_only=True, tag="job"):
             return JobView(job=job, trouble=str(error))
 
     def found(self, view: JobView) -> Outcome | None:
-        if view.job and view.job.phase == "failed":
-            return failure(view.job)
-        if _has_succeeded(view):
-            trained = Outcome(ended="gone", name=self.job, reason="it has trained all that it was to train")
+        job = view.job
+        if not job:
+            return self._found_removed(view.training)
+        if job.phase == "failed":
+            return failure(job)
+        if job.phase == "succeeded":
+            trained = Outcome(ended="gone", name=self.job, reason=TRAINED)
             return self.ready(view) if self.phase == "succeeded" else trained
-        if self.seen and not view.job:
-            return Outcome(ended="gone", name=self.job, reason="the job was there, and somebody has stopped it")
-        if self.phase == "succeeded" or not view.job:
+        if self.phase == "succeeded":
             return None
-        if not view.job.elastic:
+        if not job.elastic:
             return Outcome(ended="impossible", name=self.job, reason=NOT_ELASTIC)
         return self.ready(view) if self._fits(view.training) else None
 
@@ -81,6 +82,15 @@ class JobWait(Wait[JobView], frozen=True, kw_only=True, tag="job"):
 
     def after(self, view: JobView) -> Self:
         return msgspec.structs.replace(self, seen=True) if view.job else self
+
+    def _found_removed(self, training: Training | None) -> Outcome | None:
+        """Return what is known of a job that its task may have removed: what its agents agreed on stays for a while."""
+        if self.phase == "succeeded" and training and training.ended in {"done", "stopped"}:
+            return Outcome(ended="ready", name=self.job, training=training)
+        if ended := ended_unseen(self.job, training, self.began_at):
+            return ended
+        stopped = Outcome(ended="gone", name=self.job, reason="the job was there, and somebody has stopped it")
+        return stopped if self.seen else None
 
     def _fits(self, training: Training | None) -> bool:
         instances = training.instances if training else 0
@@ -95,10 +105,3 @@ class JobWait(Wait[JobView], frozen=True, kw_only=True, tag="job"):
             return "it is still running"
         wanted = f"{self.at_least} or more" if self.at_most is None else f"{self.at_least}"
         return f"{view.training.instances if view.training else 0} instances train together, wanted are {wanted}"
-
-
-def _has_succeeded(view: JobView) -> bool:
-    """Whether it has; its task may have removed it since, but what its agents agreed on stays for a while."""
-    if view.job:
-        return view.job.phase == "succeeded"
-    return bool(view.training and view.training.ended)

@@ -69,7 +69,8 @@ def trainer_job(
 
     With `bounds` it is one of elastic trainers, `bounds.min` of them to begin with, each an `edl agent` that runs the
     script; without, it is the script as one process. A relative `cwd`, and a relative path of checkpoints, is one below
-    `folder`. `pool_digest`: of the pool that the task runs for it, so that other teachers make another job.
+    `folder`, unless it begins with "~". `pool_digest`: of the pool that the task runs for it, so that other teachers
+    make another job.
 
     Agents start with -P, so that no file in their folder takes the place of a library.
     """
@@ -80,7 +81,7 @@ def trainer_job(
         bounds=Bounds(1, 1),
         instances=1,
         env={**settings.to_env(), **(_below(checkpoint, folder).to_env() if checkpoint else {}), **trainer.env},
-        cwd=str(folder / trainer.cwd) if trainer.cwd else "",
+        cwd=_path(trainer.cwd, folder) if trainer.cwd else "",
         pool_digest=pool_digest,
     )
     if bounds is None:
@@ -99,10 +100,14 @@ def trainer_job(
 def _below(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
     if "://" in checkpoint.url:
         return checkpoint
-    return msgspec.structs.replace(checkpoint, url=str(folder / checkpoint.url))
+    return msgspec.structs.replace(checkpoint, url=_path(checkpoint.url, folder))
 
 
 def _model(model: str, folder: Path) -> str:
     if "://" in model or _FUNCTION.fullmatch(model):
         return model
-    return str(folder / model)
+    return _path(model, folder)
+
+
+def _path(path: str, folder: Path) -> str:
+    return str(folder / Path(path).expanduser())

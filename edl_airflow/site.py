@@ -111,8 +111,9 @@ class Site:
         outcome = found.outcome
         return Training(
             members=found.members,
-            ended=outcome.kind if outcome and outcome.kind != "failed" else "",
+            ended=outcome.kind if outcome else "",
             reason=outcome.reason if outcome else "",
+            heard_at=found.heard_at,
         )
 
     async def generations(self, job: str) -> int:

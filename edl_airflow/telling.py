@@ -67,10 +67,10 @@ class Teller:
             self._next_at = time.monotonic() + self._work.progress_every_s
             await self._tell_progress(view.trainer)
 
-    async def finish(self, view: View) -> None:
-        """Say what the job wrote last, unless it is a later try's by now."""
+    async def finish(self, view: View, *, is_over: bool) -> None:
+        """Say what the job wrote last, unless it is a later try's by now. `is_over`: it writes no more."""
         if view.trainer and view.trainer.token == self._work.token:
-            await self._log_of(view.trainer).finish(is_over=view.trainer.phase != "running")
+            await self._log_of(view.trainer).finish(is_over=is_over)
 
     def _log_of(self, job: JobStatus) -> JobLog:
         self._log = self._log or JobLog(job, self._source, self._say, self._work.progress_every_s)

@@ -33,12 +33,14 @@ class Wait(msgspec.Struct, Generic[Seen], frozen=True, kw_only=True, tag_field="
     - `conn_id`: the Airflow connection.
     - `until`: when the wait is given up; `waits_s` is its length, for messages.
     - `deadline`: when the task's `execution_timeout` is over, None for never.
+    - `began_at`: when the DAG's run has started: a job that has failed before is an earlier run's.
     """
 
     conn_id: str
     until: float
     waits_s: float
     deadline: float | None = None
+    began_at: float = 0.0
 
     @property
     def about(self) -> str:

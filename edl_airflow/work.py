@@ -47,7 +47,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     - `trainer_job`: None when the pool is all there is to do.
     - `stream`: where its checkpoints are told, see `edl_runtime.checkpoint.landed`; empty for nowhere.
     - `began_at`: when the DAG's run has started: a checkpoint that landed before is an earlier run's.
-    - `ends_at`: when the training is asked to end with a checkpoint, None for never; `stop_grace_s` later it is ended.
+    - `ends_at`: when the training is asked to end with a checkpoint, None for never; `stop_grace_s` after it was first
+      asked it is ended.
     - `deadline`: when all of it is given up, None for never.
     - `progress_every_s`: seconds between two lines of progress, or two bunches of the job's own lines, in the task's
       log, at least.
@@ -93,13 +94,15 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     """What a job's agents have agreed on.
 
     - `members`: the instances that train together now, or did last, by rank; empty while a generation forms.
-    - `ended`: whether it has trained all there is ("done") or was asked to end ("stopped"); empty before and for
-      what failed. `reason`: who asked and why.
+    - `ended`: whether it has trained all there is ("done"), was asked to end ("stopped") or has failed; empty before.
+      `reason`: who asked, or what failed, and why.
+    - `heard_at`: when its agents were last heard of, in Unix seconds.
     """
 
     members: tuple[int, ...] = ()
-    ended: Literal["", "done", "stopped"] = ""
+    ended: Literal["", "done", "stopped", "failed"] = ""
     reason: str = ""
+    heard_at: float = 0.0
 
     @property
     def instances(self) -> int:
@@ -111,9 +114,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How some work, or a wait, has ended.
 
     - `ended`: `ready` (what was waited for is there, or a pool, and that was all), `succeeded` or `failed` (a job;
-      `name` says which), `stopped` (the time to train was over, and the job did not end by itself), `gone` (what was
-      waited for was there and has ended), `impossible` (what is waited for can't be, as asked), `no_teacher` or
-      `not_yet` (the wait limit passed), `timed_out` (the task's time was up) or `taken_over` (by a later try).
+      `name` says which), `stopped` (the time to train was over, and the job did not end by itself), `too_late` (it was
+      before the run began), `gone` (what was waited for was there and has ended), `impossible` (what is waited for
+      can't be, as asked), `no_teacher` or `not_yet` (the wait limit passed), `timed_out` (the task's time was up) or
+      `taken_over` (by a later try).
     - `teachers`: addresses of the registered teachers, when a pool is `ready`.
     - `result`: what the training script left.
     - `progress`: the job's last report; `training`: what its agents agreed on last, the `generations`-th time;
@@ -127,6 +131,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         "succeeded",
         "failed",
         "stopped",
+        "too_late",
         "gone",
         "impossible",
         "no_teacher",

@@ -7,9 +7,19 @@ says what was given, what is allowed and what to do next.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 EX_CONFIG = 78
-"""Exit status (BSD's `sysexits.h`) of a process that can never work as configured: restarting it is pointless."""
+"""Exit status (BSD's `sysexits.h`) of a process that can never work as configured: restarting it is pointless.
+
+It speaks for that process alone. Of an instance of elastic trainers: it gives up, and the others may go on.
+"""
+
+EX_DATAERR = 65
+"""Exit status of an instance whose whole job was given what can't be trained: starting the job again is pointless."""
 
 
 class EdlError(Exception):
@@ -72,6 +82,27 @@ class OwnedElsewhereError(BackendError):
         return (
             f"{what} {self.name!r} belongs to {self.owner!r} and is running; "
             f"give each its own name, or stop that one with `edl stop {self.name}`"
+        )
+
+
+class JobRunsError(BackendError):
+    """Raised when a job is to be run by hand while one of its name runs.
+
+    `folder`: in which its instances were started, empty for one of each's own.
+    """
+
+    def __init__(self, name: str, since: datetime, folder: str) -> None:
+        super().__init__(name, since, folder)
+        self.name = name
+        self.since = since
+        self.folder = folder
+
+    def __str__(self) -> str:
+        where = f" in {self.folder}" if self.folder else ""
+        return (
+            f"a job {self.name!r} runs{where} since {self.since:%Y-%m-%d %H:%M:%S}; "
+            f"`edl logs -f {self.name}` shows what it writes, `edl stop {self.name}` ends it, and --name gives this "
+            "one another name"
         )
 
 
@@ -417,14 +448,17 @@ class GroupLostError(ElasticError, ConnectionError):
 
 
 class StepError(ElasticError, ValueError):
-    """Raised when a script draws batches and calls `run.step` in another order than one step a batch."""
+    """Raised when a script trains in another way than by one `run.step` a batch. `instead`: what to do."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
+    def __init__(
+        self, what: str, instead: str = "call run.step(loss=loss) once for each batch, after loss.backward()"
+    ) -> None:
+        super().__init__(what, instead)
         self.what = what
+        self.instead = instead
 
     def __str__(self) -> str:
-        return f"{self.what}; call run.step(loss=loss) once for each batch, after loss.backward()"
+        return f"{self.what}; {self.instead}"
 
 
 class EarlyEndError(ElasticError, ValueError):
@@ -481,7 +515,7 @@ class StaleGenerationError(LedgerError):
 
 
 class LedgerMissingError(LedgerError, LookupError):
-    """Raised when Redis knows nothing of a job's ledger, as after a restart without its data."""
+    """Raised when Redis has lost a job's ledger, or may have lost what happened last: after a restart or a failover."""
 
     def __init__(self, job: str) -> None:
         super().__init__(job)
@@ -489,9 +523,9 @@ class LedgerMissingError(LedgerError, LookupError):
 
     def __str__(self) -> str:
         return (
-            f"Redis has no ledger of job {self.job!r}; trainers go back to a checkpoint by themselves, model and "
-            "ledger. If this comes again, have Redis keep its data when it restarts, and evict none of it "
-            "(maxmemory-policy noeviction)"
+            f"Redis has no ledger of job {self.job!r}, or may have lost what was last in it, as after a restart or a "
+            "failover; trainers go back to a checkpoint by themselves, model and ledger. If this comes again, have "
+            "Redis run on, and evict none of its data (maxmemory-policy noeviction)"
         )
 
 

@@ -32,8 +32,11 @@ SECRET_VARIABLES = frozenset({"EDL_DISCOVERY_TOKEN", "EDL_REDIS_URL", "EDL_TEACH
 """Variables that may hold a password or token: they never stand in a spec, a log, an argument or a file."""
 
 _NAME = re.compile(rf"[a-z0-9]([-a-z0-9]{{0,{NAME_LIMIT - 2}}}[a-z0-9])?")
-_LOGIN = re.compile(r"(://)[^/@]*:[^/]*@")
-"""A user and a password in a URL."""
+_NAMED = "abfss?|adl|az|ftp|hdfs|sftp|smb|ssh|wasbs?|webhdfs"
+"""Protocols of URLs in which the name of a user or container may stand before the host."""
+
+_LOGIN = re.compile(rf"://[^/@]*:(?!\d{{1,5}}/)[^@]*@|(?<![\w+.-])(?!(?:{_NAMED})://)[\w+.-]+://[^/@]+@", re.IGNORECASE)
+"""A password in a URL, which may have a "/" in it as no port has, or a token alone."""
 
 
 def check_name(field: str, name: object) -> str:
@@ -159,8 +162,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(self.url, str) or not self.url or "\0" in self.url:
             raise SpecError("checkpoint.url", self.url, "a folder's path or a URL as s3://bucket/job")
         if _LOGIN.search(self.url):
-            allowed = "a URL without a password: it is shown; give that in variables that the store's library knows"
-            raise SpecError("checkpoint.url", _LOGIN.sub(r"\1***@", self.url), allowed)
+            allowed = "a URL without a password or token: it is shown; the store's library knows variables for these"
+            raise SpecError("checkpoint.url", re.sub("://.*@", "://***@", self.url), allowed)
         for field in ("every_steps", "keep_last", "keep_every"):
             number = getattr(self, field)
             if number is None and field != "keep_last":
@@ -220,7 +223,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
       that exits with EX_CONFIG (78) is given up, and the pool fails when it has none to go on with. A `trainer`
       job succeeds when all its instances exit with 0 and fails with the first that ends otherwise.
     - `elastic`: its instances are agents of trainers that go on without one of them, so one that a signal ends is
-      started again, a few times in a row or in an hour at most.
+      started again, a few times in a row or in an hour at most; one that exits with EX_CONFIG is given up, and the
+      job fails when fewer than the bounds' least are left.
     - `bounds`: between which numbers `instances` may be changed while it runs.
     - `env`: plain environment variables. Secrets go to `Backend.submit` beside the spec and are never kept.
     - `grace_s`: seconds between SIGTERM and SIGKILL when an instance has to go.

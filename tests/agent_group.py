@@ -23,6 +23,7 @@ from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 
 SCRIPT = Path(__file__).with_name("elastic_script.py")
+IMPATIENT = Path(__file__).with_name("impatient_agent.py")
 
 PATIENCE_S = 60.0
 
@@ -30,12 +31,15 @@ PATIENCE_S = 60.0
 class Group:
     """The agents of one job; see `running_group`. `out`: where the script's logs are, and those of agents."""
 
-    def __init__(self, out: Path, settings: RuntimeSettings, instances: str, gear: str, command: list[str]) -> None:
+    def __init__(
+        self, out: Path, settings: RuntimeSettings, instances: str, gear: str, command: list[str], *, edl: list[str]
+    ) -> None:
         self.out = out
         self.settings = settings
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
         self._flags = ["--instances", instances, "--gear", gear]
         self._command = command
+        self._edl = edl
         self._environ: dict[str, str] = {}
 
     def option(self, **options: Any) -> None:
@@ -48,7 +52,7 @@ class Group:
             own = RuntimeSettings.to_env(self.settings) | {"EDL_INSTANCE": str(instance)}
             with (self.out / f"{instance}.log").open("ab") as log:
                 self.agents[instance] = subprocess.Popen(
-                    [sys.executable, "-m", "edl_runtime.cli", "agent", *self._flags, "--", *self._command],
+                    [sys.executable, *self._edl, "agent", *self._flags, "--", *self._command],
                     env={
                         **os.environ,
                         **own,
@@ -184,11 +188,16 @@ def running_group(
     instances: str = "1:4",
     gear: str = "live",
     command: list[str] | None = None,
+    impatient: bool = False,
     **options: Any,
 ) -> Iterator[Group]:
-    """Yield a job's group without instances; no process of it is left afterwards. `options`: of elastic_script."""
+    """Yield a job's group without instances; no process of it is left afterwards. `options`: of elastic_script.
+
+    `impatient`: its agents are those of impatient_agent.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    group = Group(out, settings, instances, gear, command or [str(SCRIPT), str(out)])
+    edl = [str(IMPATIENT)] if impatient else ["-m", "edl_runtime.cli"]
+    group = Group(out, settings, instances, gear, command or [str(SCRIPT), str(out)], edl=edl)
     group.option(**options)
     try:
         yield group

@@ -23,18 +23,23 @@ OPTIONS: dict[str, Any] = {
     "instance_batch": None,
     "epochs": 2,
     "micro_batch": None,
+    "num_workers": 0,
     "step_s": 0.0,  # time that each batch takes
     "gates": [],  # steps that are not done before the test opens them
     "hidden": 8,
     "scaling": "fixed",
     "seed_model": 1,
     "leave_at": {},  # rank: step
+    "finish_at": math.inf,  # step
     "shards": 0,  # of 20 samples each, in place of a dataset
+    "shard_batch": 8,
     "poison": None,  # a sample that can't be read
     "reader": False,  # whether teachers answer the label
     "dropout": 0.0,
     "load_s": 0.0,  # time until it can join others
     "meet_s": 0.0,  # time until it meets them then
+    "save_s": 0.0,  # time that a checkpoint takes
+    "piece_s": 0.0,  # time that each piece of the state takes to be read, given or taken, and each answer of the store
     "stuck_after": None,  # so many own steps it does not come back from the next, unless another has done so before
     **json.loads(os.environ.get("SCRIPT_OPTIONS", "{}")),
 }
@@ -111,6 +116,7 @@ def indexed(run: elastic.Run) -> Any:
         instance_batch=OPTIONS["instance_batch"],
         epochs=OPTIONS["epochs"],
         micro_batch=OPTIONS["micro_batch"],
+        num_workers=OPTIONS["num_workers"],
         seed=3,
     )
 
@@ -127,7 +133,7 @@ def sharded(run: elastic.Run) -> Any:
             yield samples[number]
 
     names = [str(number) for number in range(OPTIONS["shards"])]
-    return run.shards(read, names, batch_size=8, epochs=OPTIONS["epochs"], shuffle=True)
+    return run.shards(read, names, batch_size=OPTIONS["shard_batch"], epochs=OPTIONS["epochs"], shuffle=True)
 
 
 def meet_slowly() -> None:
@@ -141,6 +147,43 @@ def meet_slowly() -> None:
         return meet(*arguments)
 
     PaddleGroup.meet = slow  # type: ignore[method-assign]
+
+
+def save_slowly() -> None:
+    """Take a while to write each checkpoint."""
+    from edl_runtime.checkpoint.store import CheckpointStore
+
+    write = CheckpointStore.write
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(OPTIONS["save_s"])
+        return write(*arguments)
+
+    CheckpointStore.write = slow  # type: ignore[method-assign]
+
+
+def move_slowly() -> None:
+    """Have the state in small pieces, and take a while for each."""
+    from edl_runtime.checkpoint import files
+    from edl_runtime.elastic import groups
+    from edl_runtime.elastic.link import AgentLink
+
+    groups.PIECE = 1 << 13
+    files.AT_ONCE = groups.PIECE // 8
+    moved = AgentLink.moved
+
+    def slow(link: AgentLink) -> None:
+        time.sleep(OPTIONS["piece_s"])
+        moved(link)
+
+    AgentLink.moved = slow  # type: ignore[method-assign]
+
+
+def slow_down() -> None:
+    """Take the time that the options say."""
+    for option, slowly in {"meet_s": meet_slowly, "save_s": save_slowly, "piece_s": move_slowly}.items():
+        if OPTIONS[option]:
+            slowly()
 
 
 def get_stuck(out: Path) -> None:
@@ -160,8 +203,7 @@ def pass_gate(out: Path, step: int) -> None:
 def main(out: Path) -> None:
     """Train, and leave the weights in `out`."""
     time.sleep(OPTIONS["load_s"])
-    if OPTIONS["meet_s"]:
-        meet_slowly()
+    slow_down()
     run = elastic.init()
     model, _ = run.wrap(*build(), scaling=OPTIONS["scaling"])
     data = sharded(run) if OPTIONS["shards"] else indexed(run)
@@ -185,6 +227,8 @@ def main(out: Path) -> None:
                     told.write(json.dumps(line) + "\n")
                 if run.step_number > before or run.generation > generation:
                     pending = []
+            if run.step_number >= OPTIONS["finish_at"]:
+                run.finish()
             if run.step_number >= OPTIONS["leave_at"].get(str(run.rank), math.inf):
                 break
     run.metrics(final=run.step_number)

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
@@ -33,6 +34,12 @@ def task_deadline(operator: BaseOperator) -> float | None:
     """Return when `execution_timeout` is over for a task that starts now; Airflow forgets it on deferral."""
     limit = operator.execution_timeout
     return time.time() + limit.total_seconds() if limit else None
+
+
+def run_start(context: Context) -> datetime:
+    """Return when the DAG's run has started: the same in every try, until somebody clears a run that has ended."""
+    run: Any = context.get("dag_run")
+    return (run.start_date if run else None) or datetime.now(UTC)
 
 
 class EdlOperator(TextTemplates):

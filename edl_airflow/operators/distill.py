@@ -12,7 +12,7 @@ from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
 from edl_airflow.identity import checkpoint_stream, job_name, pool_name, try_token
 from edl_airflow.jobs import pool_job, trainer_job
 from edl_airflow.links import StudentLogLink, TeacherPoolLink
-from edl_airflow.operators.base import EdlOperator, task_deadline
+from edl_airflow.operators.base import EdlOperator, run_start, task_deadline
 from edl_airflow.operators.templates import as_bounds, as_checkpoint, check_seconds, has_template
 from edl_airflow.work import JobResult, Outcome, Work
 from edl_runtime.errors import SpecError
@@ -47,7 +47,8 @@ class EdlDistillOperator(EdlOperator):
         and can be resized up to max; without, the student waits for min. None is 1 (templated)
     :param students: how many instances the student trains with, as Bounds, "min:max" or a number: it starts with min
         and can be resized up to max. None for a script that is no elastic one (templated)
-    :param checkpoint: where the student keeps its checkpoints, as `EdlTrainOperator` has it; needs `students`
+    :param checkpoint: where the student keeps its checkpoints, as `EdlTrainOperator` has it; needs `students`. A
+        deferred task starts its students in the triggerer, so variables to pass on have to be set there, too
         (templated)
     :param job: the name of the student's job, for sensors and resizes; None for one made from the task instance
         (templated)
@@ -143,6 +144,7 @@ class EdlDistillOperator(EdlOperator):
                 pool_digest=own.digest if own else "",
             ),
             stream=stream,
+            began_at=run_start(context).timestamp(),
             deadline=task_deadline(self),
             progress_every_s=self.progress_every_s,
         )

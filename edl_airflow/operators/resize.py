@@ -12,6 +12,7 @@ from airflow.sdk import BaseOperatorLink, conf
 from airflow.sdk.exceptions import AirflowSkipException
 
 from edl_airflow.conductor import job_status
+from edl_airflow.decisions import TRAINED
 from edl_airflow.failures import GoneError, failing_clearly, failure_of
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook, Surroundings
 from edl_airflow.job_wait import JobWait
@@ -104,6 +105,7 @@ class EdlResizeOperator(TextTemplates):
             "waits_s": self.wait_timeout_s,
             "until": time.time() + self.wait_timeout_s,
             "deadline": task_deadline(self),
+            "began_at": time.time(),
             "seen": True,
         }
         if self.job is not None:
@@ -142,7 +144,7 @@ async def _why_ended(name: str, error: BackendError, site: Site) -> str:
     """Return why a pool or job that was there can't be resized any more; empty if that is an error."""
     status = await job_status(site.backend, name)
     if status:
-        return "it has trained all that it was to train" if status.phase == "succeeded" else ""
+        return TRAINED if status.phase == "succeeded" else ""
     if not isinstance(error, UnknownJobError):
         return ""
     try:

@@ -13,7 +13,7 @@ from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
 from edl_airflow.identity import checkpoint_stream, job_name, try_token
 from edl_airflow.jobs import trainer_job
 from edl_airflow.links import TrainerLogLink
-from edl_airflow.operators.base import EdlOperator, task_deadline
+from edl_airflow.operators.base import EdlOperator, run_start, task_deadline
 from edl_airflow.operators.templates import as_bounds, as_checkpoint, check_seconds, has_template
 from edl_airflow.work import Outcome, TrainResult, Work
 from edl_runtime.elastic.messages import GEARS, Gear
@@ -23,6 +23,10 @@ from edl_runtime.specs import Bounds, Checkpoint, TrainerSpec, check_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+
+SCHEDULED = "scheduled"
+"""The type of a run that a DAG's schedule has made; others begin when somebody, or something, wants them to."""
 
 
 class EdlTrainOperator(EdlOperator):
@@ -36,7 +40,10 @@ class EdlTrainOperator(EdlOperator):
     Checkpoints are told in the stream "DAG/TASK" ("DAG/TASK/0" of a mapped task), which outlives the run:
     `EdlCheckpointSensor` and `EdlCheckpointTrigger` wait for what lands there.
 
-    A relative `cwd` of the trainer, and a relative path of checkpoints, start from the folder of the DAG's file.
+    A retry of a training that has failed begins with min instances again, whatever it had been resized to.
+
+    A relative `cwd` of the trainer, and a relative path of checkpoints, start from the folder of the DAG's file; "~" is
+    the home folder of who runs the task.
 
     :param trainer: the training script and how to start it (templated)
     :param trainers: how many instances, as Bounds, "min:max" or a number: it starts with min and can be resized up to
@@ -47,10 +54,12 @@ class EdlTrainOperator(EdlOperator):
     :param gear: the fastest way to change the number of instances that may be tried: "live", "warm" or "cold"
     :param job: the job's name, for sensors and resizes; None for one made from the task instance (templated)
     :param ends_by: when training has to end, with a checkpoint: a time of day ("07:00", the next one in the DAG's time
-        zone after the run has started), a timedelta since the run has started, or a moment (ISO 8601, or a datetime).
-        The task succeeds then, and its result says `stopped`. None for when it has trained all there is (templated)
-    :param stop_grace_s: seconds after `ends_by` until a training that has not ended by itself is ended by force; the
-        task succeeds if it has left a checkpoint
+        zone after the run has started, or, for a scheduled run, after it was to start), a duration since the run has
+        started (a timedelta, or "PT9H"), or a moment ("2026-01-31T07:00", or a datetime). The task succeeds then, and
+        its result says `stopped`; in a run that starts later than that it is skipped. None for when it has trained all
+        there is (templated)
+    :param stop_grace_s: seconds from when it is asked to end until a training that has not ended by itself is ended by
+        force; the task succeeds if it has left a checkpoint
     :param progress_every_s: seconds between two lines of progress in the task's log, at least
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
     :param deferrable: follow the training in the triggerer, without a worker slot
@@ -103,8 +112,7 @@ class EdlTrainOperator(EdlOperator):
     def plan(self, context: Context, surroundings: Surroundings) -> Work:
         ti = context["ti"]
         stream = checkpoint_stream(ti.dag_id, ti.task_id, ti.map_index)
-        run: Any = context.get("dag_run")
-        start = (run.start_date if run else None) or datetime.now(UTC)
+        start = run_start(context)
         return Work(
             conn_id=self.edl_conn_id,
             place=surroundings.place,
@@ -123,7 +131,7 @@ class EdlTrainOperator(EdlOperator):
             ),
             stream=stream,
             began_at=start.timestamp(),
-            ends_at=self._ends_at(start),
+            ends_at=self._ends_at(start, context.get("dag_run")),
             stop_grace_s=self.stop_grace_s,
             deadline=task_deadline(self),
             progress_every_s=self.progress_every_s,
@@ -150,8 +158,9 @@ class EdlTrainOperator(EdlOperator):
             generations=outcome.generations,
         )
 
-    def _ends_at(self, start: datetime) -> float | None:
+    def _ends_at(self, start: datetime, run: Any) -> float | None:
         if self.ends_by is None:
             return None
         zone = self.dag.timezone if self.has_dag() else UTC  # type: ignore[no-untyped-call]
-        return end_of(self.ends_by, start=start, zone=zone).timestamp()
+        due = run.run_after if run and run.run_type == SCHEDULED else None
+        return end_of(self.ends_by, start=start, due=due, zone=zone).timestamp()

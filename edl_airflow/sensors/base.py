@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, A
 
 from edl_airflow.failures import NotInTimeError, failing_clearly, failure_of
 from edl_airflow.hooks.edl import EdlHook, Surroundings
+from edl_airflow.operators.base import run_start
 from edl_airflow.operators.templates import TextTemplates
 from edl_airflow.site import open_site
 from edl_airflow.waiting import View, Wait, judge
@@ -29,9 +30,10 @@ POKE_EVERY_S = 5
 class EdlSensor(TextTemplates, BaseSensorOperator, Generic[AnyWait]):
     """Looks until a wait has ended. Deferrable, it needs a worker only to look once and to finish.
 
-    Fails at once when what is waited for can't come any more; with `soft_fail` it is skipped then, as Airflow's sensors
-    are. `timeout` (seconds) limits the wait, `poke_interval` is 5 s unless given. A Redis that is away is waited for.
-    In mode `reschedule` each look is a first one, so what has ended is waited for like what has yet to come.
+    Fails at once when what is waited for can't come any more; with `soft_fail` or `never_fail` it is skipped then.
+    `timeout` (seconds) limits the wait, `poke_interval` is 5 s unless given. A Redis that is away is waited for.
+    In mode `reschedule` each look is a first one, so what has ended and left no word is waited for like what has yet to
+    come.
 
     Subclasses say what is waited for (`new_wait`) and what to return when it is there (`result`).
     """
@@ -59,15 +61,17 @@ class EdlSensor(TextTemplates, BaseSensorOperator, Generic[AnyWait]):
         try:
             done = self.poke(context)
         except AirflowFailException as error:
-            if self.soft_fail:
+            if self._is_lenient:
                 raise AirflowSkipException(str(error)) from error
             raise
         return done.xcom_value if done else self._defer()
 
-    def poke(self, context: Context) -> PokeReturnValue:  # noqa: ARG002
+    def poke(self, context: Context) -> PokeReturnValue:
         """Look once."""
         with failing_clearly():
-            self._wait = self._wait or self.new_wait(time.time() + self.timeout)
+            self._wait = self._wait or msgspec.structs.replace(
+                self.new_wait(time.time() + self.timeout), began_at=run_start(context).timestamp()
+            )
             view = asyncio.run(_look(self._wait, EdlHook(self.edl_conn_id).surroundings()))
         if view.trouble:
             self.log.warning("%s. Waiting for it", view.trouble)
@@ -81,6 +85,10 @@ class EdlSensor(TextTemplates, BaseSensorOperator, Generic[AnyWait]):
         """Finish what the triggerer waited for, on a sensor that has never executed."""
         return self._finish(msgspec.convert(event, Outcome))
 
+    @property
+    def _is_lenient(self) -> bool:
+        return self.soft_fail or self.never_fail
+
     def _defer(self) -> NoReturn:
         from edl_airflow.triggers.wait import EdlWaitTrigger
 
@@ -89,7 +97,9 @@ class EdlSensor(TextTemplates, BaseSensorOperator, Generic[AnyWait]):
     def _finish(self, outcome: Outcome) -> Any:
         failure = failure_of(outcome, self.timeout)
         if isinstance(failure, NoTeacherError | NotInTimeError):
-            raise AirflowSensorTimeout(str(failure)) from failure
+            failure = AirflowSensorTimeout(str(failure))
+        if failure and self._is_lenient:
+            raise AirflowSkipException(str(failure)) from failure
         if failure:
             raise failure
         return self.result(outcome)

@@ -23,7 +23,7 @@ class EdlCheckpointSensor(EdlSensor[CheckpointWait]):
 
     Returns a `LandedCheckpoint`. One that landed before counts as well, from the last run too, unless a `job` or
     `max_age` says otherwise; whether it is there still is not looked at. With a `job`, the sensor fails at once when
-    that has ended without such a checkpoint; see `EdlSensor` for what all sensors share.
+    that has ended, since this DAG's run began, without such a checkpoint; see `EdlSensor` for what all sensors share.
 
     :param stream: where checkpoints are told: "DAG/TASK" of an `EdlTrainOperator` ("DAG/TASK/0" of a mapped one), or
         the name of a job that was started by hand (templated)

@@ -22,10 +22,11 @@ class EdlJobSensor(EdlSensor[JobWait]):
 
     Returns a `RunningJob`. An instance counts once it trains together with the others. Fails at once when the job has
     failed, or was there and has been stopped, or has ended before it ran with so many, or is to be "running" and is
-    none of elastic trainers; see `EdlSensor` for what all sensors share.
+    none of elastic trainers; see `EdlSensor` for what all sensors share. What ended before this DAG's run began can be
+    the success that is waited for, but no failure.
 
-    :param job: the job's name, as `EdlTrainOperator` was given it; one of each run's own, for what is known of a job
-        outlives it by a day (templated)
+    :param job: the job's name, as `EdlTrainOperator` was given it; one of each run's own, for that it has succeeded is
+        known for a day (templated)
     :param phase: "running" or "succeeded", which one that was asked to end with a checkpoint has, too
     :param at_least: of how many instances "running" is (templated)
     :param edl_conn_id: the Airflow connection of type `edl` (templated)

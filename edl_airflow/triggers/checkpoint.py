@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Hashable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import structlog
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
 from edl_airflow.operators.templates import check_stream
@@ -15,11 +18,19 @@ from edl_airflow.triggers.base import looked_up
 from edl_airflow.work import LandedCheckpoint
 from edl_runtime.errors import RegistryUnavailableError
 
+if TYPE_CHECKING:
+    from airflow.sdk.execution_time.context import AssetStateStoreAccessors
+
 RETRY_EVERY_S = 2.0
 """How long to wait before Redis is asked again that was away."""
 
-CURSOR = "last_checkpoint"
-"""Where the asset's state keeps up to which id events were made."""
+MOST_UNDER_WAY = 64
+"""So many checkpoints at a time may be on their way to Airflow's database; it takes a second or two."""
+
+log = structlog.get_logger(__name__)
+
+Asked: TypeAlias = "asyncio.Future[AssetStateStoreAccessors | None]"
+"""The question to the trigger where its assets' state is, which comes before the first checkpoint."""
 
 
 class EdlCheckpointTrigger(BaseEventTrigger):
@@ -27,11 +38,11 @@ class EdlCheckpointTrigger(BaseEventTrigger):
 
     For an `AssetWatcher`: `Asset("digits", watchers=[AssetWatcher(name="landed", trigger=EdlCheckpointTrigger(...))])`
     makes each checkpoint an event of the asset, whose `extra["payload"]` says step, URL and metrics. The first time it
-    starts with what lands from then on; later with what has landed since its last event, which may come a second time
-    when a triggerer was lost. Rides out a Redis that is away.
+    starts with what lands from then on; later with what has landed since the last event that is in Airflow's database.
+    So none is lost with a triggerer, and one may come a second time. Rides out a Redis that is away.
 
-    Each watched stream costs one connection to Redis, which waits there. (Airflow's shared streams would save none:
-    what all members of one share can't be told how far each has come, and equal triggers are one anyway.)
+    Airflow calls it through a shared stream, for those alone are told what is in its database. Each watched stream
+    costs one connection to Redis, which waits there.
 
     :param stream: "DAG/TASK" of an `EdlTrainOperator`, or the name of a job that was started by hand
     :param edl_conn_id: the Airflow connection of type `edl`
@@ -46,38 +57,105 @@ class EdlCheckpointTrigger(BaseEventTrigger):
         given = {"stream": self.stream, "edl_conn_id": self.edl_conn_id}
         return "edl_airflow.triggers.checkpoint.EdlCheckpointTrigger", given
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
+    def shared_stream_key(self) -> Hashable:
+        """Equal triggers are one in Airflow, so each has a stream of its own."""
+        return ("edl_checkpoints", self.edl_conn_id, self.stream)
+
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> CheckpointProducer:
+        return CheckpointProducer(**kwargs)
+
+    async def filter_shared_stream(
+        self, shared_stream: AsyncIterator[Asked | LandedCheckpoint]
+    ) -> AsyncIterator[TriggerEvent]:
         """Fire for ever."""
-        async with open_site(await looked_up(self.edl_conn_id)) as site:
-            last_id = await self._kept() or await self._end(site)
-            while True:
-                for last_id, checkpoint in await self._landed(site, last_id):  # noqa: B020 (where the next round starts)
-                    if checkpoint:
-                        yield TriggerEvent({"stream": self.stream, **checkpoint})  # type: ignore[no-untyped-call]
-                    await self._keep(last_id)
+        async for said in shared_stream:
+            if isinstance(said, asyncio.Future):
+                said.set_result(self.asset_state_store)
+            else:
+                yield TriggerEvent({"stream": self.stream, **said})  # type: ignore[no-untyped-call]
 
-    async def _kept(self) -> str:
-        kept = await self.asset_state_store.aget(CURSOR) if self.asset_state_store else None
-        return kept if isinstance(kept, str) else ""
+    def run(self) -> AsyncIterator[TriggerEvent]:
+        """Not for this trigger: Airflow filters its shared stream instead."""
+        raise NotImplementedError
 
-    async def _keep(self, last_id: str) -> None:
-        if self.asset_state_store:
-            await self.asset_state_store.aset(CURSOR, last_id)
 
-    async def _end(self, site: Site) -> str:
+class CheckpointProducer(SharedStreamProducer):
+    """Reads a stream of checkpoints for one trigger, and keeps up to which one events are in Airflow's database."""
+
+    def __init__(self, stream: str, edl_conn_id: str) -> None:
+        self._stream = stream
+        self._conn_id = edl_conn_id
+        self._room = asyncio.Semaphore(MOST_UNDER_WAY)
+        self._cursor: Cursor | None = None
+        self._whole = True  # whether all before have become events
+        self._ends = False  # what Airflow takes over as it stops counts as stored, and may not be
+
+    async def open_stream(self) -> AsyncIterator[tuple[Asked | LandedCheckpoint, str]]:
+        """Yield the question where to keep the cursor, then each checkpoint and its id, for ever."""
+        asked: Asked = asyncio.get_running_loop().create_future()
+        await self._room.acquire()
+        yield asked, ""
+        self._cursor = Cursor(await asked, self._conn_id, self._stream)
+        try:
+            async with open_site(await looked_up(self._conn_id)) as site:
+                last_id = await self._cursor.get() or await self._end(site, self._cursor)
+                while True:
+                    for last_id, checkpoint in await self._landed(site, last_id):  # noqa: B020 (the next begins there)
+                        if checkpoint:
+                            await self._room.acquire()
+                            yield checkpoint, last_id
+        finally:
+            self._ends = True
+
+    async def advance(self, batch: Sequence[AdvanceItem]) -> None:
+        """Keep the id of the last of which an event is stored; from one that has failed on, the next start tries."""
+        stored = list(takewhile(lambda item: item.outcome.is_clean, batch)) if self._whole and not self._ends else []
+        self._whole = len(stored) == len(batch)
+        for _ in batch:
+            self._room.release()
+        if self._cursor and stored and (last_id := stored[-1].broker_payload):
+            await self._cursor.set(last_id)
+
+    async def _end(self, site: Site, cursor: Cursor) -> str:
         while True:
             try:
-                last_id = await site.end_of_checkpoints(self.stream)
+                last_id = await site.end_of_checkpoints(self._stream)
             except RegistryUnavailableError:
                 await asyncio.sleep(RETRY_EVERY_S)
             else:
-                await self._keep(last_id)
+                await cursor.set(last_id)
                 return last_id
 
     async def _landed(self, site: Site, last_id: str) -> list[tuple[str, LandedCheckpoint | None]]:
         try:
-            return await site.next_checkpoints(self.stream, last_id)
+            return await site.next_checkpoints(self._stream, last_id)
         except RegistryUnavailableError as error:
-            self.log.warning("%s. Asking again", error)
+            log.warning("checkpoints.unavailable", stream=self._stream, cause=str(error))
             await asyncio.sleep(RETRY_EVERY_S)
             return []
+
+
+class Cursor:
+    """Up to which id of a stream events were made: one value, with each of the assets that are watched through it.
+
+    Equal triggers are one, which may be of several assets; one that begins to watch later goes on where the others are.
+    """
+
+    def __init__(self, store: AssetStateStoreAccessors | None, conn_id: str, stream: str) -> None:
+        self._key = f"last_checkpoint/{conn_id}/{stream}"
+        self._kept_at = list(store._by_name.values()) if store else []  # noqa: SLF001 (nothing public names its assets)
+
+    async def get(self) -> str:
+        """Return the id, empty if there is none yet."""
+        kept = [await asset.aget(self._key) for asset in self._kept_at]
+        return max((each for each in kept if isinstance(each, str)), key=_place, default="")
+
+    async def set(self, last_id: str) -> None:
+        """Keep the id."""
+        for asset in self._kept_at:
+            await asset.aset(self._key, last_id)
+
+
+def _place(entry_id: str) -> tuple[int, ...]:
+    return tuple(map(int, entry_id.split("-")))

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from edl_runtime.errors import OwnedElsewhereError
+from edl_runtime.errors import EX_CONFIG, EX_DATAERR, OwnedElsewhereError
 from edl_runtime.specs import JobKind, JobSpec
 
 Phase = Literal["running", "succeeded", "failed"]
@@ -36,8 +36,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     - `elastic`: whether its instances are agents of elastic trainers; see `JobSpec`.
     - `token`: who may kill it; see `Backend.delete`.
+    - `cwd`: the folder that its instances start in, empty if each has one of its own.
     - `wanted`: the number of instances asked for; `instances` are those that exist, by index.
-    - `reason`: why it failed, or why an instance of a running pool does not come up, for people; empty otherwise.
+    - `reason`: why it failed, or why an instance of one that runs does not come up, for people; empty otherwise.
     - `last_lines`: the end of the log of the instance that `reason` is about; empty otherwise.
     - `result`: what was left by `edl_runtime.result.write_result`, of several instances the newest; None before.
     """
@@ -51,6 +52,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     instances: tuple[InstanceStatus, ...] = ()
     created_at: float
     elastic: bool = False
+    cwd: str = ""
     reason: str = ""
     last_lines: tuple[str, ...] = ()
     result: dict[str, Any] | None = None
@@ -59,6 +61,17 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     def attainable(self) -> int:
         """How many instances it can still come to have: those wanted, without those that were given up."""
         return self.wanted - sum(instance.given_up for instance in self.instances)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether what it was given is wrong, if it has failed, so that submitting it again is pointless.
+
+        Of elastic trainers, an instance that was given up speaks for itself alone where another says that all failed.
+        """
+        failed = [instance for instance in self.instances if instance.phase == "failed"]
+        said = [instance for instance in failed if not instance.given_up and (instance.exit_code or 0) > 0]
+        deciding = said if self.elastic and said else failed
+        return any(instance.exit_code in (EX_CONFIG, EX_DATAERR) for instance in deciding)
 
 
 def owner_of(token: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -16,19 +16,23 @@ from edl_runtime.checkpoint.manifest import FORMAT, MANIFEST, CheckpointInfo, Ma
 from edl_runtime.checkpoint.snapshot import Snapshot
 from edl_runtime.checkpoint.storage import Storage
 from edl_runtime.checkpoint.tensors import parse, pieces
+from edl_runtime.checkpoint.trying import patiently
 from edl_runtime.errors import DamagedCheckpointError, UnfinishedCheckpointError
 
 EXTRA = "extra.json"
 ARRAYS = ".safetensors"
 
 
-def write_folder(storage: Storage, name: str, snapshot: Snapshot) -> CheckpointInfo:
-    """Store a snapshot in a new folder. After an error none is left that could be loaded, unless it is whole."""
+def write_folder(storage: Storage, name: str, snapshot: Snapshot, answered: Callable[[], None]) -> CheckpointInfo:
+    """Store a snapshot in a new folder. After an error none is left that could be loaded, unless it is whole.
+
+    `answered` is called after each part that is written.
+    """
     files = {}
     with storage.draft(name) as draft:
         for group, arrays in snapshot.arrays.items():
             with draft.create(group + ARRAYS) as file:
-                files[group + ARRAYS] = write_checked(file, pieces(arrays))
+                files[group + ARRAYS] = write_checked(file, pieces(arrays), answered)
         with draft.create(EXTRA) as file:
             files[EXTRA] = write_checked(file, [memoryview(msgspec.json.encode(snapshot.extra))])
         manifest = Manifest(
@@ -61,20 +65,24 @@ def read_info(storage: Storage, name: str) -> CheckpointInfo:
     return CheckpointInfo(url=url, name=name, manifest=manifest)
 
 
-def read_files(storage: Storage, info: CheckpointInfo, *, keep: bool) -> dict[str, np.ndarray]:
+def read_files(
+    storage: Storage, info: CheckpointInfo, *, keep: bool, answered: Callable[[], None]
+) -> dict[str, np.ndarray]:
     """Return each file's bytes, all of them if they are to be kept. Raises DamagedCheckpointError.
 
-    All files are opened before the first is read: a local one that is removed meanwhile can still be read.
+    All files are opened before the first is read: a local one that is removed meanwhile can still be read. `answered`
+    is called after each that is opened, and each piece that is read.
     """
     contents = {}
     with contextlib.ExitStack() as stack:
         files = {}
         for file in info.manifest.files:
             with _damaged_if_wrong(info.url, file):
-                files[file] = stack.enter_context(storage.open(info.name, file))
+                files[file] = stack.enter_context(patiently(storage.open, info.name, file))
+            answered()
         for file, record in info.manifest.files.items():
             with _damaged_if_wrong(info.url, file):
-                contents[file] = read_checked(files[file], record, keep=keep)
+                contents[file] = read_checked(files[file], record, keep=keep, answered=answered)
     return contents
 
 

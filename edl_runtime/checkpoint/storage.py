@@ -38,6 +38,9 @@ class Storage(Protocol):
     def check(self) -> None:
         """Write a small file and remove it."""
 
+    def exists(self) -> bool:
+        """Whether there is anything: a folder, though it may be empty, or in an object store any object."""
+
     def folders(self) -> list[str]:
         """Return the names of all folders here, none if there is nothing yet. Drafts are among them."""
 
@@ -80,6 +83,9 @@ class LocalStorage:
         probe = self._root / _probe()
         probe.write_bytes(b"probe")
         probe.unlink()
+
+    def exists(self) -> bool:
+        return self._root.is_dir()
 
     def folders(self) -> list[str]:
         try:
@@ -158,6 +164,9 @@ class ObjectStorage:
         probe = self.url_of(_probe())
         self._fs.pipe_file(probe, b"probe")
         self._fs.rm_file(probe)
+
+    def exists(self) -> bool:
+        return bool(self._fs.exists(self._url))
 
     def folders(self) -> list[str]:
         try:

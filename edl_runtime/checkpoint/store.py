@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import structlog
@@ -14,7 +15,7 @@ from edl_runtime.checkpoint.manifest import CheckpointInfo, Position, is_name, n
 from edl_runtime.checkpoint.retention import kept_for_good
 from edl_runtime.checkpoint.snapshot import Snapshot
 from edl_runtime.checkpoint.storage import finished_name, storage_at
-from edl_runtime.checkpoint.trying import trying
+from edl_runtime.checkpoint.trying import in_our_words, trying
 from edl_runtime.errors import DamagedCheckpointError, NoWholeCheckpointError, UnfinishedCheckpointError
 from edl_runtime.specs import Checkpoint
 
@@ -22,6 +23,9 @@ ABANDONED_AFTER_S = 3600.0
 """An unfinished checkpoint in which nothing has changed for so long is nobody's any more."""
 
 log = structlog.get_logger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class CheckpointStore:
@@ -32,16 +36,23 @@ class CheckpointStore:
     used, and may be called from any thread.
     """
 
-    def __init__(self, spec: Checkpoint) -> None:
+    def __init__(self, spec: Checkpoint, *, answered: Callable[[], None] = lambda: None) -> None:
+        """Have the checkpoints of this place. `answered` is called whenever it has answered, with data or without."""
         self.spec = spec
+        self._answered = answered
         self._storage = storage_at(spec.url)
         self._finished: set[str] = set()
         self._whole: dict[str, bool] = {}
         self._in_use: set[str] = set()
+        self._written = ""
 
     def check(self) -> None:
         """Raise CheckpointStoreError unless this process can write here: better at the start than hours later."""
-        trying(self.spec.url, self._storage.check)
+        self._ask(self._storage.check)
+
+    def exists(self) -> bool:
+        """Whether there is such a place, though no checkpoint may be there."""
+        return trying(self.spec.url, self._storage.exists)
 
     def write(self, snapshot: Snapshot) -> CheckpointInfo:
         """Store a snapshot and return once it is there for good.
@@ -49,18 +60,24 @@ class CheckpointStore:
         After an error nothing of it can be loaded; but all of it can, where a place that did get the last file said
         that it failed, and then could not remove it. Raises SpecError for arrays that can't be stored.
         """
-        info = trying(self.spec.url, self._write, snapshot)
+        info = self._ask(self._write, snapshot)
         self._whole[info.name] = True
+        self._written = info.name
         return info
 
-    def load_newest(self) -> tuple[CheckpointInfo, Snapshot] | None:
+    def load_newest(
+        self, known: tuple[CheckpointInfo, Snapshot] | None = None
+    ) -> tuple[CheckpointInfo, Snapshot] | None:
         """Return the newest that is whole and what it holds, None where none has ever been finished.
 
-        Damaged ones are passed by. Raises NoWholeCheckpointError when all are.
+        One that is `known` from before is not read again. Damaged ones are passed by. Raises NoWholeCheckpointError
+        when all are.
         """
         passed: dict[str, DamagedCheckpointError] = {}
         # listed anew each time: what goes missing while it is read may have been removed in favour of a newer one
         while name := next((each for each in self.names() if each not in passed), None):
+            if known is not None and known[0].name == name:
+                return known
             try:
                 info = self.info(name)
                 return info, self.load(info)
@@ -84,7 +101,7 @@ class CheckpointStore:
 
     def info(self, name: str) -> CheckpointInfo:
         """Return what a checkpoint's manifest says. Raises DamagedCheckpointError."""
-        return trying(self.spec.url, read_info, self._storage, name)
+        return self._ask(read_info, self._storage, name)
 
     def list(self) -> Sequence[CheckpointInfo]:
         """Return all that have a manifest. Their files are not read: `verify` does."""
@@ -102,9 +119,9 @@ class CheckpointStore:
         """Remove what `spec` does not keep, and what was abandoned before it was finished; return the names.
 
         The newest whole one stays with those before it, `keep_last` in all, and with newer ones that have a manifest;
-        so does what this store reads or writes at this moment. As long as none is whole, all stay. Whether older ones
-        are whole is not looked at. Each loses its manifest first: an interruption leaves nothing that looks whole.
-        `now` is a Unix time.
+        so does what this store reads or writes at this moment, and what it has written last, though a later generation
+        writes here. As long as none is whole, all stay. Whether older ones are whole is not looked at. Each loses its
+        manifest first: an interruption leaves nothing that looks whole. `now` is a Unix time.
         """
         folders = self._folders()  # once: what another process adds from here on is not judged
         finished = [name for name in _newest_first(folders) if self._is_finished(name)]
@@ -114,19 +131,20 @@ class CheckpointStore:
         unfinished = set(folders).difference(finished)
         doomed = [*self._old(finished, newest), *self._abandoned(unfinished, time.time() if now is None else now)]
         for name in doomed if not dry_run else ():
-            trying(self.spec.url, self._storage.remove, name)
+            self._ask(self._storage.remove, name)
             log.info("checkpoint.removed", url=self._storage.url_of(name))
         return doomed
 
     def _write(self, snapshot: Snapshot) -> CheckpointInfo:
         name = new_name(Position(snapshot.generation, snapshot.step))
         with self._using(name):
-            return write_folder(self._storage, name, snapshot)
+            return write_folder(self._storage, name, snapshot, self._answered)
 
     def _read(self, info: CheckpointInfo, *, keep: bool) -> dict[str, np.ndarray]:
         with self._using(info.name):
             try:
-                contents = trying(self.spec.url, read_files, self._storage, info, keep=keep)
+                with in_our_words(self.spec.url):
+                    contents = read_files(self._storage, info, keep=keep, answered=self._answered)
             except DamagedCheckpointError:
                 self._whole[info.name] = False
                 raise
@@ -145,7 +163,7 @@ class CheckpointStore:
     def _old(self, finished: Sequence[str], newest: Sequence[str]) -> Sequence[str]:
         """Return what is older than the first of the newest and not to be kept, the oldest first."""
         good = kept_for_good(map(position_of, finished), self.spec.keep_every)
-        kept = {*newest, *self._in_use}
+        kept = {*newest, *self._in_use, self._written}
         candidates = [name for name in reversed(finished) if name not in kept]
         return [
             name for name in candidates if position_of(name) < position_of(newest[0]) and position_of(name) not in good
@@ -157,7 +175,7 @@ class CheckpointStore:
             name = finished_name(folder)
             if not is_name(name) or name in self._in_use:
                 continue
-            if now - trying(self.spec.url, self._storage.changed_at, folder) > ABANDONED_AFTER_S:
+            if now - self._ask(self._storage.changed_at, folder) > ABANDONED_AFTER_S:
                 found.append(folder)
         return found
 
@@ -171,7 +189,12 @@ class CheckpointStore:
         return True
 
     def _folders(self) -> Sequence[str]:
-        return trying(self.spec.url, self._storage.folders)
+        return self._ask(self._storage.folders)
+
+    def _ask(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        answer = trying(self.spec.url, work, *args, **kwargs)
+        self._answered()
+        return answer
 
     @contextlib.contextmanager
     def _using(self, name: str) -> Iterator[None]:

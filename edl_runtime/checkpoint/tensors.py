@@ -6,7 +6,7 @@ arrays' bytes one after the other. Any safetensors library reads these files, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -51,6 +51,12 @@ def pieces(arrays: Mapping[str, np.ndarray]) -> Iterator[memoryview]:
         yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
+def check_types(arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Raise SpecError that names the first of these arrays, with their names, that no such file can hold."""
+    for name, array in arrays:
+        _type_of(name, array)
+
+
 def parse(content: np.ndarray) -> dict[str, np.ndarray]:
     """Return the arrays in a file's bytes, as views of them. Raises ValueError for what is no safetensors file."""
     start = 8 + int.from_bytes(content[:8].tobytes(), "little")
@@ -77,4 +83,5 @@ def _type_of(name: str, array: np.ndarray) -> str:
     try:
         return _NAMES[array.dtype.str]
     except KeyError:
-        raise SpecError(f"checkpoint's {name!r}", array.dtype, f"arrays of {', '.join(_NAMES.values())}") from None
+        allowed = f"{', '.join(np.dtype(dtype).name for dtype in _NAMES)}: checkpoints hold no other types"
+        raise SpecError(f"checkpoint's {name!r}", str(array.dtype), allowed) from None

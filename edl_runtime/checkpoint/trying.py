@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 import stamina
@@ -21,19 +22,28 @@ _LASTING = {
     errno.ENOTDIR,
 }
 
-_patiently = stamina.RetryingCaller(attempts=3, wait_initial=0.2, wait_max=2.0, timeout=20.0)
+_asking = stamina.RetryingCaller(attempts=3, wait_initial=0.2, wait_max=2.0, timeout=20.0)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def trying(url: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what `work` returns, which needs the place at `url`; ask it again a few times when that may help.
+    """Return what `work` returns, `patiently`. Raises as `in_our_words`."""
+    with in_our_words(url):
+        return patiently(work, *args, **kwargs)
 
-    Raises this project's errors as they are, and CheckpointStoreError for all others.
-    """
+
+def patiently(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what `work` returns; ask it again a few times when that may help. Raises what it has raised last."""
+    return _asking(_may_pass, work, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def in_our_words(url: str) -> Iterator[None]:
+    """Raise this project's errors as they are, and CheckpointStoreError for all others of the place at `url`."""
     try:
-        return _patiently(_may_pass, work, *args, **kwargs)
+        yield
     except EdlError:
         raise
     except Exception as error:  # every file system of fsspec's has errors of its own

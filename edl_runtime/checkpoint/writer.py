@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from edl_runtime.checkpoint.buffers import HostBuffers
-from edl_runtime.checkpoint.manifest import CheckpointInfo, Position
+from edl_runtime.checkpoint.manifest import CheckpointInfo, Position, position_of
 from edl_runtime.checkpoint.snapshot import Arrays, Snapshot
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.errors import CheckpointError, EdlError
@@ -27,8 +27,9 @@ Capture = Callable[[], Snapshot]
 class CheckpointWriter:
     """Writes checkpoints to a store and prunes it, one at a time, in a thread of its own.
 
-    `saved` is told each finished checkpoint and the seconds that it took, `failed` each error; both in that thread. Use
-    it from one thread, and `close` it.
+    `saved` is told each finished checkpoint and the seconds that it took, `failed` each error, and `overtaken` once the
+    name of one that is there of a later generation than its own; all in that thread. Use it from one thread, and
+    `close` it.
     """
 
     def __init__(
@@ -37,10 +38,13 @@ class CheckpointWriter:
         *,
         saved: Callable[[CheckpointInfo, float], None] | None = None,
         failed: Callable[[EdlError], None] | None = None,
+        overtaken: Callable[[str], None] | None = None,
     ) -> None:
         self._store = store
         self._saved = saved
         self._failed = failed
+        self._overtaken = overtaken
+        self._is_overtaken = False
         self._buffers = HostBuffers()
         self._preparing: threading.Thread | None = None
         self._thread: threading.Thread | None = None
@@ -121,10 +125,20 @@ class CheckpointWriter:
         if self._saved is not None:
             self._saved(info, took_s)
         try:
+            self._look_for_later(info)
             self._store.prune()
         except CheckpointError as error:
             log.warning("checkpoint.not_pruned", cause=str(error))
         return info
+
+    def _look_for_later(self, info: CheckpointInfo) -> None:
+        newest = next(iter(self._store.names()), info.name)
+        if self._is_overtaken or position_of(newest).generation <= info.position.generation:
+            return
+        self._is_overtaken = True
+        log.warning("checkpoint.overtaken", url=info.url, newest=newest)
+        if self._overtaken is not None:
+            self._overtaken(newest)
 
 
 def _stand_back() -> None:

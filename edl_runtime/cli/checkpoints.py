@@ -14,7 +14,7 @@ import structlog
 from edl_runtime.checkpoint.manifest import CheckpointInfo
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.cli.tables import print_table
-from edl_runtime.errors import DamagedCheckpointError, UnfinishedCheckpointError
+from edl_runtime.errors import DamagedCheckpointError, SpecError, UnfinishedCheckpointError
 from edl_runtime.specs import Checkpoint
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -26,8 +26,8 @@ def checkpoints() -> None:
     """Show, verify and remove a training's checkpoints.
 
     URL is where the training keeps them: a folder's path, or a URL as s3://bucket/job. For s3 the extra edl-airflow[s3]
-    and the usual variables (AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, ...) are needed. `ls` and `verify` print JSON
-    with --json.
+    and the usual variables (AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, ...) are needed. All print
+    JSON with --json.
     """
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
@@ -75,14 +75,24 @@ def verify(url: str, *, as_json: bool) -> None:
 @click.option("--keep-last", type=click.IntRange(1), default=3, show_default=True, help="How many of the newest stay.")
 @click.option("--keep-every", type=click.IntRange(1), help="One of each so many steps stays for good.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-def prune(url: str, *, keep_last: int, keep_every: int | None, dry_run: bool) -> None:
+@_as_json
+def prune(url: str, *, keep_last: int, keep_every: int | None, dry_run: bool, as_json: bool) -> None:
     """Remove old checkpoints at URL, and what was left unfinished more than an hour ago.
 
     The newest is read before anything is removed: while none is whole, all stay.
     """
     store = CheckpointStore(Checkpoint(url=url, keep_last=keep_last, keep_every=keep_every))
-    for name in store.prune(dry_run=dry_run):
+    if not store.exists():
+        raise SpecError("URL", url, "a place where checkpoints are kept; there is none")
+    doomed = store.prune(dry_run=dry_run)
+    if as_json:
+        views = [{"name": name, "removed": not dry_run} for name in doomed]
+        click.echo(msgspec.json.format(msgspec.json.encode(views)))
+        return
+    for name in doomed:
         click.echo(f"{'would remove' if dry_run else 'removed'} {name}")
+    if not doomed:
+        click.echo(f"nothing to remove at {url}")
 
 
 def _state(store: CheckpointStore, name: str) -> tuple[str, Sequence[str]]:

@@ -14,10 +14,15 @@ from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 
+DESERTED_S = 10.0
+"""For so long nobody is there of a job that is gone; an instance that ended may be started again before."""
+
 
 @click.command
 @click.argument("job")
-@click.option("-f", "--follow", "goes_on", is_flag=True, help="Go on with what happens, until the job has ended.")
+@click.option(
+    "-f", "--follow", "goes_on", is_flag=True, help="Go on with what happens, until the job has ended or is gone."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 def events(job: str, *, goes_on: bool, as_json: bool) -> None:
     """Show what happened to the trainers of JOB: time, generation, what, and the rest as the kind of event has it.
@@ -35,16 +40,20 @@ def events(job: str, *, goes_on: bool, as_json: bool) -> None:
 
     async def show_all() -> None:
         async with connect(settings.redis_url) as client:
+            happened = await read(client, settings.namespace, job)
             if goes_on:
-                async with contextlib.aclosing(follow(client, settings.namespace, job)) as happening:
+                began_at = max((event.at for event in happened if event.kind == "registered"), default=0.0)
+                told = follow(client, settings.namespace, job, deserted_s=DESERTED_S)
+                async with contextlib.aclosing(told) as happening:
                     async for event in happening:
                         show(event)
-                        if event.kind == "ended":
+                        if event.kind == "ended" and event.at >= began_at:  # not an earlier run of that name
                             return
-            told = await read(client, settings.namespace, job)
-            for event in told:
+                click.echo(f"edl: no trainers of {job!r} are registered any more, and it has not ended", err=True)
+                return
+            for event in happened:
                 show(event)
-            if not told:
+            if not happened:
                 click.echo(f"edl: nothing happened to trainers of {job!r} within a day of now", err=True)
 
     asyncio.run(show_all())

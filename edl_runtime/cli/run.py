@@ -5,33 +5,33 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 import msgspec
 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
+from edl_runtime.checkpoint.storage import LocalStorage, storage_at
 from edl_runtime.elastic import events
 from edl_runtime.elastic.membership import request_stop
 from edl_runtime.elastic.messages import GEARS
 from edl_runtime.elastic.script import read_script
-from edl_runtime.errors import EX_CONFIG, RegistryUnavailableError, SpecError, UnknownJobError
+from edl_runtime.errors import EX_CONFIG, JobRunsError, RegistryUnavailableError, SpecError, UnknownJobError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import NAME_LIMIT, Bounds, Checkpoint, JobSpec
 from edl_runtime.store.client import connect
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
-
-OWNER = "edl-run/0"
-"""The token of jobs that people run by hand: whoever uses the work folder may replace them."""
 
 SHOWN = frozenset({"forming", "resumed", "failed", "waiting", "saved", "note", "stop", "ended"})
 """Events that stand among the lines of the log."""
@@ -68,7 +68,8 @@ def run(
     """Train COMMAND, a script with its arguments, by as many instances as wanted; `edl resize` changes how many.
 
     Shows what they write and what becomes of them until the job ends. Ctrl-C stops it with a checkpoint, a second one
-    at once. Without EDL_REDIS_URL a Redis is started that lives as long as this command.
+    at once; closing the terminal stops it with a checkpoint, too, but for nohup. Without EDL_REDIS_URL a Redis is
+    started that lives as long as this command.
 
     Scripts see the environment of this command. Exits with 0 when all is trained or the job was stopped.
     """
@@ -76,15 +77,14 @@ def run(
     settings = RuntimeSettings.from_env(os.environ)
     if detach and not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", "the Redis by which the instances agree, for it has to outlive --detach")
-    if not checkpoint and (every_steps or every_s):
-        checkpoint = settings.checkpoint or _missing_checkpoint()
-    keeping = Checkpoint(url=checkpoint, every_steps=every_steps, every_s=every_s).to_env() if checkpoint else {}
+    keeping = _checkpoint(settings, checkpoint=checkpoint, every_steps=every_steps, every_s=every_s)
     spec = JobSpec(
         name=name or _name_of(command),
         kind="trainer",
         elastic=True,
         command=(
             "python",
+            "-P",  # a module beside the script is the script's, and not the agent's
             "-m",
             "edl_runtime.cli",
             "agent",
@@ -97,41 +97,64 @@ def run(
         ),
         bounds=bounds,
         instances=bounds.min if start is None else start,
-        env=keeping,
+        env=keeping.to_env() if keeping else {},
         cwd=str(Path.cwd()),
         grace_s=grace_s,
     )
     read_script(command)
+    if keeping:
+        _check_place(keeping)
     sys.exit(asyncio.run(_run(spec, settings, detach=detach, as_json=as_json)))
 
 
-def _missing_checkpoint() -> str:
-    raise SpecError("--checkpoint", "", "where checkpoints are kept, a path or URL, or EDL_CHECKPOINT in its place")
+def _checkpoint(settings: RuntimeSettings, **options: str | float | None) -> Checkpoint | None:
+    """Return what the environment says of checkpoints, with these options in place of single settings."""
+    given = {f"checkpoint_{name}".removesuffix("_checkpoint"): value for name, value in options.items() if value}
+    spec = msgspec.structs.replace(settings, **given).checkpoint_spec()
+    if given and not spec:
+        raise SpecError("--checkpoint", "", "where checkpoints are kept, a path or URL, or EDL_CHECKPOINT in its place")
+    return spec
+
+
+def _check_place(spec: Checkpoint) -> None:
+    """Raise SpecError for a folder that can't be written to; who may use another place is for the trainers to find."""
+    place = storage_at(spec.url)
+    if isinstance(place, LocalStorage):
+        try:
+            place.check()
+        except OSError as error:
+            raise SpecError("--checkpoint", spec.url, f"a folder that can be written to ({error.strerror})") from None
 
 
 def _name_of(command: tuple[str, ...]) -> str:
     script = next((word for word in command if word.endswith(".py")), command[0])
-    return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:NAME_LIMIT].rstrip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:NAME_LIMIT].rstrip("-")
+    if not name:
+        raise SpecError("--name", "", f"a name for the job, as in --name train: {script!r} has none of a-z and 0-9")
+    return name
 
 
 async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool, as_json: bool) -> int:
     backend = LocalBackend(settings.work_dir)
+    token = f"edl-run-{secrets.token_hex(8)}/0"  # of this command alone: no other may take its job over
+    await _make_way(backend, spec.name)
     async with AsyncExitStack() as stack:
         url = settings.redis_url or await stack.enter_async_context(_own_redis())
         client = await stack.enter_async_context(connect(url))
-        shell = _shell(os.environ, without="EDL_CHECKPOINT" if spec.env else "")
-        await _forget_if_ended(backend, spec.name)
-        status = await backend.submit(spec, token=OWNER, secrets={**shell, "EDL_REDIS_URL": url})
+        if not settings.redis_url:
+            await stack.enter_async_context(_none_left(backend, spec.name, token))
+        shell = _shell(os.environ, without=spec.env)
+        status = await backend.submit(spec, token=token, secrets={**shell, "EDL_REDIS_URL": url})
         if detach:
             told = f"{spec.name} is started; `edl logs -f {spec.name}` shows what it writes"
             click.echo(msgspec.json.encode(status) if as_json else told)
             return 0
-        return await _Show(backend, client, settings.namespace, spec.name, as_json=as_json).run()
+        return await _Show(backend, client, settings.namespace, spec.name, token=token, as_json=as_json).run()
 
 
-def _shell(environ: Mapping[str, str], *, without: str) -> dict[str, str]:
-    """Return the variables that scripts see, but for those that begin so and those that are no text."""
-    shown = {name: value for name, value in environ.items() if not (without and name.startswith(without))}
+def _shell(environ: Mapping[str, str], *, without: Collection[str] = ()) -> dict[str, str]:
+    """Return the variables that scripts see, but for these and those that are no text."""
+    shown = {name: value for name, value in environ.items() if name not in without}
     return {name: value for name, value in shown.items() if _is_text(name) and _is_text(value)}
 
 
@@ -148,48 +171,69 @@ def _is_text(value: str) -> bool:
 async def _own_redis() -> AsyncIterator[str]:
     from edl_runtime.store.server import RedisServer
 
-    with tempfile.TemporaryDirectory(prefix="edl-run-") as folder:
+    with tempfile.TemporaryDirectory(prefix="edl-run-") as folder:  # gone once it has started: it keeps nothing
         server = RedisServer(Path(folder))
         await asyncio.to_thread(server.start)
-        try:
-            yield server.url
-        finally:
-            await asyncio.to_thread(server.stop)
+    try:
+        yield server.url
+    finally:
+        await asyncio.to_thread(server.stop)
 
 
-async def _forget_if_ended(backend: LocalBackend, name: str) -> None:
-    """Who runs a script again means it, also when it has succeeded before."""
+@asynccontextmanager
+async def _none_left(backend: LocalBackend, name: str, token: str) -> AsyncIterator[None]:
+    """After an error or an interrupt, leave no job behind that would be without its Redis."""
+    try:
+        yield
+    except BaseException:
+        await backend.delete(name, token=token)
+        raise
+
+
+async def _make_way(backend: LocalBackend, name: str) -> None:
+    """Forget an ended job of that name: who runs a script again means it, also when it has succeeded before.
+
+    Raises JobRunsError for one that runs.
+    """
     try:
         status = await backend.get(name)
     except UnknownJobError:
         return
-    if status.phase != "running":
-        await backend.delete(name)
+    if status.phase == "running":
+        raise JobRunsError(name, datetime.fromtimestamp(status.created_at).astimezone(), status.cwd)
+    await backend.delete(name, token=status.token)
 
 
 class _Show:
     """What a person sees of a running job, and what Ctrl-C does to it."""
 
-    def __init__(self, backend: LocalBackend, client: Redis, namespace: str, name: str, *, as_json: bool) -> None:
+    def __init__(
+        self, backend: LocalBackend, client: Redis, namespace: str, name: str, *, token: str, as_json: bool
+    ) -> None:
         self._backend = backend
         self._client = client
         self._namespace = namespace
         self._name = name
+        self._token = token
         self._as_json = as_json
         self._ranks: dict[int, int] = {}
         self._interrupts = 0
+        self._deleted = False
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Show the job until it ends and return its exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._interrupted)
+            why = "stopped by Ctrl-C" if number == signal.SIGINT else f"stopped by {number.name}"
+            loop.add_signal_handler(number, self._interrupted, why)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
+            loop.add_signal_handler(signal.SIGHUP, self._unseen)
         told = asyncio.create_task(self._show_events())
         try:
             async for line in self._backend.logs(self._name, follow=True):
                 text = f"{self._prefix(line.instance)} {line.text}"
-                click.echo(msgspec.json.encode(line) if self._as_json else text)
+                self._echo(msgspec.json.encode(line) if self._as_json else text)
             if self._stopping:
                 await asyncio.wait(self._stopping)
         finally:
@@ -197,8 +241,8 @@ class _Show:
         try:
             return _exit_status(await self._backend.get(self._name))
         except UnknownJobError:  # the second Ctrl-C, or `edl stop` from elsewhere
-            click.echo(f"edl: {self._name} was stopped at once", err=True)
-            return 1
+            click.echo(f"edl: {self._name} was stopped {'at once' if self._deleted else 'by `edl stop`'}", err=True)
+            return int(self._deleted)
 
     def _prefix(self, instance: int) -> str:
         rank = self._ranks.get(instance)
@@ -211,31 +255,51 @@ class _Show:
                     if event.kind == "forming":
                         self._ranks = {instance: rank for rank, instance in enumerate(event.members)}
                     if self._as_json:
-                        click.echo(msgspec.json.encode(event))
+                        self._echo(msgspec.json.encode(event))
                     elif event.kind in SHOWN:
-                        click.echo(f"edl: {event.line()}", err=True)
+                        self._echo(f"edl: {event.line()}", err=True)
             except RegistryUnavailableError:
                 await asyncio.sleep(1.0)
 
-    def _interrupted(self) -> None:
-        self._interrupts += 1
-        self._stopping.add(asyncio.create_task(self._stop() if self._interrupts == 1 else self._delete()))
-
-    async def _stop(self) -> None:
-        click.echo("edl: stopping with a checkpoint; press Ctrl-C again to stop at once", err=True)
+    def _echo(self, text: str | bytes, *, err: bool = False) -> None:
         try:
-            asked = await request_stop(self._client, self._namespace, self._name, "stopped by Ctrl-C")
+            click.echo(text, err=err)
+        except OSError:
+            _forget(sys.stderr if err else sys.stdout)
+            self._unseen()
+
+    def _unseen(self) -> None:
+        """The terminal has been closed, or whatever read the output has ended."""
+        if not self._interrupts:
+            self._interrupted("nobody sees it any more")
+
+    def _interrupted(self, why: str) -> None:
+        self._interrupts += 1
+        self._stopping.add(asyncio.create_task(self._stop(why) if self._interrupts == 1 else self._delete()))
+
+    async def _stop(self, why: str) -> None:
+        self._echo("edl: stopping with a checkpoint; press Ctrl-C again to stop at once", err=True)
+        try:
+            asked = await request_stop(self._client, self._namespace, self._name, why)
         except RegistryUnavailableError:
             asked = False
         if not asked:
             await self._delete()
 
     async def _delete(self) -> None:
-        await self._backend.delete(self._name)
+        self._deleted = True
+        await self._backend.delete(self._name, token=self._token)
+
+
+def _forget(stream: TextIO) -> None:
+    """Let all that is still written there go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _exit_status(status: JobStatus) -> int:
     if status.phase == "succeeded":
         return 0
     click.echo(f"edl: {status.name} failed: {status.reason}", err=True)
-    return EX_CONFIG if EX_CONFIG in {instance.exit_code for instance in status.instances} else 1
+    return EX_CONFIG if status.is_hopeless else 1

@@ -19,17 +19,26 @@ from edl_runtime.settings import RuntimeSettings
 def stop(name: str, *, as_json: bool) -> None:
     """Stop job or pool NAME, whoever started it, and forget it; what it wrote is kept.
 
+    All instances get SIGTERM at once, and SIGKILL after their grace. Elastic trainers write a last checkpoint in it; if
+    they can't, it is said here.
+
     Returns when its last process is gone. A task that still waits for it fails.
     """
     settings = RuntimeSettings.from_env(os.environ)
-    status = asyncio.run(_stop(LocalBackend(settings.work_dir), name))
+    status, last_words = asyncio.run(_stop(LocalBackend(settings.work_dir), name))
+    for words in last_words:
+        click.echo(words, err=True)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(status)))
     else:
         click.echo(f"{name} is gone; `edl logs {name}` shows what it wrote")
 
 
-async def _stop(backend: LocalBackend, name: str) -> JobStatus:
+async def _stop(backend: LocalBackend, name: str) -> tuple[JobStatus, list[str]]:
+    """Return the status that it had, and what agents of trainers said when they ended, if not all went well."""
     status = await backend.get(name)
     await backend.delete(name)
-    return status
+    if not status.elastic or status.phase != "running":
+        return status, []
+    last = {line.text async for line in backend.logs(name, tail=1)}
+    return status, sorted(line for line in last if line.startswith("edl: "))

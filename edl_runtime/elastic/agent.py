@@ -19,7 +19,7 @@ import structlog
 from edl_runtime.elastic.crew import Crew
 from edl_runtime.elastic.environment import Communication
 from edl_runtime.elastic.events import Event
-from edl_runtime.elastic.falls import Fall, Verdict, judge
+from edl_runtime.elastic.falls import Fall, Others, Row, Verdict, judge
 from edl_runtime.elastic.gears import Kill, Post, orders
 from edl_runtime.elastic.generation import GroupView, Outcome, TrainerMember
 from edl_runtime.elastic.leading import lead
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 ALONE_S = 60.0
 """How long an agent whose trainer has trained all there is waits for a Redis that is away: all end at the same step."""
+
+FROZEN_TOLD_EVERY_S = 30.0
+"""How often an agent says that Redis is away still."""
 
 AFTER_OTHERS_S = 1.0
 """How long an agent stays whose job another instance has failed, so that the exit of that one is seen first."""
@@ -87,9 +90,11 @@ class Agent:
         self._steps = Steps()
         self._view = GroupView(now=0.0)
         self._frozen_since: float | None = None
+        self._frozen_told: float | None = None
         self._wake = asyncio.Event()
         self._leaving_since: float | None = None
         self._signal = signal.SIGTERM
+        self._row = Row()
         self._verdict: Verdict | None = None
         self._over_since: float | None = None
         self._lost_because = ""
@@ -161,21 +166,26 @@ class Agent:
             self._view = await self._membership.beat(self._me)
             if self._frozen_since is not None:
                 log.info("agent.thawed", generation=self._view.number)
-            self._frozen_since = None
+            self._frozen_since = self._frozen_told = None
             rest_s = min(BEAT_EVERY_S, await self._lead(crew))
         except RegistryUnavailableError as error:
-            if self._frozen_since is None:
-                log.warning("agent.frozen", cause=str(error))
-                self._frozen_since = time.monotonic()
+            self._freeze(error)
             rest_s = RETRY_EVERY_S
         if any(each.member.elastic for each in self._view.members):
             crew.take_for_elastic()
-        if self._verdict and self._view.outcome is None:
-            failed = Outcome("failed", self._verdict.reason)
-            self._view = msgspec.structs.replace(self._view, outcome=failed)
+        if self._failed and self._view.outcome is None:
+            self._view = msgspec.structs.replace(self._view, outcome=self._failed)
         self._ports.renew(self._view.number)
         await self._steer(crew)
         return max(SHORTEST_TURN_S, rest_s)
+
+    def _freeze(self, error: RegistryUnavailableError) -> None:
+        """Note that Redis is away, and say so now and again."""
+        now = time.monotonic()
+        self._frozen_since = self._frozen_since or now
+        if self._frozen_told is None or now >= self._frozen_told + FROZEN_TOLD_EVERY_S:
+            self._frozen_told = now
+            log.warning("agent.frozen", cause=str(error), for_s=round(now - self._frozen_since))
 
     def _take_in(self, crew: Crew) -> None:
         generation = self._view.generation
@@ -198,22 +208,44 @@ class Agent:
                     self._reports.tell(said)
 
     async def _judge(self, fall: Fall) -> None:
-        """Decide whether a trainer that fell is replaced."""
-        self._change(lost=max(self._me.lost, fall.generation), failures=self._me.failures + (not fall.was_up))
-        stepped = bool(self._me.stepped) or any(each.member.stepped for each in self._view.members)
-        self._verdict = await judge(self._client, self._settings, fall, step=self._me.step, stepped=stepped)
+        """Decide what a trainer's fall is the end of, and tell all."""
+        me = self._me
         log.warning("trainer.fell", reason=fall.reason, exit_code=fall.exit_code, generation=fall.generation)
-        if self._verdict is None:
-            with suppress(RegistryUnavailableError):
-                await self._membership.announce(Event(kind="failed", instance=self._me.index, reason=fall.reason))
+        others = Others.of(self._view, me.id, self._bounds, me.step, stepped=bool(me.stepped))
+        count = 0
+        if not fall.unwritten:
+            self._change(lost=max(me.lost, fall.generation), failures=me.failures + (not fall.was_up))
+            self._row = self._row.after(fall, others.step)
+        with suppress(RegistryUnavailableError):  # then nobody can tell how many there were
+            if not fall.unwritten and not others.without:
+                count = await self._membership.count_fall(fall.generation, others.step, progress=fall.has_come_on)
+        self._verdict = judge(fall, others, self._row, count)
+        if self._verdict and fall.unwritten:
+            newest = await self._reports.newest_checkpoint()
+            self._verdict = msgspec.structs.replace(self._verdict, reason=f"{self._verdict.reason}; {newest}")
+        with suppress(RegistryUnavailableError):
+            if self._failed:  # at once: others who see first that its trainer is gone may take the job for stopped
+                await self._membership.end(self._failed)
+            else:
+                what = f"its checkpoint is not written: {fall.reason}" if fall.unwritten else fall.reason
+                told = self._verdict.reason if self._verdict else what
+                await self._membership.announce(Event(kind="failed", instance=me.index, reason=told))
+        if self._verdict and self._leaving_since is None:
+            self._leaving_since = time.monotonic()
+
+    @property
+    def _failed(self) -> Outcome | None:
+        """How the job has ended, by what became of this instance's trainer."""
+        if self._verdict is None or self._verdict.others_go_on:
+            return None
+        return Outcome("failed", f"instance {self._me.index}: {self._verdict.reason}")
 
     async def _lead(self, crew: Crew) -> float:
         """Do what any agent may do for all. Return after how many seconds there may be more to do."""
         current = self._view.generation
         if current and crew.mine.fallen == current.number and self._view.suspicion is None:
             await self._membership.suspect(current.number, self._lost_because)
-        failed = Outcome("failed", self._verdict.reason) if self._verdict else None
-        return await lead(self._membership, self._view, self._bounds, self._me.id, failed)
+        return await lead(self._membership, self._view, self._bounds, self._me.id, self._failed)
 
     async def _steer(self, crew: Crew) -> None:
         """Have the trainer do what it is to do now."""
@@ -224,6 +256,7 @@ class Agent:
             stopped=crew.stopped,
             cpu_s=crew.cpu_s,
             waits_for=crew.waits_for,
+            moves=crew.moves,
             median_s=self._steps.median_s,
             now=now,
         )
@@ -258,7 +291,7 @@ class Agent:
             return None
         outcome = self._view.outcome
         if self._verdict:
-            return Ending(self._verdict.status, self._verdict.reason)
+            return Ending(self._verdict.status, f"instance {self._me.index}: {self._verdict.reason}")
         if outcome and outcome.kind != "failed":
             return Ending(0, outcome.reason)
         if crew.finished and self._frozen_since is not None and time.monotonic() >= self._frozen_since + ALONE_S:

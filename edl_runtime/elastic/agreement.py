@@ -1,6 +1,7 @@
 """The next generation as a function of what Redis knows: every agent runs it, and the first to publish wins.
 
-A generation that forms is ended only by a loss, by suspicion or by its time limit; who comes or goes meanwhile waits.
+A generation that forms is ended only by a loss, by suspicion or when for too long nothing has come of it; who comes or
+goes meanwhile waits.
 On the view that follows from its own proposal `decide` has nothing more to say.
 """
 
@@ -14,7 +15,17 @@ import msgspec
 from edl_runtime.elastic.generation import Generation, GroupView, Outcome, Presence, TrainerMember
 from edl_runtime.elastic.handover import gear_of, has_yet_to_say, lacks_standbys, leaves_first, writer_of
 from edl_runtime.elastic.messages import Gear
-from edl_runtime.elastic.roll import TIMES, Roll, Times, call_roll, doubled, index_of, instances
+from edl_runtime.elastic.roll import (
+    TIMES,
+    Roll,
+    Times,
+    call_roll,
+    doubled,
+    has_trained,
+    index_of,
+    instances,
+    is_over,
+)
 from edl_runtime.specs import Bounds
 
 
@@ -41,12 +52,15 @@ def outcome_of(view: GroupView) -> Outcome | None:
     """Return how the job is to end now, None while it goes on or when it has ended already.
 
     Done: each member of the generation has trained all there is, or has left as planned; one that is lost is waited
-    for. Stopped: that was asked for, and no trainer goes on.
+    for, but nobody who came too late to train. Stopped: that was asked for, and no trainer goes on.
     """
     if view.outcome:
         return None
     members = set(view.generation.members) if view.generation else set()
-    if view.finished and members <= view.finished | view.left:
+    rest = members - view.finished - view.left
+    if view.state == "forming" and is_over(view):
+        rest &= {each.member.id for each in view.members if has_trained(each)}
+    if view.finished and not rest:
         return Outcome("done")
     goes_on = view.granted or any(each.member.ready and not each.member.finished for each in view.members)
     return None if view.stop is None or goes_on else Outcome("stopped", view.stop)
@@ -72,19 +86,24 @@ def _plan(view: GroupView, bounds: Bounds, times: Times) -> _Plan | Wait:
         each for each in roll.newcomers if not each.member.failures or _joins_in_s(view, roll, each, times) <= 0
     ]
     in_time = [each for each in stay if each not in roll.late]
-    fewest = bounds.min - len(view.finished)
+    fewest = bounds.min - len(view.finished) - len(roll.done)
     if not in_time or len(in_time) + len(newcomers) < fewest:
         in_time = stay  # all of them once more, in another gear
     chosen = [each.member for each in (*in_time, *newcomers)][: bounds.max]
+    if roll.moot:
+        chosen = chosen or [each.member for each in roll.done]
+        if {each.id for each in chosen} in (set(), set(view.generation.members if view.generation else ())):
+            return Wait("others have yet to finish")
     if not chosen or len(chosen) < fewest:
         return _too_few(chosen, bounds)
     unready = [each.id for each in chosen if not each.ready]
     if unready:
         limit_s = view.since + times.limit_s(view.generation) - view.now if view.generation else math.inf
-        return Wait(f"{instances(unready, 'is', 'are')} not ready yet", math.inf if roll.overdue else limit_s)
+        forms = not (roll.overdue or roll.moot)
+        return Wait(f"{instances(unready, 'is', 'are')} not ready yet", limit_s if forms else math.inf)
     current = view.generation
-    failed = roll.overdue or (roll.broken and not roll.lost and _got_nowhere(view))
-    gear = gear_of(chosen, current.gear if current and failed else None)
+    kept = all(each.keeps for each in chosen if each.up)  # else their state would be gone with their trainers
+    gear = gear_of(chosen, current.gear if current and kept and (roll.overdue or _got_nowhere(view, roll)) else None)
     if hold := _handing_over(view, roll, chosen, gear, times):
         return hold
     return _Plan(
@@ -104,6 +123,10 @@ def _uncertain(view: GroupView, roll: Roll, times: Times) -> Wait | None:
         return Wait("others may come back to a Redis that was empty", view.quiet_until - view.now)
     if roll.silent and view.suspicion:
         return Wait(f"{instances(roll.silent)} may not answer", view.suspicion.since + times.confirm_s - view.now)
+    if view.suspicion and _got_nowhere(view, roll):
+        left_s = view.suspicion.since + times.confirm_s - view.now
+        if left_s > 0:
+            return Wait("it may show who was lost", left_s)
     if roll.urgent and roll.away:
         return Wait(f"{instances(roll.away)} may come back", min(view.granted.values()) - view.now)
     return None
@@ -115,7 +138,7 @@ def _nothing_due(view: GroupView, roll: Roll, bounds: Bounds, times: Times) -> W
         behind = _behind(view, view.generation)
         limit_s = view.since + times.limit_s(view.generation) - view.now
         return Wait(f"{instances(behind, 'is', 'are')} not up yet in generation {view.generation.number}", limit_s)
-    if view.finished:
+    if view.finished or roll.over:
         return Wait("others have yet to finish")
     leaving = [each for each in roll.stay if each.member.leaving]
     stay = len(roll.stay) - len(leaving)
@@ -158,10 +181,10 @@ def _behind(view: GroupView, current: Generation) -> list[str]:
     return [each for each in current.members if each not in up] or list(current.members)
 
 
-def _got_nowhere(view: GroupView) -> bool:
-    """Whether the generation did not finish a step."""
+def _got_nowhere(view: GroupView, roll: Roll) -> bool:
+    """Whether members of the generation lost each other before a step, though nobody is known to be lost."""
     number = view.generation.number if view.generation else 0
-    return not any(each.member.stepped >= number for each in view.members)
+    return roll.broken and not roll.lost and not any(each.member.stepped >= number for each in view.members)
 
 
 def _draft(view: GroupView, plan: _Plan, me: str) -> Generation:
@@ -191,10 +214,12 @@ def _reason(view: GroupView, roll: Roll, chosen: Sequence[TrainerMember], times:
     surplus = [each.member.id for each in roll.stay if each.member.id not in {*ids, *leaving} and each not in roll.late]
     joined = [each.id for each in chosen if current is None or each.id not in current.members or each.id in roll.lost]
     said: list[str] = []
+    if roll.moot:
+        said += ["the others came when all had been trained"]
     if current and roll.overdue:
         behind = _behind(view, current)
-        took = f"not up after {times.limit_s(current):g} s"
-        said += [f"generation {current.number} did not form: {instances(behind, 'was', 'were')} {took}"]
+        waited = f"not up, and for {times.limit_s(current):g} s nothing came of it"
+        said += [f"generation {current.number} did not form: {instances(behind, 'was', 'were')} {waited}"]
     said += roll.lost.values()
     if view.suspicion and not roll.lost:
         said += [f"instance {index_of(view.suspicion.by)} lost the others: {view.suspicion.reason}"]

@@ -34,7 +34,7 @@ from edl_runtime.elastic.trainers import Ended, Heard, Trainer
 log = structlog.get_logger(__name__)
 
 RETIRED_S = 10.0
-"""How long a trainer that has left may take to end beside the next one."""
+"""How long a trainer may take to end that has said why it fails, or that has left and ends beside the next one."""
 
 News = Up | Stepped | Lost | Saved | Note
 """What a trainer says that concerns others."""
@@ -44,7 +44,7 @@ class Crew:
     """The processes of one instance. Attended to by `tasks`; `heard` is called after each thing that any of them says.
 
     - `mine`: how far the trainer is.
-    - `live`, `seen`, `waits_for`: as the trainer said last.
+    - `live`, `seen`, `waits_for`, `moves`: as the trainer said last. `keeps`: it keeps checkpoints, as far as is known.
     - `finished`: the trainer has trained all there is and has ended.
     """
 
@@ -62,6 +62,7 @@ class Crew:
         self.live = False
         self.seen = 0
         self.waits_for = 0
+        self.moves = 0
         self.finished = False
         self._falls: list[Fall] = []
         self._news: list[News] = []
@@ -78,6 +79,8 @@ class Crew:
         self._begun_at = 0.0
         self._killed: Kill | None = None
         self._said_last: Failed | None = None
+        self._stepped = self._writes = False
+        self.keeps = True
 
     @property
     def elastic(self) -> bool:
@@ -115,7 +118,8 @@ class Crew:
         if self._trainer is None or self.mine.phase != "member":
             return False
         killed = self._killed is not None and not self._killed.planned
-        return killed or (self.elastic and self._trainer.state in ("zombie", "gone"))
+        failed = self._said_last is not None  # which it says before its connections to others end
+        return killed or (self.elastic and (failed or self._trainer.state in ("zombie", "gone")))
 
     @property
     def cpu_s(self) -> float:
@@ -173,7 +177,9 @@ class Crew:
         loaded = self.mine.spare == "loaded"
         self._trainer = self._standby or await self._new(nice=False)
         self._standby = None
-        self.live, self.waits_for, self._killed, self._said_last = False, 0, None, None
+        self.live, self.waits_for, self.moves, self._killed, self._said_last = False, 0, 0, None, None
+        self._stepped = self._writes = False
+        self.keeps = True
         self._begun_at = time.monotonic()
         self._change(spare="absent", up=0, fallen=0, aborted=0, left=False, peers=())
         self._phase("loaded" if loaded else "loading")
@@ -188,7 +194,7 @@ class Crew:
     def _retire(self) -> None:
         if self._trainer:
             self._retired.append(self._trainer)
-            asyncio.get_running_loop().call_later(RETIRED_S, self._trainer.kill)
+            self._end_in_time()
         self._trainer = None
         self._phase("absent")
 
@@ -214,7 +220,8 @@ class Crew:
             case Join(generation=number):
                 self._change(told=number, peers=order.generation.members if order.generation else ())
                 self._phase("member")
-            case Leave():
+            case Leave(checkpoint=writes):
+                self._writes = writes
                 self._phase("leaving")
             case message:
                 self._change(aborted=getattr(message, "generation", 0))
@@ -248,7 +255,8 @@ class Crew:
         match said:
             case Loaded():
                 self._phase("loaded")
-            case Elastic():
+            case Elastic(keeps=keeps):
+                self.keeps = keeps
                 self.take_for_elastic()
             case Ready():
                 self.live, self.seen = said.live, said.seen
@@ -257,14 +265,25 @@ class Crew:
             case Up() | Lost() | Stepped() | Saved() | Note():
                 self._hear_news(said)
             case Beat():
-                self.waits_for = said.waits_for or 0
+                self._hear_beat(said)
             case Finished():
                 self._change(left=said.why == "left")
                 self._phase("done" if said.why == "done" else "leaving")
             case Failed():
                 self._said_last = said
+                self._end_in_time()
             case Ended():
                 self._end(said.exit_code)
+
+    def _end_in_time(self) -> None:
+        """Have a trainer that is about to end not take for ever."""
+        if self._trainer:
+            asyncio.get_running_loop().call_later(RETIRED_S, self._trainer.kill)
+
+    def _hear_beat(self, said: Beat) -> None:
+        if self.mine.phase == "leaving" and said.moves > self.moves:
+            self._phase("leaving")  # while it writes its checkpoint it is not late
+        self.waits_for, self.moves = said.waits_for or 0, said.moves
 
     def _hear_news(self, said: News) -> None:
         if isinstance(said, Up):
@@ -272,6 +291,8 @@ class Crew:
             self._change(up=said.generation, since=time.monotonic())
         elif isinstance(said, Lost):
             self._change(fallen=max(self.mine.fallen, said.generation))
+        elif isinstance(said, Stepped):
+            self._stepped = True
         self._news.append(said)
 
     def _end(self, exit_code: int) -> None:
@@ -279,16 +300,17 @@ class Crew:
         self.waits_for = 0
         all_trained = mine.phase == "done" or (mine.phase == "member" and not self.elastic)
         planned = mine.phase == "leaving" or (self._killed is not None and self._killed.planned)
+        unwritten = self._writes and self.keeps and mine.up > 0 and mine.phase == "leaving" and not mine.left
         if exit_code == 0 and all_trained:
             self.finished = True
-        elif not planned:
-            self._falls.append(self._fall(exit_code))  # whoever judges it says so
+        elif unwritten or not planned:
+            self._falls.append(self._fall(exit_code, unwritten=unwritten))  # whoever judges it says so
         if planned or self.finished:
             killed = {"killed": self._killed.why} if self._killed else {}
             log.info("trainer.ended", exit_code=exit_code, generation=mine.told, **killed)
         self._phase("absent")
 
-    def _fall(self, exit_code: int) -> Fall:
+    def _fall(self, exit_code: int, *, unwritten: bool) -> Fall:
         return Fall(
             exit_code=exit_code,
             said=self._said_last,
@@ -296,7 +318,9 @@ class Crew:
             elastic=self.elastic,
             generation=self.mine.told,
             was_up=self.mine.up >= self.mine.told,
+            stepped=self._stepped,
             lived_s=time.monotonic() - self._begun_at,
+            unwritten=unwritten,
         )
 
     def _phase(self, phase: Phase) -> None:

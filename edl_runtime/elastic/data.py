@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -9,10 +10,16 @@ import msgspec
 import numpy as np
 
 from edl_runtime.elastic.collating import Collate, as_tensors, default_collate
+from edl_runtime.elastic.parent import end_with
 from edl_runtime.elastic.training import Micro, Training
 from edl_runtime.errors import SampleError, SpecError
 from edl_runtime.shards import cursor as cursors
 from edl_runtime.shards.cursor import Cursor
+
+ALIKE = ("epochs", "global_batch", "instance_batch", "seed", "shuffle")
+"""What all ranks have to give to `run.data` alike, besides a dataset of as many samples."""
+
+MOST_SEEDS = 1 << 62
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +44,8 @@ class Data:
         self._batching = batching
         self._cursor = start
         self._ahead = start
+        order = start.seed % MOST_SEEDS, int(start.shuffle)
+        self._numbers = [start.length, start.epochs, batching.global_batch or 0, batching.instance_batch or 0, *order]
 
     def __iter__(self) -> Iterator[Any]:
         return self._batches(lambda: self._load(self._indices(self._cursor)))
@@ -91,15 +100,26 @@ class Data:
             self._cursor = msgspec.structs.replace(self._cursor, global_batch=size)
 
     def vector(self, rank: int, world_size: int) -> list[int]:
-        del rank, world_size
-        return []
+        del world_size
+        return [int(rank == 0) * number for number in self._numbers]
+
+    def check(self, samples: int, vector: Sequence[int]) -> None:
+        """Raise DatasetChangedError, SpecError when rank 0 has other data, or another order of it."""
+        del samples
+        if [*vector] == self._numbers:
+            return
+        length, *others = vector
+        cursors.check_length(msgspec.structs.replace(self._cursor, length=length), self._cursor.length)
+        for field, there, mine in zip(ALIKE, others, self._numbers[1:], strict=True):
+            if there != mine:
+                raise SpecError(f"run.data({field}=…)", mine, f"{there}, as rank 0 has it")
 
     def advance(self, samples: int, vector: Sequence[int]) -> None:
         del vector
         self._cursor = cursors.advance(self._cursor, samples)
 
     def _batches(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        while not self._cursor.done:
+        while not self._at_end:
             yield from self._generation(begin)
         self._training.finish()
 
@@ -110,7 +130,7 @@ class Data:
         self._ahead = self._cursor
         batches = begin()
         try:
-            while not self._cursor.done and self._cursor.epoch == epoch and training.team.generation == generation:
+            while not self._at_end and self._cursor.epoch == epoch and training.team.generation == generation:
                 pieces = self._pieces(self._cursor)
                 if not pieces:
                     training.finish_step()
@@ -119,12 +139,18 @@ class Data:
                     training.draw(Micro(len(piece), first=number == 0, last=number == len(pieces) - 1))
                     yield batch
                     training.check_stepped()
-            if training.team.generation == generation:
+                    if training.over:
+                        break
+            if training.team.generation == generation and not training.over:
                 next(batches, None)  # so that who makes them sees the epoch's end
         finally:
             close = getattr(batches, "close", None)
             if close is not None:
                 close()
+
+    @property
+    def _at_end(self) -> bool:
+        return self._cursor.done or self._training.over
 
     def _pieces(self, cursor: Cursor) -> list[np.ndarray]:
         """Return the indices of this rank's micro batches of the next step."""
@@ -148,9 +174,21 @@ class Data:
                 yield as_tensors(collate([self._dataset[int(index)] for index in indices]))
             return
         lists = [indices.tolist() for indices in batches]
-        workers = self._batching.num_workers
         sampler: Any = lists  # any iterable of lists does
-        yield from DataLoader(self._dataset, batch_sampler=sampler, num_workers=workers, collate_fn=collate)
+        parent = os.getpid()
+        loader: Any = iter(
+            DataLoader(
+                self._dataset,
+                batch_sampler=sampler,
+                num_workers=self._batching.num_workers,
+                collate_fn=collate,
+                worker_init_fn=lambda _: end_with(parent),  # Paddle's own watch on it does not work
+            )
+        )
+        try:
+            yield from loader
+        finally:
+            loader._try_shutdown_all(1)  # noqa: SLF001 -- else a thread of its own keeps it, and its workers, for ever
 
 
 def _next(batches: Iterator[Any]) -> Any:

@@ -32,15 +32,23 @@ class Ending:
         self._team = team
         self._saver = saver
         self._settings = settings
-        self._result_url = ""
+        self._result_url: str | None = None
 
-    def end(self, why: Literal["done", "left"], *, checkpoint: bool) -> None:
-        """Let go of the group and tell the agent; `checkpoint`: this rank writes it first. Raises CheckpointError."""
-        self.over = True
-        group = self._team.group
-        if checkpoint:
+    @property
+    def saved(self) -> bool:
+        """Whether this process has written the last checkpoint, or would have, where any are kept."""
+        return self._result_url is not None
+
+    def save(self) -> None:
+        """Write the last checkpoint and the result, unless this process has. Raises CheckpointError."""
+        if not self.saved:
             self._result_url = self._saver.save_now(partial(self._standing.snapshot, durable=True))
             self.write_result()
+
+    def end(self, why: Literal["done", "left"]) -> None:
+        """Let go of the group and tell the agent."""
+        self.over = True
+        group = self._team.group
         if group.world_size > 1:
             time.sleep(LINGER_S)
         group.close()
@@ -50,7 +58,7 @@ class Ending:
     def write_result(self) -> None:
         """Leave the checkpoint's place and the metrics for whoever runs this script."""
         metrics = self._standing.told_metrics()
-        write_result(checkpoint=self._result_url, metrics=metrics, settings=self._settings)
+        write_result(checkpoint=self._result_url or "", metrics=metrics, settings=self._settings)
 
 
 def at_script_end(link: Link, end: Callable[[], None]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
+import time
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import structlog
 
+from edl_runtime.elastic.glance import is_anybody_there
 from edl_runtime.elastic.messages import Gear
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
@@ -112,16 +115,21 @@ async def read(client: Redis, namespace: str, job: str, *, after: str = "-") -> 
     return _events(entries)
 
 
-async def follow(client: Redis, namespace: str, job: str) -> AsyncGenerator[Event, None]:
-    """Yield the job's events so far and then each as it happens, for ever; close it when leaving it early.
+async def follow(
+    client: Redis, namespace: str, job: str, *, deserted_s: float = math.inf
+) -> AsyncGenerator[Event, None]:
+    """Yield the job's events so far and then each as it happens; close it when leaving it early.
 
-    In a Redis that was emptied it goes on with what happens then. Raises RegistryUnavailableError.
+    Ends once something has happened, and then no agent has been there for so long: by default never. In a Redis that
+    was emptied it goes on with what happens then. Raises RegistryUnavailableError.
     """
     stream = keys.group_events(namespace, job)
-    last = "0-0"
-    while True:
+    last, there_at = "0-0", time.monotonic()
+    while time.monotonic() < there_at + deserted_s:
         with unavailable_if_lost(client):
             answer: Any = await client.xread({stream: last}, count=100, block=BLOCK_MS)
+        if answer or last == "0-0" or deserted_s == math.inf or await is_anybody_there(client, namespace, job):
+            there_at = time.monotonic()
         for _, entries in answer:
             last = entries[-1][0]
             for event in _events(entries):

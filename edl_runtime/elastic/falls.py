@@ -1,19 +1,15 @@
-"""Trainers that ended and were not to, and when that is the end of their job."""
+"""Trainers that ended and were not to, and what that is the end of: of nothing, their instance, or their job. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Self
 
 import msgspec
 
+from edl_runtime.elastic.generation import GroupView
 from edl_runtime.elastic.messages import Failed
-from edl_runtime.errors import EX_CONFIG, RegistryUnavailableError
-from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store import keys
-from edl_runtime.store.client import run_script
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
+from edl_runtime.errors import EX_CONFIG, EX_DATAERR
+from edl_runtime.specs import Bounds
 
 MOST_FALLS = 3
 """So often a trainer that fell is replaced without progress in between. Those of several instances in one generation
@@ -22,16 +18,16 @@ are one: when a rank ends, others may because of it."""
 LONG_LIFE_S = 60.0
 """A plain script does not tell of its steps; one that ran for so long has come on."""
 
-KEPT_MS = 24 * 3600 * 1000
-
 
 class Fall(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer has ended that was not to.
+    """A trainer has ended that was not to, or has left without the checkpoint that it was to write.
 
     - `exit_code`: negative for a signal. `said`: what its script said last, if anything.
     - `killed`: why its agent killed it, "" if that did not.
     - `elastic`: its script joined generations by itself.
     - `generation`: the last that its instance was told to be in, 0 for none. `was_up`: this trainer was up in that.
+    - `stepped`: this trainer has finished a step.
+    - `unwritten`: it was told to leave with a checkpoint, which is not written.
     """
 
     exit_code: int
@@ -40,7 +36,9 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
     elastic: bool
     generation: int
     was_up: bool
+    stepped: bool
     lived_s: float
+    unwritten: bool = False
 
     @property
     def reason(self) -> str:
@@ -64,34 +62,86 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the script says that what it was given is wrong."""
         return self.said is not None and self.said.final
 
+    @property
+    def has_come_on(self) -> bool:
+        """Whether it was of use for as long as it lived, though it does not tell of its steps."""
+        return not self.elastic and self.lived_s >= LONG_LIFE_S
+
+
+class Others(msgspec.Struct, frozen=True, kw_only=True):
+    """What an instance knows of its job when its trainer falls.
+
+    - `step`: the highest that anybody's trainer stands at, its own included.
+    - `stepped`: whether anybody has finished a step in this run.
+    - `train`: whether the others have trained, and are enough to go on.
+    - `without`: they do, in a generation that this instance is not in.
+    - `stay`: whether somebody is there who was not told to go, so that the job goes on.
+    """
+
+    step: int = 0
+    stepped: bool = False
+    train: bool = False
+    without: bool = False
+    stay: bool = False
+
+    @classmethod
+    def of(cls, view: GroupView, me: str, bounds: Bounds, step: int, *, stepped: bool) -> Self:
+        """Return what the view says of others than `me`, who stands at `step`, and may have `stepped` in this run."""
+        others = [each.member for each in view.members if each.member.id != me]
+        stay = [each for each in others if not each.leaving and not each.finished]
+        train = len(stay) >= bounds.min and any(each.up and each.stepped for each in stay)
+        return cls(
+            step=max([step, *(each.step for each in others)]),
+            stepped=stepped or any(each.stepped for each in others),
+            train=train,
+            without=train and view.state == "active" and view.rank(me) is None,
+            stay=view.stop is None and bool(stay),
+        )
+
+
+class Row(msgspec.Struct, frozen=True):
+    """The falls of an instance in a row of which no trainer had finished a step.
+
+    How many, and the job's step at the first.
+    """
+
+    falls: int = 0
+    begun_at: int = 0
+
+    def after(self, fall: Fall, step: int) -> Row:
+        """Return the row with this fall, at this step of the job."""
+        if fall.stepped or not fall.elastic:
+            return Row()
+        return Row(self.falls + 1, self.begun_at if self.falls else step)
+
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The job has failed: why, and what the agent exits with."""
+    """The job has failed, or this instance gives up and the others go on: why, and what the agent exits with."""
 
     reason: str
     status: int
+    others_go_on: bool = False
 
 
-async def judge(client: Redis, settings: RuntimeSettings, fall: Fall, *, step: int, stepped: bool) -> Verdict | None:
-    """Return how the job has failed by this fall, None if the trainer is to be replaced.
+def judge(fall: Fall, others: Others, row: Row, count: int) -> Verdict | None:
+    """Return what this fall is the end of, None if the trainer is to be replaced.
 
-    `step`: the last that it did. `stepped`: whether anybody of the job has finished a step in this run: an elastic
-    script that fails by itself before that fails at once.
+    `row`: with this fall. `count`: how often trainers of the job have fallen without progress, this one included; 0 if
+    that is not known, or this one was in nobody's way. An elastic script that fails by itself before anybody of the job
+    has finished a step fails the job at once.
     """
-    said = f"instance {settings.instance}: {fall.reason}"
-    if fall.final or (fall.elastic and fall.exit_code > 0 and not stepped):
-        return Verdict(said, EX_CONFIG if fall.wrong_input else 1)
-    if await _count(client, settings, fall, step) <= MOST_FALLS:
+    if fall.unwritten:
+        return None if others.stay else Verdict(f"the last checkpoint is not written: {fall.reason}", 1)
+    if fall.final and others.train and not fall.stepped:
+        return _gives_up(fall.reason)
+    if fall.final or (fall.elastic and fall.exit_code > 0 and not others.stepped):
+        return Verdict(fall.reason, EX_DATAERR if fall.wrong_input else 1)
+    if row.falls > MOST_FALLS and others.train and (others.without or others.step > row.begun_at):
+        return _gives_up(f"{fall.reason}; no step of its own since {MOST_FALLS} others were replaced")
+    if count <= MOST_FALLS:
         return None
-    return Verdict(f"{said}; no progress since {MOST_FALLS} others were replaced", 1)
+    return Verdict(f"{fall.reason}; no progress since {MOST_FALLS} others were replaced", 1)
 
 
-async def _count(client: Redis, settings: RuntimeSettings, fall: Fall, step: int) -> int:
-    """Return how often trainers of the job have fallen without progress in between, 1 if Redis can't tell."""
-    long_life = not fall.elastic and fall.lived_s >= LONG_LIFE_S
-    key = keys.trainer_falls(settings.namespace, settings.job)
-    arguments: list[str | int] = [settings.run, settings.instance, fall.generation, step, int(long_life), KEPT_MS]
-    try:
-        return int(await run_script(client, "trainers_fall", [key], arguments))
-    except RegistryUnavailableError:
-        return 1
+def _gives_up(reason: str) -> Verdict:
+    return Verdict(f"{reason}; it gives up, and the others go on", EX_CONFIG, others_go_on=True)

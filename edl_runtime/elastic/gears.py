@@ -13,7 +13,6 @@ import msgspec
 
 from edl_runtime.elastic.generation import Generation, GroupView
 from edl_runtime.elastic.messages import Abort, Gear, Join, Leave, ToTrainer
-from edl_runtime.elastic.roll import TIMES
 
 LET_GO_S = 2.0
 """How long a trainer may take to leave when nobody trains with it any more."""
@@ -22,7 +21,8 @@ PLAIN_LEAVE_S = 5.0
 """How long a plain script may take to write what it wants to after SIGTERM."""
 
 LONGEST_LEAVE_S = 60.0
-"""How long a trainer may take to leave at the end of a step that others take part in."""
+"""How long a trainer may take to leave at the end of a step that others take part in; from the last part of a
+checkpoint that it has written, if any."""
 
 ALONE_AFTER_S = 2.0
 """After so long without a generation that does without it, an instance that was told to go goes all the same."""
@@ -41,7 +41,7 @@ class Mine(msgspec.Struct, frozen=True, kw_only=True):
 
     - `phase`: loading what its script imports; loaded; starting, up to where an elastic script can join; ready to do
       so; a member of a generation, or on its way; told to leave; done with all there is to train.
-    - `since`: when that began.
+    - `since`: when that began; of one that leaves, when it last wrote a part of its checkpoint.
     - `told`: the generation that it was last told to be in, and `peers` its members; 0 for none.
     - `up`: the last that it was up in; `fallen`: the last whose communication has failed it.
     - `aborted`: the last that it was told to let go of.
@@ -171,6 +171,8 @@ def _about_trainer(mine: Mine, post: Post, view: GroupView, now: float) -> Itera
                 yield Kill("it did not leave in time")
         case "done" if view.outcome is not None and view.outcome.kind == "failed":
             yield Kill("the job has failed")
+        case "done" if post.leaving_since is not None and now >= _left_by(mine, post, view):
+            yield Kill("its script did not end in time")
 
 
 def _about_newcomer(mine: Mine, post: Post, view: GroupView) -> Iterator[Order]:
@@ -271,5 +273,4 @@ def _join(generation: Generation, post: Post) -> Join:
         store=generation.store,
         instances=post.instances,
         word=generation.word,
-        limit_s=TIMES.limit_s(generation),
     )

@@ -28,12 +28,17 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     - `lost`: the last generation that a trainer of it fell out of: it ended in it, or on the way to it.
     - `failures`: how many generations in a row its trainers did not come up in.
     - `step`: its trainer's last step, 0 for none, as it is told a few times a second. `waits_for`: the step at whose
-      end it waits for other ranks, 0 while it computes.
+      end, or before which, it waits for other ranks, 0 while it computes.
+    - `moves`: how many pieces of state its trainer has read, written, given or taken, as it said last.
+    - `came_on`: since the last beat there were more of them, or its trainer has yet to end a step, or to leave with a
+      checkpoint, before the generation that counts.
     - `fallen`: the last generation whose communication has failed its trainer; `step` then is where that stands.
     - `stepped`: the last generation in which its trainer finished a step; `pause_s`: from the end of the last step
       before that generation, of this instance's trainer then, to the end of the first step in it, by this instance's
       clock; None when it had not trained before.
-    - `finished`: its trainer has trained all there is.
+    - `keeps`: its trainer keeps checkpoints, so that another can go on with its state.
+    - `done`: its trainer has trained all there is, as have all others that train, or the one before it had (`up` is 0
+      then); `finished`: and its script has ended.
     - `seen`: the highest generation that it knows of, also from checkpoints; a new number is above.
     - `fence`: from Redis, larger than those of all who registered before. Kept for as long as the agent lives.
     """
@@ -55,8 +60,12 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     fallen: int = 0
     waits_for: int = 0
+    moves: int = 0
+    came_on: bool = False
     stepped: int = 0
     pause_s: float | None = None
+    keeps: bool = True
+    done: bool = False
     finished: bool = False
     seen: int = 0
     fence: int = 0
@@ -139,7 +148,7 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
       are waited for.
     - `number`: the highest generation that there has been, also of earlier runs of the job.
     - `generation`: the one that counts, None before the first; `state`: whether all its members are up, or were once;
-      `since`: since when it is in that state.
+      `since`: since when it is in that state, and while it forms, since when none of its members has come on.
     - `finished`: ids of those whose trainers have trained all there is, also in generations before; `left`: of its
       members who have gone as planned.
     - `suspicion`: that of this generation, if any.

@@ -1,4 +1,4 @@
-"""A look at a job's trainers from outside, by whoever is no member and changes nothing: Airflow."""
+"""A look at a job's trainers from outside, by whoever is no member and changes nothing: Airflow, `edl events`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,28 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
     - `members`: the instances of the generation that is up, by rank; empty while none is.
     - `stop`: why the job was asked to end, None if it was not.
     - `outcome`: how it has ended, None while it has not.
+    - `heard_at`: when they were last heard of, in Unix seconds of Redis's clock.
     """
 
     members: tuple[int, ...] = ()
     stop: str | None = None
     outcome: Outcome | None = None
+    heard_at: float = 0.0
+
+
+SILENT_S = 2.0
+"""Agents beat several times a second; leases by a clock that goes on with their beats alone never run out by itself."""
+
+
+async def is_anybody_there(client: Redis, namespace: str, job: str) -> bool:
+    """Return whether an agent of the job is registered, and has beaten lately. Raises RegistryUnavailableError."""
+    with unavailable_if_lost(client):
+        async with client.pipeline(transaction=True) as asked:
+            asked.exists(keys.of_group(namespace, job)[0])
+            asked.hget(keys.group_state(namespace, job), "wall")
+            asked.time()
+            registered, wall_ms, (now_s, _) = await asked.execute()
+    return bool(registered) and now_s < int(wall_ms or 0) / 1000 + SILENT_S
 
 
 async def glance(client: Redis, namespace: str, job: str) -> Glance | None:
@@ -34,12 +51,14 @@ async def glance(client: Redis, namespace: str, job: str) -> Glance | None:
     Raises RegistryUnavailableError.
     """
     with unavailable_if_lost(client):
-        found: Any = client.hmget(keys.group_state(namespace, job), ["run", "formed", "members", "stop", "outcome"])
-        run, formed, members, stop, outcome = await found
+        fields = ["run", "formed", "members", "stop", "outcome", "wall"]
+        found: Any = client.hmget(keys.group_state(namespace, job), fields)
+        run, formed, members, stop, outcome, wall = await found
     if run is None:
         return None
     return Glance(
         members=tuple(map(index_of, members.split())) if formed == "active" else (),
         stop=stop or None,
         outcome=msgspec.json.decode(outcome, type=Outcome) if outcome else None,
+        heard_at=int(wall) / 1000,
     )

@@ -39,7 +39,7 @@ class Gradients(Protocol):
 class HostGradients:
     """Gradients on the CPU, kept in one array from step to step. Sums are in float32, or float64 if any gradient is.
 
-    What `give` gives is that array's own memory, where the parameter has its type: the next step begins in it.
+    What `give` gives is that array's own memory, where the parameter has its type: nothing is copied.
     """
 
     def __init__(self, parameters: Sequence[Any]) -> None:
@@ -82,8 +82,6 @@ class HostGradients:
 
     def drop(self) -> None:
         self._begun = False
-        for parameter in self._parameters:
-            parameter.clear_gradient(False)  # it may be what a sum that failed has left
 
     def give(self, group: Group, total: float) -> float:
         import paddle

@@ -22,7 +22,7 @@ from edl_runtime.errors import GroupLostError
 from edl_runtime.protocol.address import endpoint_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from numpy.typing import NDArray
 
@@ -33,6 +33,9 @@ STORE_LIMIT_S = 10
 
 NCCL_LIMIT_S = 30
 PORT_TRIES = 3
+
+PIECE = 1 << 20
+"""Bytes of state that are given at a time: each counts as a move, and rank 0 passes it on before the next."""
 
 Backend = Literal["gloo", "nccl"]
 
@@ -104,12 +107,13 @@ class PaddleGroup:
     live: the agent ends such a trainer.
     """
 
-    def __init__(self, join: Join, backend: Backend) -> None:
-        """Make a usable object of it by `meet`."""
+    def __init__(self, join: Join, backend: Backend, *, moved: Callable[[], None] = lambda: None) -> None:
+        """Make a usable object of it by `meet`. `moved` is called after each piece that is given or taken."""
         self.rank = join.rank
         self.world_size = join.world_size
         self._join = join
         self._backend = backend
+        self._moved = moved
         self._meeting = Meeting(join)
         self._star = Star({})
         self._store: Any = None
@@ -123,7 +127,7 @@ class PaddleGroup:
 
     def meet(self, name: str, step: int | None) -> Met:
         """Return what all ranks have come with, when all can talk. Raises GroupLostError."""
-        met, self._star = self._meeting.hold(name, step, self._open_store, self._join.limit_s)
+        met, self._star = self._meeting.hold(name, step, self._open_store)
         with self._lost_if_failing():
             self._connect(met)
         return met
@@ -138,13 +142,9 @@ class PaddleGroup:
 
     def give(self, values: NDArray[np.uint8], source: int, takers: Collection[int]) -> None:
         with self._lost_if_failing():
-            if self.rank != source:
-                self._star.receive(values, 0 if self.rank else source)
-            elif self.rank:
-                self._star.send(values, 0)  # which passes it on
-            if self.rank == 0:
-                for taker in set(takers) - {0}:
-                    self._star.send(values, taker)
+            for begin in range(0, len(values), PIECE):
+                self._give(values[begin : begin + PIECE], source, takers)
+                self._moved()
 
     def abort(self) -> None:
         with self._closing:
@@ -166,6 +166,15 @@ class PaddleGroup:
             _close_listener(self._store_port)
         for fd in self._sockets():
             _shut(fd)
+
+    def _give(self, piece: NDArray[np.uint8], source: int, takers: Collection[int]) -> None:
+        if self.rank != source:
+            self._star.receive(piece, 0 if self.rank else source)
+        elif self.rank:
+            self._star.send(piece, 0)  # which passes it on
+        if self.rank == 0:
+            for taker in set(takers) - {0}:
+                self._star.send(piece, taker)
 
     @contextlib.contextmanager
     def _lost_if_failing(self) -> Iterator[None]:

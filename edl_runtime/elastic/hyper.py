@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -54,25 +53,3 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
         if target == self.target:
             return self
         return Scale(begin=now, target=target, since=step, steps=warm_up_steps if target > now else 0)
-
-
-@contextlib.contextmanager
-def scaled(optimizer: Any, factor: float) -> Iterator[None]:
-    """Let the optimizer take this many times its learning rate, be it a number or a scheduler's."""
-    if factor == 1.0:
-        yield
-        return
-    rate = optimizer._learning_rate  # noqa: SLF001 -- Paddle has no other way to its scheduler
-    if isinstance(rate, float):
-        optimizer.set_lr(rate * factor)
-        try:
-            yield
-        finally:
-            optimizer.set_lr(rate)
-        return
-    own = rate.last_lr
-    rate.last_lr = own * factor
-    try:
-        yield
-    finally:
-        rate.last_lr = own

@@ -64,7 +64,11 @@ class Link(Protocol):
         ...
 
     def waits_for(self, step: int | None) -> None:
-        """Note the step at whose end this trainer waits for others, None while it computes."""
+        """Note the step at whose end, or before which, this trainer waits for others, None while it computes."""
+        ...
+
+    def moved(self) -> None:
+        """Note that one more piece of state was read, written, given or taken: who waits for this trainer may do so."""
         ...
 
     def take_signals(self) -> None:
@@ -93,6 +97,7 @@ class AgentLink:
         self._aborted = 0  # the newest generation that has lost a member
         self._guarded: _Guarded | None = None
         self._waits_for: int | None = None
+        self._moves = 0
         self._closed = threading.Event()
         bodies = (("edl link", self._listen), ("edl beat", self._beat))
         self._threads = [threading.Thread(target=body, name=name, daemon=True) for name, body in bodies]
@@ -144,6 +149,9 @@ class AgentLink:
 
     def waits_for(self, step: int | None) -> None:
         self._waits_for = step
+
+    def moved(self) -> None:
+        self._moves += 1  # of two threads at once one may be left out: it is enough that there is another number
 
     def close(self) -> None:
         """End the threads and let go of the socket, once the agent is gone."""
@@ -197,7 +205,7 @@ class AgentLink:
 
     def _beat(self) -> None:
         while not self._closed.is_set():
-            self.say(Beat(waits_for=self._waits_for))
+            self.say(Beat(waits_for=self._waits_for, moves=self._moves))
             self._closed.wait(BEAT_EVERY_S)
 
 
@@ -234,6 +242,9 @@ class NoLink:
         pass
 
     def waits_for(self, step: int | None) -> None:
+        pass
+
+    def moved(self) -> None:
         pass
 
     def take_signals(self) -> None:

@@ -79,31 +79,30 @@ class Meeting:
         for end in ends:
             end.close()
 
-    def hold(self, name: str, step: int | None, open_store: Callable[[], int], timeout_s: float) -> tuple[Met, Star]:
+    def hold(self, name: str, step: int | None, open_store: Callable[[], int]) -> tuple[Met, Star]:
         """Return what all ranks have said, when all have, and what connects them from then on.
 
-        Rank 0 calls `open_store`, which returns the store's port. Raises GroupLostError when not all come within
-        `timeout_s`, or one goes.
+        Rank 0 calls `open_store`, which returns the store's port. Waits for as long as it takes: agents know who comes
+        on, and `abort` when one does not. Raises GroupLostError then, and when a rank goes.
         """
         join = self._join
         here = Here(generation=join.generation, rank=join.rank, name=name, step=step, word=join.word)
-        until = time.monotonic() + timeout_s
         try:
-            met, ends = self._host(here, open_store, until) if join.rank == 0 else self._visit(here, until)
+            met, ends = self._host(here, open_store) if join.rank == 0 else self._visit(here)
         except (OSError, EOFError, msgspec.DecodeError) as error:
             self.close()
             raise GroupLostError(join.generation, f"the ranks could not meet: {error}") from error
         return met, Star(ends)
 
-    def _host(self, here: Here, open_store: Callable[[], int], until: float) -> tuple[Met, dict[int, socket.socket]]:
+    def _host(self, here: Here, open_store: Callable[[], int]) -> tuple[Met, dict[int, socket.socket]]:
         host, port = endpoint_of(self._join.store, "store")
         there = {0: here}
         guests: dict[int, socket.socket] = {}
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with self._own(socket.create_server((host, port), family=family, backlog=64)) as listener:
             while len(there) < self._join.world_size:
-                guest = self._own(self._accept(listener, until))
-                said = self._greet(guest, min(until, time.monotonic() + GUEST_LIMIT_S))
+                guest = self._own(listener.accept()[0])
+                said = self._greet(guest)
                 if said is None or said.rank in there:  # of two who say the same rank the first counts
                     guest.close()
                     continue
@@ -116,38 +115,32 @@ class Meeting:
             store_port=open_store(),
         )
         for guest in guests.values():
-            guest.settimeout(_left(until))
+            guest.settimeout(None)
             guest.sendall(pack(met))
         return met, guests
 
-    def _accept(self, listener: socket.socket, until: float) -> socket.socket:
-        listener.settimeout(_left(until))
-        guest, _ = listener.accept()
-        return guest
-
-    def _greet(self, guest: socket.socket, until: float) -> Here | None:
+    def _greet(self, guest: socket.socket) -> Here | None:
         """Return what a rank of this generation says, None for anybody else."""
         try:
-            said = _hear(guest, Here, until, LONGEST_HERE)
+            said = _hear(guest, Here, LONGEST_HERE, time.monotonic() + GUEST_LIMIT_S)
         except (OSError, EOFError, msgspec.DecodeError):  # whoever goes again was no guest
             return None
         knows = hmac.compare_digest(said.word.encode(), self._join.word.encode())
         expected = said.generation == self._join.generation and 0 < said.rank < self._join.world_size
         return said if knows and expected else None
 
-    def _visit(self, here: Here, until: float) -> tuple[Met, dict[int, socket.socket]]:
+    def _visit(self, here: Here) -> tuple[Met, dict[int, socket.socket]]:
         """Ask until rank 0 is there: who listens may still be a meeting of an older generation."""
         address = endpoint_of(self._join.store, "store")
         while True:
             self.close()
             try:
-                end = self._own(socket.create_connection(address, min(CONNECT_LIMIT_S, _left(until))))
+                end = self._own(socket.create_connection(address, CONNECT_LIMIT_S))
                 end.sendall(pack(here))
-                met = _hear(end, Met, until, LONGEST)
+                met = _hear(end, Met, LONGEST)
                 if met.generation == here.generation:
                     return met, {0: end}
             except (OSError, EOFError):
-                _left(until)
                 if self._aborted:
                     raise
             time.sleep(LOOK_EVERY_S)
@@ -163,16 +156,16 @@ class Meeting:
 def _left(until: float) -> float:
     left = until - time.monotonic()
     if left <= 0:
-        raise TimeoutError("not all ranks came in time")
+        raise TimeoutError("it took too long to say who it is")
     return left
 
 
-def _hear(end: socket.socket, kind: type[Said], until: float, longest: int) -> Said:
-    """Return the one thing that the other end says, in so many bytes at most and all of it until then."""
+def _hear(end: socket.socket, kind: type[Said], longest: int, until: float | None = None) -> Said:
+    """Return the one thing that the other end says, in so many bytes at most and all of it until then, if ever."""
     unpacker: Unpacker[Said] = Unpacker(kind)
     room = longest
     while room > 0:
-        end.settimeout(_left(until))
+        end.settimeout(None if until is None else _left(until))
         data = end.recv(min(room, 1 << 16))
         if not data:
             raise EOFError("the other rank is gone")

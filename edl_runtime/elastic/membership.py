@@ -73,8 +73,8 @@ class Membership:
     async def beat(self, member: TrainerMember) -> GroupView:
         """Register, or renew the lease and replace the record, and return the whole group as it is then.
 
-        A Redis that knows of no generation as high as that of the last view gets it back, and its members leases, so
-        that nobody is taken for dead.
+        A Redis that is empty, or older than the last view, gets back what that has of the generation, and its members
+        leases, so that nobody is taken for dead. The clock never goes back behind a view.
 
         Registering waits for another submission's leases to run out, if need be: its instances may be dead.
 
@@ -121,6 +121,14 @@ class Membership:
         """Say how the job has ended; the first to say so counts. Raises RegistryUnavailableError."""
         await self._run("end", msgspec.json.encode(outcome).decode(), outcome.kind, outcome.reason)
 
+    async def count_fall(self, generation: int, step: int, *, progress: bool) -> int:
+        """Return how often trainers of the job have fallen without progress in between, with that of this agent now.
+
+        `generation`: the one that it was told to be in, 0 for none. `step`: where the job stands; one above that of all
+        falls before is progress, and so is `progress` itself. Raises RegistryUnavailableError.
+        """
+        return int(await self._run("fall", generation, step, int(progress)))
+
     async def announce(self, event: Event) -> None:
         """Add to the job's events; "waiting" and "saved" only when it was not the last such said.
 
@@ -159,6 +167,9 @@ class Membership:
             " ".join(known.members) if known else "",
             self._seen.stop or "",
             msgspec.json.encode(self._seen.outcome).decode() if self._seen.outcome else "",
+            " ".join(sorted(self._seen.finished)),
+            " ".join(sorted(self._seen.left)),
+            int(member.came_on),
         )
 
     async def _run(self, script: str, *args: str | int) -> Any:

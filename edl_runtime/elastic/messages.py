@@ -29,7 +29,7 @@ class Start(_Message, frozen=True, kw_only=True):
 class Join(_Message, frozen=True, kw_only=True):
     """To a trainer: be this rank of this generation; from the next step's end, if it is in one already.
 
-    - `store`: "host:port" where rank 0 listens for the others, for `limit_s`.
+    - `store`: "host:port" where rank 0 listens for the others.
     - `word`: by which they know each other there.
     - `instances`: most members that the job may come to have.
     """
@@ -40,7 +40,6 @@ class Join(_Message, frozen=True, kw_only=True):
     store: str
     instances: int
     word: str = ""
-    limit_s: float = 20.0
 
 
 class Abort(_Message, frozen=True, kw_only=True):
@@ -64,7 +63,12 @@ class Loaded(_Message, frozen=True, kw_only=True):
 
 
 class Elastic(_Message, frozen=True, kw_only=True):
-    """From a trainer: its script has called `elastic.init`, so it joins generations by itself."""
+    """From a trainer: its script has called `elastic.init`, so it joins generations by itself.
+
+    `keeps`: it keeps checkpoints.
+    """
+
+    keeps: bool = False
 
 
 class Ready(_Message, frozen=True, kw_only=True):
@@ -110,10 +114,12 @@ class Stepped(_Message, frozen=True, kw_only=True):
 class Beat(_Message, frozen=True, kw_only=True):
     """From a trainer, twice a second, by a thread of its own: its process is not stopped.
 
-    `waits_for`: the step at whose end it waits for other ranks, None while it computes.
+    - `waits_for`: the step at whose end, or before which, it waits for other ranks, None while it computes.
+    - `moves`: how many pieces of state it has read, written, given or taken so far.
     """
 
     waits_for: int | None = None
+    moves: int = 0
 
 
 class Lost(_Message, frozen=True, kw_only=True):

@@ -14,7 +14,8 @@ def record_of(before: TrainerMember, crew: Crew, post: Post, view: GroupView, po
     """Return the record that follows `before`, with what the crew, the post and the ports are now.
 
     An instance stays ready while one of its processes makes room for the next on the way into a generation that none of
-    them was told of: who is not ready counts as lost.
+    them was told of: who is not ready counts as lost. While its trainer falls it is not, nor until the next can join.
+    If its script fails after all was trained, it stays one that has trained until the next trainer joins.
     """
     phase = crew.mine.phase
     included = view.generation is not None and view.rank(post.member) is not None
@@ -26,7 +27,7 @@ def record_of(before: TrainerMember, crew: Crew, post: Post, view: GroupView, po
         before,
         store_port=ports.store,
         trainer_port=ports.trainer,
-        ready=can_join or crew.finished or (on_its_way and not is_ending(post, view)),
+        ready=not crew.falling and (can_join or crew.finished or (on_its_way and not is_ending(post, view))),
         leaving=post.leaving_since is not None,
         elastic=crew.elastic,
         live=crew.live,
@@ -34,6 +35,19 @@ def record_of(before: TrainerMember, crew: Crew, post: Post, view: GroupView, po
         up=crew.mine.up,
         lost=lost,
         waits_for=crew.waits_for,
+        moves=crew.moves,
+        came_on=crew.moves > before.moves or _has_yet_to_come(crew, view),
+        done=phase == "done" or crew.finished or (before.done and phase != "member"),
+        keeps=crew.keeps,
         finished=crew.finished,
         seen=max(before.seen, crew.seen, view.number),
     )
+
+
+def _has_yet_to_come(crew: Crew, view: GroupView) -> bool:
+    """Whether the trainer is at something that it does before it comes to the generation that counts.
+
+    It is the agent's own to end a step or a leave that takes too long.
+    """
+    mine, number = crew.mine, view.generation.number if view.generation else 0
+    return mine.phase == "leaving" or (mine.trains and mine.up < number and not crew.waits_for)

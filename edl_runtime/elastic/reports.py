@@ -77,6 +77,20 @@ class Reports:
         except RegistryUnavailableError as error:
             log.warning("reports.lost", cause=str(error))
 
+    async def newest_checkpoint(self) -> str:
+        """Return in words which checkpoint of the job landed last, of whichever run or instance."""
+        try:
+            await self._tell_all()
+            job = self._settings.job
+            newest = await landed.newest(self._client, self._settings.namespace, self._stream, job=job)
+        except RegistryUnavailableError:
+            return "which one landed last is not known, for Redis is away"
+        return f"the last that landed is of step {newest.step}, {newest.url}" if newest else "none has landed before"
+
+    @property
+    def _stream(self) -> str:
+        return self._settings.checkpoint_stream or self._settings.job
+
     async def _tell_all(self) -> None:
         async with self._telling:
             while self._waiting:
@@ -93,10 +107,9 @@ class Reports:
         if isinstance(what, Event):
             await self._membership.announce(what)
             return
-        stream = self._settings.checkpoint_stream or self._settings.job
-        if again and await landed.newest(self._client, self._settings.namespace, stream) == what:
+        if again and await landed.newest(self._client, self._settings.namespace, self._stream) == what:
             return
-        await landed.publish(self._client, self._settings.namespace, stream, what)
+        await landed.publish(self._client, self._settings.namespace, self._stream, what)
 
     def _parts(self, said: Saved | Note) -> list[Event | landed.Landed]:
         instance = self._settings.instance

@@ -17,7 +17,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
     - `join_settle_s`, `leave_settle_s`: for others who come or go at the same time.
     - `confirm_s`: for a member to beat after somebody suspected it.
-    - `join_limit_s`: for a generation to form; twice as long with each that did not in a row, up to 16 times.
+    - `join_limit_s`: for a generation that forms to come on; twice as long with each that did not in a row, up to 16
+      times.
     - `retry_s`: until a member whose trainer did not come up is added again to others who train; doubled likewise.
     - `standby_s`: for the standbys of those who train, before somebody is added in the slowest gear.
     - `say_s`: for the survivors of a loss to say at which step they stand.
@@ -32,7 +33,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     say_s: float = 1.0
 
     def limit_s(self, generation: Generation) -> float:
-        """How long this generation may take to form."""
+        """How long nothing may come of this generation while it forms."""
         return doubled(self.join_limit_s, generation.attempt)
 
 
@@ -43,7 +44,10 @@ class Roll(msgspec.Struct, frozen=True, kw_only=True):
     """The present generation's members: those who `stay`, those `lost` and why, and those nobody can tell of yet.
 
     `late` ones did not come up in time and stay all the same. `newcomers` are ready and not in it, or have another
-    trainer. It is `overdue` when it takes too long to form, and `broken` when somebody lost the others.
+    trainer. It is `overdue` when it forms and for too long nothing has come of it, and `broken` when somebody lost the
+    others. The training is `over` when members have trained all there is: those whose script still runs are `done`, and
+    no loss any more. It is `moot` when it has yet to form then, so never will: who trained before stays, and nobody
+    joins.
     """
 
     stay: list[Presence]
@@ -56,31 +60,41 @@ class Roll(msgspec.Struct, frozen=True, kw_only=True):
     forming: bool
     overdue: bool
     broken: bool
+    done: list[Presence]
+    over: bool
+    moot: bool
 
     @property
     def urgent(self) -> bool:
         """Whether the generation can't go on."""
-        return bool(self.lost) or self.overdue or self.broken
+        return bool(self.lost) or self.overdue or self.broken or self.moot
 
 
 def call_roll(view: GroupView, times: Times) -> Roll:
     """Return how the present generation stands, and who else could be in the next."""
     current = view.generation
+    members = current.members if current else ()
     known = {each.member.id: each for each in view.members}
-    ids = [each for each in current.members if each not in view.finished] if current else []
-    lost = {each: why for each in ids if (why := _why_lost(view, each, known.get(each), times))}
-    stay = {each: known[each] for each in ids if each in known and each not in lost}
-    suspected_at = view.suspicion.since if view.suspicion else -math.inf
     forming = current is not None and view.state == "forming"
-    overdue = current is not None and forming and view.now >= view.since + times.limit_s(current)
+    over = is_over(view)
+    moot = over and forming
+    done = [known[each] for each in members if each in known and is_through(known[each]) and each not in view.finished]
+    ids = [each for each in members if each not in view.finished and known.get(each) not in done]
+    lost = {} if moot else {each: why for each in ids if (why := _why_lost(view, each, known.get(each), times))}
+    stay = {each: known[each] for each in ids if each in known and each not in lost}
+    if moot:
+        stay = {each: there for each, there in stay.items() if has_trained(there)}
+    suspected_at = view.suspicion.since if view.suspicion else -math.inf
+    overdue = current is not None and forming and not moot and view.now >= view.since + times.limit_s(current)
     barred = {each for each, there in known.items() if _is_barred(view, there)}
-    come = [] if view.stop is not None else [known[each] for each in known if each not in stay and each not in barred]
+    closed = view.stop is not None or moot or (over and bool(stay))
+    come = [] if closed else [known[each] for each in known if each not in {*stay, *barred}]
     return Roll(
         stay=list(stay.values()),
         late=[each for each in stay.values() if current and overdue and each.member.up < current.number],
         lost=lost,
         silent=[each for each, there in stay.items() if there.beaten_at < suspected_at],
-        away=[each for each in ids if each not in lost and each not in known],
+        away=[each for each in ids if each in view.granted and each not in known],
         newcomers=[
             each
             for each in come
@@ -90,7 +104,30 @@ def call_roll(view: GroupView, times: Times) -> Roll:
         forming=forming,
         overdue=overdue,
         broken=view.suspicion is not None,
+        done=done,
+        over=over,
+        moot=moot,
     )
+
+
+def is_over(view: GroupView) -> bool:
+    """Whether members of the present generation have trained all there is, and so have all who train with them.
+
+    Plain scripts do not tell before they end, and then of themselves only.
+    """
+    done = view.finished | {each.member.id for each in view.members if each.member.done}
+    elastic = any(each.member.elastic for each in view.members)
+    return elastic and view.generation is not None and not done.isdisjoint(view.generation.members)
+
+
+def is_through(there: Presence) -> bool:
+    """Whether its script has trained all there is, and still runs."""
+    return there.member.done and bool(there.member.up)
+
+
+def has_trained(there: Presence) -> bool:
+    """Whether it has the state, or had it when all was trained."""
+    return bool(there.member.up) or there.member.done
 
 
 def _why_lost(view: GroupView, member_id: str, there: Presence | None, times: Times) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -14,7 +16,7 @@ from edl_runtime.elastic.link import Link, connect
 from edl_runtime.elastic.messages import Elastic
 from edl_runtime.elastic.saving import Saver
 from edl_runtime.elastic.shard_data import Read, ShardData
-from edl_runtime.elastic.team import Team
+from edl_runtime.elastic.team import MOST_LIVE, Team
 from edl_runtime.elastic.training import Habits, Schedule, Training
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
@@ -39,7 +41,7 @@ def init(checkpoint: Checkpoint | str | None = None, *, settings: RuntimeSetting
     settings = settings or RuntimeSettings.from_env(os.environ)
     spec = Checkpoint(url=checkpoint) if isinstance(checkpoint, str) else checkpoint or settings.checkpoint_spec()
     link = connect(os.environ)
-    link.say(Elastic())
+    link.say(Elastic(keeps=spec is not None))
     return Run(link, Saver(spec, link), settings)
 
 
@@ -58,7 +60,8 @@ class Run:
     """
 
     def __init__(self, link: Link, saver: Saver, settings: RuntimeSettings) -> None:
-        self._team = Team(link)
+        # without checkpoints the state is nowhere else
+        self._team = Team(link, most_live=MOST_LIVE if saver.keeps else math.inf)
         self._link = link
         self._saver = saver
         self._settings = settings
@@ -106,12 +109,19 @@ class Run:
         """Wait for who trains together, bring both to the state that all have, and return the same objects.
 
         That state is the other trainers', if there are any, else the newest checkpoint's, else as the script made it.
+        The learning rate is part of it; one that the script sets after this, or in its loop, counts from then on. All
+        ranks take that of the first that has a batch. What a script does to the rate between a batch and its `run.step`
+        is undone if the step is lost, for the batch comes again.
+
+        From here to the end `run.step` alone changes what is trained, else it raises StepError: parameters stay as they
+        are in between, frozen or not, and the optimizer's own `step` and the like are refused. Clip gradients by the
+        optimizer's `grad_clip`, which is of the whole batch's; by hand it is of what this rank has of it.
 
         - `model`, `optimizer`: a paddle.nn.Layer and its optimizer, each complete, without paddle.DataParallel.
         - `scaling`: how the learning rate follows the number of instances. It is fixed by default, as is the global
           batch. The change is gradual over `warm_up_steps` when it grows.
         - `schedule`: when `run.step` moves the optimizer's LRScheduler on: at each step, at each epoch's end or, for
-          None, never. Don't do it in the loop, where a rank may have no batch.
+          None, never: then the script may, in its loop, where a rank may have no batch.
 
         Raises OtherModelError for a checkpoint of another model, NoWholeCheckpointError when those there are damaged,
         SpecError for what can't be trained so.
@@ -150,7 +160,8 @@ class Run:
     ) -> Data:
         """Return this rank's batches of all epochs that are left, as an iterable; call `run.step` once for each.
 
-        - `dataset`: anything with a length and items by index, the same on each instance.
+        - `dataset`: anything with a length and items by index, the same on each instance. What can only be read from
+          one end to the other is for `shards`.
         - `global_batch`: samples of a step, of all ranks together. The order of samples and the loss are then the same
           with any number of instances. Or `instance_batch`: samples of a step on each rank; see `wrap(scaling=…)`.
         - `micro_batch`: most samples of a batch that the script gets; gradients of the rest are added to it.
@@ -162,17 +173,22 @@ class Run:
         training = self._training("run.data")
         if training.standing.feed is not None:
             raise SpecError("run.data", "a second call", "one loop over the data a run")
+        length = _checked_length(dataset)
         size = _checked_batch(global_batch, instance_batch, self._team.instances)
-        if micro_batch is not None and micro_batch < 1:
-            raise SpecError("micro_batch", micro_batch, "1 or more, or None")
         batching = Batching(
-            global_batch=global_batch,
-            instance_batch=instance_batch,
-            micro_batch=micro_batch,
-            num_workers=num_workers,
+            global_batch=None if global_batch is None else size,
+            instance_batch=None if instance_batch is None else size,
+            micro_batch=None if micro_batch is None else _whole("micro_batch", micro_batch, 1),
+            num_workers=_whole("num_workers", num_workers, 0),
             collate_fn=collate_fn,
         )
-        start = Cursor(length=len(dataset), global_batch=size, epochs=epochs, seed=seed, shuffle=shuffle)
+        start = Cursor(
+            length=length,
+            global_batch=size,
+            epochs=_whole("epochs", epochs, 1),
+            seed=_whole("seed", seed, 0),
+            shuffle=shuffle,
+        )
         data = Data(training, dataset, batching, start)
         training.standing.feed = data
         return data
@@ -205,8 +221,7 @@ class Run:
         training = self._training("run.shards")
         if training.standing.feed is not None:
             raise SpecError("run.shards", "a second call", "one loop over the data a run")
-        if batch_size < 1:
-            raise SpecError("batch_size", batch_size, "1 or more")
+        batch_size = _whole("batch_size", batch_size, 1)
         settings = self._settings
         if not settings.redis_url or not settings.job:
             allowed = "EDL_REDIS_URL and EDL_JOB: shards are leased there"
@@ -228,28 +243,30 @@ class Run:
     def step(self, loss: Any = None) -> None:
         """Train on the batch: add up gradients over ranks, let the optimizer step, be in the next generation if due.
 
-        After `loss.backward()`, where `loss` is the mean over the batch's samples. Gradients are cleared. With
-        micro batches only the last of a step does all this. Ends the script by SystemExit when it has to leave. Raises
-        StepError, EarlyEndError.
+        After `loss.backward()`, where `loss` is the mean over the batch's samples. No gradients are left. With micro
+        batches only the last of a step does all this. Ends the script by SystemExit when it has to leave. Raises
+        StepError, also for what was changed beside it since the last one, and EarlyEndError.
         """
         self._training("run.step").step(loss)
 
     def finish(self) -> None:
-        """End the training after this step, though there is more data, and write its last checkpoint; then `break`.
+        """End the training after this step, though there is more data, and write its last checkpoint.
 
-        For a script that stops early: all ranks do it after the same step, by what all know, as `run.mean_loss`, and
-        before they evaluate. One that only leaves its loop ends so at its own end. If an instance comes or goes before
-        that, as during a long evaluation, it is not there to train with the others and is replaced: what came after the
-        last checkpoint is lost, and trained again. Ends the script by SystemExit when it has to leave instead. Raises
-        EarlyEndError, CheckpointError.
+        There is no other batch then. For a script that stops early: all ranks do it after the same step, by what all
+        know, as `run.mean_loss`, and before they evaluate; one that had no batch in that step ends with the others. A
+        script that only leaves its loop ends so at its own end. If an instance comes or goes before that, as during a
+        long evaluation, it is not there to train with the others and is replaced: what came after the last checkpoint
+        is lost, and trained again. Ends the script by SystemExit when it has to leave instead. Raises EarlyEndError,
+        CheckpointError.
         """
-        self._training("run.finish").finish_early()
+        self._training("run.finish").finish()
 
     def metrics(self, **values: float) -> None:
         """Note numbers that go into the next checkpoints, and into the result of the job when it ends.
 
-        NaN and infinity, for which JSON has no words, take away what was noted under that name before. Raises
-        SpecError when it gets too much for a result.
+        NaN and infinity, for which JSON has no words, take away what was noted under that name before. "loss" is the
+        last step's own where that was given to `step`, whatever is noted. Raises SpecError when it gets too much for a
+        result.
         """
         self._training("run.metrics").note_metrics({name: float(value) for name, value in values.items()})
 
@@ -269,9 +286,30 @@ def _checked_batch(global_batch: int | None, instance_batch: int | None, instanc
     if (global_batch is None) == (instance_batch is None):
         raise SpecError("run.data", (global_batch, instance_batch), "either global_batch or instance_batch")
     if instance_batch is not None:
-        if instance_batch < 1:
-            raise SpecError("instance_batch", instance_batch, "1 or more")
-        return instance_batch
-    if global_batch is None or global_batch < instances:
-        raise SpecError("global_batch", global_batch, f"{instances} or more, for so many instances may share it")
-    return global_batch
+        return _whole("instance_batch", instance_batch, 1)
+    return _whole("global_batch", global_batch, instances, ", for so many instances may share it")
+
+
+def _checked_length(dataset: Any) -> int:
+    """Return how many samples there are. Raises SpecError where they can't be had by index."""
+    from paddle.io import IterableDataset
+
+    allowed = "samples with a length and by index, as of a list or a paddle.io.Dataset; for others there is run.shards"
+    if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__"):
+        raise SpecError("dataset", type(dataset).__name__, allowed)
+    try:
+        length = len(dataset)
+    except (TypeError, NotImplementedError):
+        raise SpecError("dataset", type(dataset).__name__, allowed) from None
+    return _whole("len(dataset)", length, 1)
+
+
+def _whole(field: str, given: Any, least: int, why: str = "") -> int:
+    """Return a whole number, which may be numpy's, as checkpoints can hold it. Raises SpecError."""
+    try:
+        number = operator.index(given)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(given, bool):
+        raise SpecError(field, given, f"a whole number, {least} or more{why}")
+    return number

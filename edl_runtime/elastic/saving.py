@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 from edl_runtime.checkpoint.manifest import CheckpointInfo, position_of
 from edl_runtime.checkpoint.schedule import Schedule
 from edl_runtime.checkpoint.snapshot import Arrays, Snapshot
 from edl_runtime.checkpoint.store import CheckpointStore
+from edl_runtime.checkpoint.tensors import check_types
 from edl_runtime.checkpoint.writer import CheckpointWriter
 from edl_runtime.elastic.link import Link
 from edl_runtime.elastic.messages import Note, Saved
@@ -22,13 +22,6 @@ CLOSE_LIMIT_S = 60.0
 Capture = Callable[[], Snapshot]
 
 
-class _Loaded(NamedTuple):
-    """What was found among the checkpoints of these names."""
-
-    names: Sequence[str]
-    found: tuple[CheckpointInfo, Snapshot] | None
-
-
 class Saver:
     """The checkpoints of a training whose `spec` says where and when; none without one.
 
@@ -38,12 +31,17 @@ class Saver:
     def __init__(self, spec: Checkpoint | None, link: Link) -> None:
         self._spec = spec
         self._link = link
-        self._store = None if spec is None else CheckpointStore(spec)
+        self._store = None if spec is None else CheckpointStore(spec, answered=link.moved)
         self._writer: CheckpointWriter | None = None
         self._schedule: Schedule | None = None
-        self._loaded: _Loaded | None = None
+        self._found: tuple[CheckpointInfo, Snapshot] | None = None
         if self._store is not None:
             self._store.check()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether checkpoints are kept."""
+        return self._store is not None
 
     def seen(self) -> int:
         """Return the highest generation that any checkpoint is of, be it damaged or unfinished; 0 for none."""
@@ -53,21 +51,17 @@ class Saver:
     def newest(self) -> tuple[CheckpointInfo, Snapshot] | None:
         """Return the newest that is whole, and what it holds. Raises as `CheckpointStore.load_newest`.
 
-        It is kept until `begin`, and read again only if others have come since.
+        It is kept until `begin`, and not read again as long as it is the newest.
         """
-        if self._store is None:
-            return None
-        names = self._store.names()
-        if self._loaded is None or self._loaded.names != names:
-            self._loaded = _Loaded(names, self._store.load_newest())
-        return self._loaded.found
+        self._found = None if self._store is None else self._store.load_newest(self._found)
+        return self._found
 
     def begin(self, step: int, unsaved_s: float) -> None:
         """Count from this step when checkpoints are due, `unsaved_s` after the last; go on if that has been begun.
 
         Each rank counts, so that whoever is the first in a later generation goes on where the one before was.
         """
-        self._loaded = None
+        self._found = None
         if self._spec is not None and self._schedule is None:
             self._schedule = Schedule(self._spec, step=step, now=time.monotonic() - unsaved_s)
 
@@ -80,9 +74,12 @@ class Saver:
         return self._schedule is not None and self._schedule.due(step, time.monotonic())
 
     def prepare(self, arrays: Callable[[], Arrays]) -> None:
-        """Be quick when this rank is to `save` such arrays."""
+        """Be quick when this rank is to `save` such arrays. Raises SpecError for a type that checkpoints can't hold."""
         if self._store is not None and self._writer is None:
-            self._the_writer(self._store).prepare(arrays())
+            held = arrays()
+            for group in held.values():
+                check_types(group.items())
+            self._the_writer(self._store).prepare(held)
 
     def save(self, capture: Capture) -> None:
         """Begin to write a checkpoint, unless the one before is still being written."""
@@ -102,7 +99,9 @@ class Saver:
 
     def _the_writer(self, store: CheckpointStore) -> CheckpointWriter:
         if self._writer is None:
-            self._writer = CheckpointWriter(store, saved=self._tell_saved, failed=self._tell_failed)
+            self._writer = CheckpointWriter(
+                store, saved=self._tell_saved, failed=self._tell_failed, overtaken=self._tell_overtaken
+            )
         return self._writer
 
     def _tell_saved(self, info: CheckpointInfo, took_s: float) -> None:
@@ -121,3 +120,11 @@ class Saver:
 
     def _tell_failed(self, error: EdlError) -> None:
         self._link.say(Note(text=f"a checkpoint could not be written: {error}"))
+
+    def _tell_overtaken(self, newest: str) -> None:
+        text = (
+            f"{newest} is of a later generation than the checkpoint that was just written beside it: another training "
+            "writes there, or this one goes on without this instance. Later ones count as newer, whatever their step, "
+            "and the next run goes on from them; give each training a place of its own (EDL_CHECKPOINT)"
+        )
+        self._link.say(Note(text=text))

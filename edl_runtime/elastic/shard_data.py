@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -15,9 +15,9 @@ from edl_runtime.elastic.ending import LINGER_S
 from edl_runtime.elastic.messages import Note
 from edl_runtime.elastic.open_shard import OpenShard
 from edl_runtime.elastic.training import Micro, Training
-from edl_runtime.errors import LedgerMissingError
+from edl_runtime.errors import LeaseLostError, LedgerMissingError
 from edl_runtime.shards.blocking import BlockingLedger
-from edl_runtime.shards.positions import Position, from_vector, to_vector
+from edl_runtime.shards.positions import Position, from_vector, is_shared, to_vector
 from edl_runtime.shards.state import LedgerState, Shard
 
 Read = Callable[[str], Iterable[Any]]
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 class _Place(msgspec.Struct, kw_only=True):
     """How far all ranks are.
 
-    - `ledger`: to begin with, None for a new one; `live`: Redis has a later one.
+    - `ledger`: to begin with, None for a new one; `live`: Redis has a later one, which some rank has begun to use.
     - `positions`: what is applied of which ticket after `step`.
     """
 
@@ -60,8 +60,8 @@ class _Taken(msgspec.Struct, frozen=True):
 class ShardData:
     """What `Run.shards` returns: an iterable of this rank's batches, until all shards are finished.
 
-    A rank that has no shard takes part in steps without yielding a batch. When Redis has forgotten the ledger, all
-    ranks raise LedgerMissingError after the same step: model and ledger can only go back together.
+    A rank that has no shard takes part in steps without yielding a batch. When Redis has forgotten the ledger, or a
+    lease, all ranks raise LedgerMissingError after the same step: model and ledger can only go back together.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class ShardData:
         self._failed_in_a_row = 0
         self._drained = False
         self._all_drained = False
-        self._forgotten = False  # the ledger, by Redis
+        self._forgotten = False  # the ledger, or a lease, by Redis
         self._epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
         training = self._training
-        while not self._all_drained:
+        while not (self._all_drained or training.over):
             if self._entered != training.team.generation and not self._enter():
                 continue
             taken = self._next_batch()
@@ -114,17 +114,19 @@ class ShardData:
         if not durable or not self._place.live:
             here: dict[str, Any] = msgspec.to_builtins(self._place, str_keys=True)
             return here
-        step = self._training.standing.steps
-        try:
-            state = self._ledger.commit(step, self._place.positions)
-        except LedgerMissingError:
-            self._forgotten = True
-            if not self._all_drained and self._training.link.wish(self._entered) is None:
-                self._training.finish_step()  # all others are in it: they hear of it there, and so does this rank
-            raise
-        self._count_set_aside()
-        place: dict[str, Any] = msgspec.to_builtins(_Place(step=step, ledger=state))
-        return place
+        training = self._training
+        with self._unless_forgotten():
+            if self._entered != training.team.generation:  # it leaves on the way into this one
+                self._ledger.begin(training.team.generation)
+            if not self._forgotten:
+                step = training.standing.steps
+                state = self._ledger.commit(step, self._place.positions)
+                self._count_set_aside()
+                place: dict[str, Any] = msgspec.to_builtins(_Place(step=step, ledger=state))
+                return place
+        if training.standing.ended or training.link.wish(self._entered) is None:
+            training.finish_step()  # all others are in it: they hear of it there, and so does this rank
+        raise LedgerMissingError(self._ledger.job)
 
     def go_to(self, place: dict[str, Any], world_size: int) -> None:
         del world_size
@@ -137,14 +139,19 @@ class ShardData:
         if self._open is not None:
             more = 0 if self._taken is None else len(self._taken.records)
             position = Position(self._open.shard.ticket, self._open.offset + more)
-        return [int(self._drained), int(self._forgotten), *to_vector(position, rank, world_size)]
+        flags = [self._drained, self._forgotten, self._place.live]
+        return [*map(int, flags), *to_vector(position, rank, world_size)]
 
-    def advance(self, samples: int, vector: Sequence[int]) -> None:
-        drained, forgotten, *positions = vector
-        if forgotten:
+    def check(self, samples: int, vector: Sequence[int]) -> None:
+        _, forgotten, _, *positions = vector
+        if forgotten or (samples and is_shared(positions)):
             time.sleep(LINGER_S)
             raise LedgerMissingError(self._ledger.job)
+
+    def advance(self, samples: int, vector: Sequence[int]) -> None:
+        drained, _, live, *positions = vector
         if not samples:
+            self._place.live = live > 0
             self._all_drained = drained == self._training.team.group.world_size
             return
         self._place = msgspec.structs.replace(
@@ -158,19 +165,24 @@ class ShardData:
     def _enter(self) -> bool:
         """Use the ledger in this generation; return whether it is still the present one afterwards.
 
-        Rank 0 puts the ledger right, and all ranks do an empty step together: whoever is through with it knows that.
+        In an empty step all ranks hear whether any has used the ledger: one of those that were lost in the empty steps
+        of a generation before may have been through with them. Then rank 0 puts the ledger right, and all ranks do
+        another one: whoever is through with it knows that.
         """
-        team = self._training.team
+        training, team = self._training, self._training.team
         generation = team.generation
+        self._drained = self._all_drained = False
+        training.finish_step()
+        if training.over or team.generation != generation:
+            return False
         if team.group.rank == 0:
             with self._unless_forgotten():
                 self._put_right(generation)
-        self._drained = self._all_drained = False
-        self._training.finish_step(empty=True)
-        if team.generation != generation:
+        training.finish_step()
+        if training.over or team.generation != generation:
             return False
         with self._unless_forgotten():
-            self._ledger.begin(generation)
+            self._keep(self._ledger.begin(generation))
             self._acknowledge()
         self._place.live = True
         self._entered = generation
@@ -183,12 +195,19 @@ class ShardData:
         else:
             self._ledger.restore(self._place.ledger, generation)
 
+    def _keep(self, held: Collection[int]) -> None:
+        """Let go of shards but for these tickets: a generation that this rank was not in has given them to others."""
+        if self._open is not None and self._open.shard.ticket not in held:
+            log.warning("shard.lost", shard=self._open.shard.name)
+            self._open = self._taken = None
+        self._finished = [(shard, step) for shard, step in self._finished if shard.ticket in held]
+
     @contextlib.contextmanager
     def _unless_forgotten(self) -> Iterator[None]:
         """Do what needs the ledger. If Redis has forgotten it, this rank takes no more, and tells all in a step."""
         try:
             yield
-        except LedgerMissingError:
+        except (LedgerMissingError, LeaseLostError):
             self._forgotten = True
 
     def _next_batch(self) -> _Taken | None:

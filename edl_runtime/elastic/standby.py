@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import os
 import runpy
-import signal
 import sys
 import threading
 import traceback
@@ -21,10 +20,9 @@ from types import TracebackType
 
 from edl_runtime.elastic.link import AgentLink
 from edl_runtime.elastic.messages import Failed, Loaded
+from edl_runtime.elastic.parent import end_with
 
 NICENESS = 10
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -37,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("command", nargs="+")
     flags = parser.parse_args(arguments)
     descriptor, agent = map(int, flags.agent.split(","))
-    _end_with(agent)
+    end_with(agent)
     nice = flags.nice and _can_undo_niceness()
     if nice:
         os.nice(NICENESS)
@@ -87,16 +85,6 @@ def _below_runpy(error: BaseException) -> TracebackType | None:
     while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
     return trace
-
-
-def _end_with(agent: int) -> None:
-    """Have the system kill this process when its agent dies, where it can (Linux)."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != agent:
-        sys.exit("edl: the agent is gone")
 
 
 def _can_undo_niceness() -> bool:

@@ -12,6 +12,7 @@ import msgspec
 from edl_runtime.checkpoint.snapshot import Snapshot
 from edl_runtime.elastic import chance
 from edl_runtime.elastic.hyper import Scale
+from edl_runtime.elastic.rate import Held
 from edl_runtime.elastic.state import TrainingState
 from edl_runtime.elastic.team import Team
 from edl_runtime.errors import SpecError
@@ -45,13 +46,22 @@ class Feed(Protocol):
         """Return what this rank adds to a sum over all ranks before each step, so many numbers on each."""
         ...
 
+    def check(self, samples: int, vector: Sequence[int]) -> None:
+        """Raise an error if, by that sum, ranks can't do a step of so many samples together; before it is applied."""
+        ...
+
     def advance(self, samples: int, vector: Sequence[int]) -> None:
         """Note that all ranks together have applied so many samples more, and that sum."""
         ...
 
 
 class _Extra(msgspec.Struct, kw_only=True):
-    """What a snapshot holds besides arrays. `unsaved_s`: how long ago the last checkpoint was due."""
+    """What a snapshot holds besides arrays.
+
+    - `scheduler`, `rate`: one of them, as the script's optimizer has it; neither in those that older versions wrote.
+    - `unsaved_s`: how long ago the last checkpoint was due.
+    - `ended`: whether there is nothing left to train in this `run` of the job; a later one may go on from a checkpoint.
+    """
 
     origin: Origin
     samples: int
@@ -60,14 +70,23 @@ class _Extra(msgspec.Struct, kw_only=True):
     scale: Scale
     chance: dict[str, Any]
     unsaved_s: float = 0.0
+    ended: bool = False
+    run: str = ""
+    rate: float | None = None
 
 
 class Standing:
-    """How far a training is, and what its model and optimizer hold. `begun`: it is the one that all ranks have."""
+    """How far a training is, and what its model and optimizer hold.
 
-    def __init__(self, team: Team, state: TrainingState) -> None:
+    `begun`: it is the one that all ranks have. `ended`: all ranks have come to the end.
+    """
+
+    def __init__(self, team: Team, state: TrainingState, *, run: str) -> None:
+        """Begin at no step. `run`: the word of this run of the job, "" if it has none."""
         self.state = state
+        self._run = run
         self.begun = False
+        self.ended = False
         self.steps = 0
         self.samples = 0
         self.scale = Scale()
@@ -94,15 +113,18 @@ class Standing:
 
         `unsaved_s`: how long ago the last checkpoint was due.
         """
-        scheduler = self.state.scheduler
+        held = self.state.rate.held()
         extra = _Extra(
             origin=origin,
             samples=self.samples,
             place=self.place if self._feed is None else self._feed.place(durable=durable),
-            scheduler=None if scheduler is None else scheduler.state_dict(),
+            scheduler=held.scheduler,
+            rate=held.number,
             scale=self.scale,
             chance=chance.capture(),
             unsaved_s=unsaved_s,
+            ended=self.ended,
+            run=self._run,
         )
         return Snapshot(
             generation=self._team.generation,
@@ -143,19 +165,19 @@ class Standing:
         self.metrics = metrics
 
     def told_metrics(self) -> dict[str, float]:
-        """Return what is known of the model, the last step's loss included."""
+        """Return what is known of the model. "loss" is the last step's, if the script has given that to `run.step`."""
         loss = {"loss": self.mean_loss} if math.isfinite(self.mean_loss) else {}
-        return {**loss, **self.metrics}
+        return {**self.metrics, **loss}
 
     def _restore(self, snapshot: Snapshot, extra: _Extra) -> None:
         whose = "the checkpoint" if extra.origin == "checkpoint" else "the other trainers' state"
         self.state.load(snapshot.arrays, f"{whose} (step {snapshot.step})")
         self.steps, self.samples, self.place, self.scale = snapshot.step, extra.samples, extra.place, extra.scale
-        self.unsaved_s = extra.unsaved_s
+        is_of_this_run = extra.origin != "checkpoint" or (bool(self._run) and extra.run == self._run)
+        self.unsaved_s, self.ended = extra.unsaved_s, extra.ended and is_of_this_run
         self.metrics = dict(snapshot.metrics)
         self.mean_loss = self.metrics.pop("loss", math.nan)
-        if self.state.scheduler is not None and extra.scheduler is not None:
-            self.state.scheduler.set_state_dict(extra.scheduler)
+        self.state.rate.put_back(Held(extra.rate, extra.scheduler))
         if self._feed is not None and extra.place is not None:
             self._feed.go_to(extra.place, self._team.group.world_size)
 

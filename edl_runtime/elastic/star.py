@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import sys
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
+
+UNREACHABLE_S = 10
+"""How long the system of another rank may be out of reach: it answers also for a process that is stopped."""
 
 
 class Star:
@@ -22,9 +26,8 @@ class Star:
         self._ends = dict(ends)
         for end in self._ends.values():
             end.settimeout(None)
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             with contextlib.suppress(OSError):  # not TCP
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _make_prompt(end)
 
     def sum(self, own: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sums over all ranks. Raises OSError, EOFError when a connection ends or is shut down."""
@@ -65,3 +68,13 @@ class Star:
                     raise EOFError(f"the connection to rank {rank} has ended")
                 heard[rank] += data
         return heard
+
+
+def _make_prompt(end: socket.socket) -> None:
+    """Have small messages sent at once, and a network that is cut noticed by who waits for the other end."""
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, UNREACHABLE_S // 2)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, UNREACHABLE_S // 2)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from edl_runtime.checkpoint.snapshot import Arrays
+from edl_runtime.elastic.rate import Rate
 from edl_runtime.errors import OtherModelError, SpecError
 
 
@@ -27,17 +28,18 @@ class TrainingState:
             raise SpecError("model", type(model).__name__, "a paddle.nn.Layer that no paddle.DataParallel is around")
         if not isinstance(optimizer, paddle.optimizer.Optimizer):
             raise SpecError("optimizer", type(optimizer).__name__, "an optimizer of paddle.optimizer")
-        rate = optimizer._learning_rate  # noqa: SLF001 -- there is no other way to the scheduler
-        if isinstance(rate, paddle.optimizer.lr.ReduceOnPlateau):
+        if isinstance(optimizer, paddle.optimizer.LBFGS):
+            raise SpecError("optimizer", "LBFGS", "an optimizer whose step needs nothing but gradients")
+        self.rate = Rate(optimizer)
+        if isinstance(self.rate.scheduler, paddle.optimizer.lr.ReduceOnPlateau):
             raise SpecError("optimizer", "ReduceOnPlateau", "a learning rate that follows from the number of steps")
         self._model = model
         self._optimizer = optimizer
-        self.scheduler: Any = None if isinstance(rate, float) else rate
         names = {parameter.name: name for name, parameter in model.named_parameters()}
-        self._names = {parameter.name: names.get(parameter.name, "") for parameter in _parameters(optimizer)}
+        self._names = {parameter.name: names.get(parameter.name, "") for parameter in parameters_of(optimizer)}
         if strangers := [name for name, known in self._names.items() if not known]:
             raise SpecError("optimizer", f"parameters {', '.join(strangers)}", "parameters of the model only")
-        self.parameters = [each for each in _parameters(optimizer) if not each.stop_gradient]
+        self.parameters = [each for each in parameters_of(optimizer) if not each.stop_gradient]
         _make_accumulators(optimizer)
 
     def arrays(self) -> dict[str, dict[str, np.ndarray]]:
@@ -49,15 +51,7 @@ class TrainingState:
 
     def load(self, arrays: Arrays, origin: str) -> None:
         """Take over such arrays. Raises OtherModelError that names `origin` and what differs, and changes nothing."""
-        mine = self._tensors()
-        if differences := list(_differences(mine, arrays)):
-            raise OtherModelError(origin, differences)
-        for group, tensors in mine.items():
-            for name, tensor in tensors.items():
-                if tensor.place.is_cpu_place():
-                    np.copyto(host_view(tensor), arrays[group][name])
-                else:
-                    tensor.set_value(arrays[group][name])
+        _take(self._tensors(), arrays, origin)
 
     def _tensors(self) -> dict[str, dict[str, Any]]:
         optimizer = self._optimizer
@@ -75,6 +69,11 @@ class TrainingState:
         return masters
 
 
+def load_model(model: Any, arrays: Arrays, origin: str) -> None:
+    """Give a Paddle model what a checkpoint has of it, for use without a training. Raises as `TrainingState.load`."""
+    _take({"model": dict(model.state_dict())}, {"model": arrays.get("model", {})}, origin)
+
+
 def host_view(tensor: Any) -> np.ndarray:
     """Return a tensor as an array: its own memory if that is on the CPU, else a copy. bfloat16 comes as uint16."""
     import paddle
@@ -88,7 +87,19 @@ def host_view(tensor: Any) -> np.ndarray:
     return np.from_dlpack(plain)
 
 
-def _parameters(optimizer: Any) -> list[Any]:
+def _take(mine: Mapping[str, Mapping[str, Any]], arrays: Arrays, origin: str) -> None:
+    if differences := list(_differences(mine, arrays)):
+        raise OtherModelError(origin, differences)
+    for group, tensors in mine.items():
+        for name, tensor in tensors.items():
+            if tensor.place.is_cpu_place():
+                np.copyto(host_view(tensor), arrays[group][name])
+            else:
+                tensor.set_value(arrays[group][name])
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """Return all that an optimizer was given, of all groups."""
     listed: list[Any] = optimizer._parameter_list  # noqa: SLF001
     return [each for group in listed for each in (group["params"] if isinstance(group, dict) else [group])]
 
@@ -104,7 +115,7 @@ def _make_accumulators(optimizer: Any) -> None:
             trained = [each for each in group["params"] if not each.stop_gradient]
             optimizer._create_accumulators(block, {**group, "params": trained})  # noqa: SLF001
     else:
-        trained = [each for each in _parameters(optimizer) if not each.stop_gradient]
+        trained = [each for each in parameters_of(optimizer) if not each.stop_gradient]
         optimizer._create_accumulators(block, trained)  # noqa: SLF001
 
 

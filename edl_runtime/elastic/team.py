@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -28,8 +30,10 @@ Enter = Callable[[Group, Join, list[int | None]], None]
 class Team:
     """This trainer's place in its present generation, 0 before the first. `names`: of all its processes, by rank."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, *, most_live: float = MOST_LIVE) -> None:
+        """Be in no generation. `most_live`: in how many groups this process may be."""
         self.link = link
+        self._most_live = most_live
         self.group: Group = Alone()
         self.generation = 0
         self.instances = 1
@@ -39,13 +43,17 @@ class Team:
         self._made = 0
 
     def choose(self, backend: Backend) -> None:
-        """Have groups of this kind from now on."""
+        """Have groups of this kind from now on, and none when the interpreter ends, in whatever way the script did.
+
+        What a group has in C++ may abort a process that ends with it open, and its exit status would be lost.
+        """
         self._backend = backend
+        atexit.register(self._close_in, os.getpid())
 
     @property
     def live(self) -> bool:
         """Whether this process can go on to another generation."""
-        return self._backend == "gloo" and self._made < MOST_LIVE
+        return self._backend == "gloo" and self._made < self._most_live
 
     def next(self, step: int | None, get_ready: GetReady, enter: Enter) -> Leave | None:
         """Wait for the next generation that can be entered, and enter it; return Leave when there is none for us.
@@ -79,6 +87,11 @@ class Team:
         log.warning("generation.lost", generation=self.generation, reason=error.reason)
         self.link.say(Lost(generation=self.generation, reason=error.reason, step=step))
 
+    def _close_in(self, process: int) -> None:
+        """Do it, but not in a process that the script has forked: the sockets are its parent's."""
+        if os.getpid() == process:
+            self.group.close()
+
     def _wait(self) -> Wish:
         while (wish := self.link.wait(self.generation)) is None:
             pass
@@ -91,9 +104,10 @@ class Team:
             enter(alone, join, [step])
             self.group.close()
             return alone
-        group = PaddleGroup(join, self._backend)
+        group = PaddleGroup(join, self._backend, moved=self.link.moved)
         self._made += 1
         self.link.guard(join.generation, group.abort, forming=True)
+        self.link.waits_for((step or 0) + 1)
         try:
             met = group.meet(self.name, step)
             self.group.close()  # nobody waits in the one before any more: all have met
@@ -103,4 +117,6 @@ class Team:
         except BaseException:
             group.close()
             raise
+        finally:
+            self.link.waits_for(None)
         return group

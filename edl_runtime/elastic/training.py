@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 import msgspec
 import numpy as np
@@ -16,8 +16,10 @@ from edl_runtime.checkpoint.snapshot import Snapshot
 from edl_runtime.elastic.ending import Ending, at_script_end
 from edl_runtime.elastic.gradients import DeviceGradients, Gradients, HostGradients
 from edl_runtime.elastic.groups import Group
-from edl_runtime.elastic.hyper import Scaling, factor_of, scaled
+from edl_runtime.elastic.guard import Guard
+from edl_runtime.elastic.hyper import Scaling, factor_of
 from edl_runtime.elastic.messages import Join, Leave, Note, Ready, Stepped, Up
+from edl_runtime.elastic.rate import from_slots, to_slots
 from edl_runtime.elastic.saving import Saver
 from edl_runtime.elastic.sharing import share, source_of, takers_of
 from edl_runtime.elastic.standing import Origin, Standing, from_checkpoint
@@ -33,6 +35,12 @@ log = structlog.get_logger(__name__)
 
 Schedule = Literal["step", "epoch"] | None
 
+Turn = Literal["goes on", "ends", "follows"]
+"""What a rank is about to do: a step, the end, or a step though it can't tell that it is not the end: its script had no
+batch in the step before, after which the others' may have ended the training."""
+
+TURNS: tuple[Turn, ...] = get_args(Turn)
+
 
 class Micro(NamedTuple):
     """A batch that the script has: so many samples; whether it is the first and the last of this rank's step."""
@@ -40,6 +48,20 @@ class Micro(NamedTuple):
     samples: int
     first: bool
     last: bool
+
+
+class Agreed(NamedTuple):
+    """What all ranks are to do together.
+
+    - `samples`: of all ranks' step. `stop`: this generation ends with it.
+    - `vector`: the feed's, summed.
+    - `rate`: the script's learning rate on the first rank that has a batch, NaN without any.
+    """
+
+    samples: int
+    stop: bool
+    vector: list[int]
+    rate: float
 
 
 class Habits(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,16 +89,18 @@ class Training:
         factor_of(habits.scaling, 1)
         self.link = team.link
         self.team = team
-        self.standing = Standing(team, TrainingState(model, optimizer))
+        self.standing = Standing(team, TrainingState(model, optimizer), run=settings.run)
         parameters = self.standing.state.parameters
         on_cpu = all(parameter.place.is_cpu_place() for parameter in parameters)
         self._gradients: Gradients = (HostGradients if on_cpu else DeviceGradients)(parameters)
         self._saver = saver
         self._ending = Ending(self.standing, team, saver, settings)
-        self._optimizer = optimizer
+        scheduler = self.standing.state.rate.scheduler if habits.schedule is not None else None
+        self._guard = Guard(model, optimizer, scheduler=scheduler, over=lambda: self._ending.over)
         self.habits = habits
         self._drawn: Micro | None = None
         self._begun = False  # the loop over the data
+        self._had_no_turn = False  # of its script's, in the step before
         self._unpacked_loss: float | None = None  # where gradients stay where they are: one rank, one micro batch
         self._own_samples = 0
         self._told: tuple[int, float] = (0, -math.inf)  # generation and time
@@ -85,23 +109,29 @@ class Training:
         """Get ready, and into the first generation."""
         self.link.say(Ready(live=self.team.live, seen=self._saver.seen()))
         self._regroup()
+        self._guard.begin()
 
     def learning_rate(self) -> float:
         """Return what the next step takes."""
-        return float(self._optimizer.get_lr()) * self.standing.scale.at(self.standing.steps)
+        return self.standing.state.rate.value * self.standing.scale.at(self.standing.steps)
 
     def draw(self, micro: Micro) -> None:
         """Note that the script gets this batch."""
         if not self._begun:
             self._begun = True
-            at_script_end(self.link, self.finish_early)
+            at_script_end(self.link, self.finish)
+        if micro.first:
+            self.standing.state.rate.draw()
         self._drawn = micro
+
+    @property
+    def over(self) -> bool:
+        """Whether there are no more batches: this rank's training has ended, or that which it has joined."""
+        return self._ending.over or self.standing.ended
 
     def check_stepped(self) -> None:
         """Raise StepError if the last batch was not followed by a step, or by the end."""
-        if self._ending.over:
-            raise StepError("the script asked for another batch after it called run.finish")
-        if self._drawn is not None:
+        if self._drawn is not None and not self.over:
             raise StepError("the script asked for another batch before it called run.step")
 
     def step(self, loss: Any) -> None:
@@ -110,7 +140,7 @@ class Training:
         if micro is None:
             raise StepError("run.step was called without a batch of run.data before it")
         if all(parameter.grad is None for parameter in self.standing.state.parameters):
-            raise StepError("run.step was called, and no parameter has a gradient")
+            raise StepError("run.step was called, and no parameter has a gradient, or not any more")
         self._drawn = None
         value = math.nan if loss is None else _number(loss)
         if micro.first and micro.last and self.team.group.world_size == 1:
@@ -126,45 +156,67 @@ class Training:
         """Samples of all ranks and steps so far."""
         return self.standing.samples
 
-    def finish_step(self, *, empty: bool = False) -> None:
+    def finish_step(self) -> None:
         """Do the step that all ranks do, of what this one has added to it, if anything.
 
-        Without a sample on any rank nothing is applied. `empty`: this is known to be so.
+        Without a sample on any rank nothing is applied. Raises StepError.
         """
+        self._guard.check()
         own, self._own_samples = self._own_samples, 0
         self.link.waits_for(self.standing.steps + 1)
         try:
-            total, stop, vector = self._agree(own)
-            if total:
-                self._give(total)
+            agreed = self._agree(self._turn, own)
+            if agreed.samples and not self.standing.ended:
+                self._give(agreed.samples)
         except GroupLostError as error:
             self.link.waits_for(None)
             self._gradients.drop()
+            self._had_no_turn |= not own  # others may have applied it
             self.team.lost(error, self.standing.steps)
-            self._regroup()
+            with self.standing.state.rate.lost():
+                self._regroup()
             return
         self.link.waits_for(None)
-        if total:
-            self._apply(total, vector)
-        elif self.standing.feed is not None and not empty:
-            self.standing.feed.advance(0, vector)
-        if stop:
+        if self.standing.ended:
+            self._gradients.drop()
+            self.finish(agreed=True)
+            return
+        if agreed.samples:
+            self._apply(agreed)
+            self._had_no_turn = not own
+        elif self.standing.feed is not None:
+            self.standing.feed.advance(0, agreed.vector)
+        if agreed.stop:
             self._regroup()
 
-    def finish(self) -> None:
-        """End, since all that there is has been trained."""
-        self._ending.end("done", checkpoint=self.team.group.rank == 0)
+    def finish(self, *, agreed: bool = False) -> None:
+        """End here, as all ranks do; nothing happens after the end. Raises EarlyEndError where others train on.
 
-    def finish_early(self) -> None:
-        """End here, as all ranks do; nothing happens after the end. Raises EarlyEndError where others train on."""
+        Nobody is through before rank 0 has written the last checkpoint: if it is lost, another rank does that. It is
+        through then itself, whoever else is lost. `agreed`: all have just said that they end.
+        """
+        self._drawn = None
         while not self._ending.over:
             try:
-                self._agree(0, ended=True)
+                if not agreed:
+                    self._wait_to_end()
+                if self.team.group.rank == 0:
+                    self._ending.save()
+                self._wait_to_end()
             except GroupLostError as error:
-                self.team.lost(error, self.standing.steps)
-                self._regroup()
-            else:
-                self.finish()
+                agreed = False
+                if not self._ending.saved:
+                    self.team.lost(error, self.standing.steps)
+                    self._regroup()
+                    continue
+            self._ending.end("done")
+
+    def _wait_to_end(self) -> None:
+        self.link.waits_for(self.standing.steps + 1)
+        try:
+            self._agree("ends")
+        finally:
+            self.link.waits_for(None)
 
     def note_metrics(self, values: dict[str, float]) -> None:
         """Keep them for checkpoints; after the end they still go into the result. Raises as `Standing.note`."""
@@ -172,40 +224,55 @@ class Training:
         if self._ending.over and self.team.group.rank == 0:
             self._ending.write_result()
 
-    def _agree(self, own: int, *, ended: bool = False) -> tuple[int, bool, list[int]]:
-        """Return the samples of all ranks' step, whether it is the last of this generation, and the feed's vector."""
+    def _agree(self, turn: Turn, own: int = 0) -> Agreed:
+        """Return what all ranks are to do. Raises EarlyEndError if only some of those that could end have.
+
+        If all of them have, the training has `ended` then.
+        """
         group, feed = self.team.group, self.standing.feed
         vector = [] if feed is None else feed.vector(group.rank, group.world_size)
         end = 2 + group.world_size
-        counts = np.array([0] * end + vector, np.int64)
+        rate = self.standing.state.rate.value if own else None
+        counts = np.array([0] * end + vector + to_slots(rate, group.rank, group.world_size), np.int64)
         counts[0] = self.link.wish(self.team.generation) is not None
         counts[1] = own
-        counts[2 + group.rank] = ended
+        counts[2 + group.rank] = TURNS.index(turn)
         counts = group.count(counts)
-        if counts[2:end].any() and not counts[2:end].all():
-            gone = [rank for rank, has in enumerate(counts[2:end]) if has]
-            self._ending.over = True
-            raise EarlyEndError(self.standing.steps, gone, group.world_size)
-        return int(counts[1]), bool(counts[0]), counts[end:].tolist()
+        vector, slots = counts[end : end + len(vector)].tolist(), counts[end + len(vector) :].tolist()
+        if feed is not None:
+            feed.check(int(counts[1]), vector)
+        turns = [TURNS[number] for number in counts[2:end]]
+        if "ends" in turns:
+            if "goes on" in turns:
+                gone = [rank for rank, said in enumerate(turns) if said == "ends"]
+                self._ending.over = True
+                raise EarlyEndError(self.standing.steps, gone, group.world_size)
+            self.standing.ended = True
+        return Agreed(int(counts[1]), bool(counts[0]), vector, from_slots(slots))
+
+    @property
+    def _turn(self) -> Turn:
+        if self.standing.ended:
+            return "ends"
+        return "follows" if self._had_no_turn else "goes on"
 
     def _give(self, total: int) -> None:
         loss, self._unpacked_loss = self._unpacked_loss, None
         self.standing.mean_loss = self._gradients.give(self.team.group, total) if loss is None else loss
 
-    def _apply(self, total: int, vector: list[int]) -> None:
+    def _apply(self, agreed: Agreed) -> None:
         standing = self.standing
         feed = standing.feed
         assert feed is not None  # noqa: S101 -- it has drawn the batch
-        with scaled(self._optimizer, standing.scale.at(standing.steps)):
-            self._optimizer.step()
-        self._optimizer.clear_grad()
+        with standing.state.rate.agreed(agreed.rate, standing.scale.at(standing.steps)):
+            self._guard.step()
         epoch = feed.epoch
-        feed.advance(total, vector)
+        feed.advance(agreed.samples, agreed.vector)
         moves = self.habits.schedule == "step" or (self.habits.schedule == "epoch" and feed.epoch > epoch)
-        if standing.state.scheduler is not None and moves:
-            standing.state.scheduler.step()
+        if moves:
+            self._guard.move_scheduler()
         standing.steps += 1
-        standing.samples += total
+        standing.samples += agreed.samples
         self._tell(feed.epoch, feed.total_steps)
         if self._saver.due(standing.steps) and self.team.group.rank == 0:
             self._saver.save(partial(standing.snapshot, durable=True))
@@ -253,7 +320,9 @@ class Training:
             origin = standing.take(snapshot, rank=group.rank, generation=join.generation, is_own=is_own)
         if standing.feed is not None:
             standing.feed.go_to(standing.feed.place(durable=False), join.world_size)
+        self._had_no_turn |= not standing.begun and origin == "peer"
         standing.begun = True
+        self._guard.note()
         self._follow_size(join)
         self._saver.begin(standing.steps, standing.unsaved_s)
         if group.rank == 0:
@@ -285,7 +354,9 @@ class Training:
 
     def _leave(self, leave: Leave) -> NoReturn:
         log.info("trainer.leaves", reason=leave.reason, step=self.standing.steps)
-        self._ending.end("left", checkpoint=leave.checkpoint and self.standing.begun)
+        if leave.checkpoint and self.standing.begun:
+            self._ending.save()
+        self._ending.end("left")
         raise SystemExit(0)
 
 

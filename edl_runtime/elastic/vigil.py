@@ -1,4 +1,7 @@
-"""Whether an instance's trainer hangs: it is silent, or does not arrive where all others wait for it. Pure."""
+"""Whether an instance's trainer hangs: it is silent, or does not arrive where all others wait for it. Pure.
+
+They wait at the end of a step, and where a generation forms: to meet, and for the state.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ class Vigil:
         self._looked_at: float | None = None
         self._silent_s = 0.0
         self._spoke_at_cpu_s = 0.0
-        self._waits: dict[str, tuple[int, float]] = {}
+        self._moves = 0
+        self._seen_at = 0.0
+        self._waits: dict[str, tuple[int, int, float]] = {}
 
     def look(
         self,
@@ -40,6 +45,7 @@ class Vigil:
         stopped: bool,
         cpu_s: float,
         waits_for: int,
+        moves: int,
         median_s: float,
         now: float,
     ) -> str:
@@ -47,7 +53,8 @@ class Vigil:
 
         - `spoke`: it has said something since the last look. `stopped`: the system has stopped its process.
         - `cpu_s`: how much processor time it has used so far.
-        - `waits_for`: the step at whose end it waits itself, as it said last, 0 for none.
+        - `waits_for`: the step at which it waits itself, as it said last, 0 for none.
+        - `moves`: how many pieces of state it has moved: nobody waits in vain for one that moves more of them.
         - `median_s`: what a step takes.
         """
         tick_s = min(now - self._looked_at, LONGEST_TICK_S) if self._looked_at is not None else 0.0
@@ -56,6 +63,9 @@ class Vigil:
         if spoke or cpu_s < self._spoke_at_cpu_s:  # less: another process
             self._spoke_at_cpu_s = cpu_s
         computes = cpu_s - self._spoke_at_cpu_s >= COMPUTES_SHARE * self._silent_s
+        if moves > self._moves:
+            self._waits = {}
+        self._moves = moves
         waited_s = self._waited_s(view, tick_s)
         if not waited_s:
             return ""
@@ -69,14 +79,19 @@ class Vigil:
         return ""
 
     def _waited_s(self, view: GroupView, tick_s: float) -> list[float]:
-        """Return how long each other member of the generation has waited at the end of its step."""
+        """Return how long each other member of the generation has waited where it does.
+
+        What they do is not known while Redis is away: the view is of before.
+        """
         members = view.generation.members if view.generation else ()
+        waited_more_s = tick_s if view.now > self._seen_at else 0.0
+        self._seen_at = view.now
         before, self._waits = self._waits, {}
         for member in members:
             there = view.find(member)
             if member == self._member or there is None or there.member.finished:
                 continue
-            step = there.member.waits_for
-            known, waited_s = before.get(member, (0, 0.0))
-            self._waits[member] = (step, waited_s + tick_s if step and step == known else 0.0)
-        return [waited_s for _, waited_s in self._waits.values()]
+            step, up = there.member.waits_for, there.member.up
+            *known, waited_s = before.get(member, (0, 0, 0.0))
+            self._waits[member] = (step, up, waited_s + waited_more_s if step and [step, up] == known else 0.0)
+        return [waited_s for *_, waited_s in self._waits.values()]

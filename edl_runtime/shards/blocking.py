@@ -58,8 +58,8 @@ class BlockingLedger:
     def generation(self) -> int:
         return self._ledger.generation
 
-    def begin(self, generation: int) -> None:
-        self._call("begin a generation", lambda: self._ledger.begin(generation))
+    def begin(self, generation: int) -> set[int]:
+        return self._call("begin a generation", lambda: self._ledger.begin(generation))
 
     def restore(self, state: LedgerState | None, generation: int) -> None:
         self._call("restore the ledger", lambda: self._ledger.restore(state, generation))

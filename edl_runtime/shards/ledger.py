@@ -47,8 +47,9 @@ class Ledger:
     `shards` is the list, the same one for all workers; None for a stream, whose shards come with `add`. `worker` is a
     name that no other process ever has, and `generation` the one that it acts for: 0 until `begin` or `restore`.
 
-    What changes the ledger raises StaleGenerationError when it is another generation's and LedgerMissingError when
-    Redis has forgotten it. Raises SpecError for a stream that is to be shuffled.
+    What changes the ledger raises StaleGenerationError when it is another generation's, and LedgerMissingError when
+    Redis has forgotten it, or may have forgotten what happened last: from each restart of Redis, and each failover, to
+    the next `restore`. A stream grows all the same. Raises SpecError for a stream that is to be shuffled.
     """
 
     def __init__(
@@ -75,13 +76,15 @@ class Ledger:
         self._leasing = asyncio.Lock()
         self._call = secrets.randbits(40)
 
-    async def begin(self, generation: int) -> None:
+    async def begin(self, generation: int) -> set[int]:
         """Act for this generation from now on; those before it can't any more. Leases stay as they are.
 
-        Each of its workers may call it.
+        Each of its workers may call it, and is told the tickets that it holds: those of a worker that a generation has
+        gone on without may be others' by now.
         """
-        await self._run("ledger_begin", generation)
+        held = await self._run("ledger_begin", generation, self._worker)
         self.generation = generation
+        return {int(ticket) for ticket in held}
 
     async def restore(self, state: LedgerState | None, generation: int) -> None:
         """Begin a generation with the ledger of a checkpoint, or for None with a new one: nothing is leased.
@@ -236,7 +239,9 @@ class Ledger:
         for some in _slices(sorted(numbers)):
             with unavailable_if_lost(self._client):
                 found = await self._client.hmget(self._names_key, [str(number) for number in some])
-            names |= {number: name for number, name in zip(some, found, strict=True) if name is not None}
+            if None in found:  # since the answer that told of them
+                raise LedgerMissingError(self._job)
+            names |= dict(zip(some, found, strict=True))
         return names
 
     async def _run(self, script: str, *args: str | int) -> list[Any]:

@@ -29,3 +29,9 @@ def from_vector(vector: Sequence[int]) -> dict[int, int]:
         if marked:
             applied[marked - 1] = max(offset, applied.get(marked - 1, 0))
     return applied
+
+
+def is_shared(vector: Sequence[int]) -> bool:
+    """Return of the sum over all ranks whether two are at one shard: then one of them has it without a lease."""
+    marks = [mark for mark in vector[::2] if mark]
+    return len(set(marks)) < len(marks)

@@ -3,7 +3,7 @@
 -- A ticket is one shard in one epoch: they are handed out in order, epoch * added + place in the epoch. Each below
 -- `next` is in doing, back or acked, or else it is done for good or was dropped, for it failed too often.
 --
---   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed
+--   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history
 --   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
 --   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
 --   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, not before the last commit's
@@ -28,9 +28,14 @@ local function read_state()
   return state
 end
 
+-- Whether there is no ledger, or one that may be older than what its workers know.
+local function is_missing(state)
+  return not state.generation or redis.call('HGET', KEYS[1], 'history') ~= history()
+end
+
 -- Answers why the caller may change nothing, or nil.
 local function refusal(state, generation)
-  if not state.generation then
+  if is_missing(state) then
     return {'missing'}
   end
   if state.generation ~= tonumber(generation) then

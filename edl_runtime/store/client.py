@@ -112,8 +112,8 @@ def unavailable_if_lost(client: Redis) -> Iterator[None]:
 async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
     """Run `name`.lua of this folder on `keys` in one step and return its answer.
 
-    What the scripts of a family share stands in front: `_group.lua` before `group_join`, if there is such a file;
-    `_purge.lua` before the registry's, which have names of one word. Raises RegistryUnavailableError.
+    What the scripts of a family share stands in front: `_history.lua` and `_group.lua` before `group_beat`, if there is
+    such a file; `_purge.lua` before the registry's, which have names of one word. Raises RegistryUnavailableError.
     """
     with unavailable_if_lost(client):
         return await client.register_script(_text(name))(keys=list(keys), args=list(args))
@@ -123,9 +123,9 @@ async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequen
 def _text(name: str) -> str:
     folder = resources.files("edl_runtime.store")
     family, one_of_many, _ = name.partition("_")
-    shared = folder / (f"_{family}.lua" if one_of_many else "_purge.lua")
-    front = shared.read_text(encoding="utf-8") if shared.is_file() else ""
-    return front + (folder / f"{name}.lua").read_text(encoding="utf-8")
+    fronts = ["_history.lua", f"_{family}.lua"] if one_of_many else ["_purge.lua"]
+    parts = [folder / file for file in [*fronts, f"{name}.lua"]]
+    return "".join(part.read_text(encoding="utf-8") for part in parts if part.is_file())
 
 
 def _address(client: Redis) -> str:

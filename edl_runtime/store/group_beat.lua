@@ -1,4 +1,4 @@
--- Register, or renew a lease, and return the group. Brings back what an emptied Redis has lost.
+-- Register, or renew a lease, and return the group. Brings back what a Redis may have lost that was started anew.
 --
 --   KEYS[1] leases   sorted set, member id -> deadline in ms
 --   KEYS[2] records  hash, member id -> JSON of the member
@@ -6,16 +6,19 @@
 --   KEYS[4] state    hash, the generation and all that is said of it
 --   KEYS[5] events   stream of {event = JSON}
 --   ARGV[1] member id, ARGV[2] its fence (0 before it has one), ARGV[3] lease in ms,
---   ARGV[4] for how many ms nothing is to be decided in a Redis that has forgotten a generation, or all,
+--   ARGV[4] for how many ms nothing is to be decided in a Redis that has forgotten something,
 --   ARGV[5] JSON of the member, ARGV[6] its index, ARGV[7] standing, ARGV[8] lost, ARGV[9] up, ARGV[10] stepped,
 --   ARGV[11] pause in ms or '', ARGV[12] seen, ARGV[13] the word of its run,
 --   and what it saw last: ARGV[14] the clock, ARGV[15] the highest number, ARGV[16] number of the generation, 0 for
---   none, ARGV[17] its JSON, ARGV[18] its members, ARGV[19] stop, ARGV[20] outcome, '' for none.
+--   none, ARGV[17] its JSON, ARGV[18] its members, ARGV[19] stop, ARGV[20] outcome, '' for none, ARGV[21] who has
+--   finished, ARGV[22] who has left;
+--   ARGV[23] 1 if its trainer has come on towards the generation that forms, else 0.
 --
 -- Answers {'beaten', fence, now in ms, id of the newest event, state, leases, records, beats}, the last four as flat
 -- lists; {'superseded'}: a later agent has the index; {'taken'}: another run has the job.
 
 local id, ttl, quiet, standing = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[7]
+local is_behind = tonumber(ARGV[14]) > number('clock')
 local now, wall = tick(ttl, tonumber(ARGV[14]))
 
 -- An earlier run that has ended, or whose members are all gone, makes place for this one; its numbers are not reused.
@@ -34,27 +37,54 @@ if run ~= ARGV[13] or (run == '' and ARGV[2] == '0' and get('outcome')) then
   set('run', ARGV[13])
 end
 
--- What Redis has forgotten.
-if not get('number') then
-  set('number', 0, 'quiet_until', now + quiet)
+-- What Redis may have forgotten: in one that was started anew all come back, as to an empty one, for others may be there
+-- than it knows. All that any of them has seen counts, whoever is the first.
+local is_new = get('history') ~= history()
+if is_new then
+  redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
+  unset('suspected_at', 'suspected_by', 'suspected_for')
+  set('history', history())
 end
-if tonumber(ARGV[15]) > number('number') then
+if is_new or is_behind then
+  set('quiet_until', now + quiet)
+end
+if tonumber(ARGV[15]) > number('number') or not get('number') then
   set('number', ARGV[15])
 end
-if tonumber(ARGV[16]) > number('current') then
+local is_newer = tonumber(ARGV[16]) > number('current')
+if is_newer then
   set('generation', ARGV[17], 'current', ARGV[16], 'members', ARGV[18], 'formed', 'forming', 'since', now,
     'proposed_at', now, 'resumed', 1, 'quiet_until', now + quiet)
   unset('left', 'suspected_at', 'suspected_by', 'suspected_for')
+end
+if now < number('quiet_until') then
   if ARGV[19] ~= '' then
     redis.call('HSETNX', KEYS[4], 'stop', ARGV[19])
   end
   if ARGV[20] ~= '' then
     redis.call('HSETNX', KEYS[4], 'outcome', ARGV[20])
   end
-  for member in string.gmatch(ARGV[18], '%S+') do
-    redis.call('ZADD', KEYS[1], 'NX', now + ttl, member)
+  for member in string.gmatch(ARGV[21], '%S+') do
+    add('finished', member)
   end
-  announce('restored', {generation = tonumber(ARGV[16]), members = indexes(ARGV[18])})
+  if tonumber(ARGV[16]) == number('current') then
+    for member in string.gmatch(ARGV[22], '%S+') do
+      add('left', member)
+    end
+  end
+end
+if is_new or is_behind or is_newer then
+  for _, member in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+    redis.call('ZADD', KEYS[1], now + ttl, member)
+  end
+  for member in string.gmatch(get('members') or '', '%S+') do
+    if not has('left', member) then
+      redis.call('ZADD', KEYS[1], 'NX', now + ttl, member)
+    end
+  end
+end
+if is_newer or (is_new and get('members')) then
+  announce('restored', {generation = number('current'), members = indexes(get('members'))})
 end
 if tonumber(ARGV[12]) > number('number') then
   set('number', ARGV[12])
@@ -118,6 +148,10 @@ local function all(reached)
     end
   end
   return any
+end
+
+if get('formed') == 'forming' and ARGV[23] == '1' and has('members', id) then
+  set('since', now) -- while its members come on it is not overdue
 end
 
 local current = number('current')

@@ -26,8 +26,7 @@ script touches one slot and Redis Cluster works.
 | group leases | sorted set, member id → deadline in ms of the group's clock | a day from the last beat | Lua | Lua |
 | group records | hash, member id → JSON of the trainers' member | as above | beat | Lua |
 | group beats | hash, member id → its fence, last beat, standing and since when, generations | as above | beat | Lua |
-| group state | hash: the generation that counts, its state, clock, suspicion, stop, outcome | as above | Lua | Lua |
-| group falls | hash: the run, how many trainers fell without progress, and where | a day from the last | Lua | Lua |
+| group state | hash: the generation that counts and its state, clock, stop, outcome, falls | as above | Lua | Lua |
 | group events | stream of JSON; the last 2,000 or so | as above | Lua | agents, `edl events` |
 """
 
@@ -103,10 +102,6 @@ def group_state(namespace: str, job: str) -> str:
 def of_group(namespace: str, job: str) -> list[str]:
     """Return the keys that every script of a trainer group takes, in its order."""
     return [_group(namespace, job, what) for what in ("leases", "records", "beats", "state", "events")]
-
-
-def trainer_falls(namespace: str, job: str) -> str:
-    return _group(namespace, job, "falls")
 
 
 def _group(namespace: str, job: str, what: str) -> str:

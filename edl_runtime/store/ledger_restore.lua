@@ -2,7 +2,7 @@
 --
 -- Shards that were added to a stream since then stay. So does what is known of failures, unless this is a new start.
 --
---   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed
+--   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history
 --   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
 --   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
 --   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, not before the last commit's
@@ -35,7 +35,7 @@ end
 redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[7])
 redis.call('HSET', KEYS[1], 'generation', ARGV[1], 'epochs', ARGV[2], 'limit', ARGV[3], 'digest', state.digest,
   'added', whole(added), 'closed', closed and 1 or 0, 'epoch', whole(state.epoch), 'next', whole(state.next),
-  'dropped', whole(state.dropped), 'committed', whole(state.step))
+  'dropped', whole(state.dropped), 'committed', whole(state.step), 'history', history())
 for _, pending in ipairs(state.pending) do
   redis.call('ZADD', KEYS[3], whole(pending[2]), whole(pending[1]))
 end

@@ -2,7 +2,8 @@
 
     python evaluate.py checkpoints/NAME
 
-Prints one line of JSON at last. Exits with 99 when the checkpoint is there no more: only some are kept.
+Prints one line of JSON at last. Exits with 99 when the checkpoint is there no more, for only some are kept, and with 1
+for what is none, or is damaged, or of another model.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from pathlib import Path
 
 import paddle
 
+from edl_runtime.checkpoint.manifest import is_name
+from edl_runtime.checkpoint.snapshot import Snapshot
 from edl_runtime.checkpoint.store import CheckpointStore
-from edl_runtime.errors import CheckpointError
+from edl_runtime.elastic.state import load_model
+from edl_runtime.errors import CheckpointError, EdlError, SpecError
 from edl_runtime.specs import Checkpoint
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "mnist_distill"))  # its digits and its networks
@@ -30,21 +34,31 @@ def main() -> None:
     from networks import Convolutions, accuracy
 
     options = _options()
-    place, _, name = options.checkpoint.rstrip("/").rpartition("/")
-    store = CheckpointStore(Checkpoint(url=place or "."))
-    try:
-        snapshot = store.load(store.info(name))
-    except CheckpointError as error:
-        if name in store.names():
-            raise
-        print(f"{options.checkpoint} is there no more: {error}", file=sys.stderr)
-        sys.exit(IS_GONE)
     network = Convolutions()
-    network.set_state_dict({name: paddle.to_tensor(array) for name, array in snapshot.arrays["model"].items()})
+    try:
+        snapshot = _load(options.checkpoint)
+        load_model(network, snapshot.arrays, f"checkpoint {options.checkpoint}")
+    except EdlError as error:
+        sys.exit(f"evaluate.py: {error}")
     digits = load_digits(options.data_dir)
     reached = accuracy(network, paddle.to_tensor(digits.test_images), paddle.to_tensor(digits.test_labels))
     print(f"step {snapshot.step}: {reached:.1%} of {len(digits.test_labels)} held-out digits", flush=True)
     print(json.dumps({"checkpoint": options.checkpoint, "step": snapshot.step, "accuracy": round(reached, 4)}))
+
+
+def _load(url: str) -> Snapshot:
+    """Return what the checkpoint holds. Exits with IS_GONE where others are; raises EdlError for all else."""
+    place, _, name = url.rstrip("/").rpartition("/")
+    store = CheckpointStore(Checkpoint(url=place or "."))
+    if not is_name(name) or not store.exists():
+        raise SpecError("checkpoint", url, "the path or URL of one, as `edl checkpoints ls PLACE --json` shows them")
+    try:
+        return store.load(store.info(name))
+    except CheckpointError as error:
+        if name in store.names():
+            raise
+        print(f"{url} is there no more: {error}", file=sys.stderr)
+        sys.exit(IS_GONE)
 
 
 def _options() -> argparse.Namespace:

@@ -70,7 +70,7 @@ def main() -> None:
         run.step(loss=loss)
         if run.rank == 0 and run.step_number % MEASURED_EVERY == 0:
             reached = accuracy(network, *held_out)
-            run.metrics(accuracy=reached, loss=run.mean_loss)
+            run.metrics(accuracy=reached)
             print(f"step {run.step_number}: loss {run.mean_loss:.3f}, accuracy {reached:.1%}", flush=True)
 
 

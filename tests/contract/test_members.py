@@ -1,11 +1,16 @@
-"""A pool survives its bad members."""
+"""A pool, and elastic trainers, survive their bad members."""
 
 from __future__ import annotations
 
-from contract.asking import WAITS, breaks, ended, job, lines, reach, says
+from pathlib import Path
+
+import msgspec
+import pytest
+from contract.asking import WAITS, breaks, ended, eventually, job, lines, reach, says
 
 from edl_runtime.backends.base import Backend, JobStatus
-from edl_runtime.errors import EX_CONFIG
+from edl_runtime.errors import EX_CONFIG, EX_DATAERR
+from edl_runtime.specs import Bounds
 
 NEVER_AT_1 = breaks("1", EX_CONFIG) + WAITS
 """Instance 1 can never work as configured; the others do."""
@@ -66,3 +71,66 @@ async def test_a_trainer_that_can_never_work_fails_its_job(backend: Backend) -> 
     await backend.submit(job(NEVER_AT_1, kind="trainer", instances=2), token="mine", secrets={})
     status = await ended(backend)
     assert (status.phase, status.reason) == ("failed", "instance 1 exited with 78")
+
+
+GIVES_UP_AT_1 = """
+import os, pathlib, sys, time
+if os.environ["EDL_INSTANCE"] == "1":
+    print("another dataset")
+    sys.exit(78)
+print("up")
+go = pathlib.Path(os.environ["GO"])
+while not go.exists():
+    time.sleep(0.02)
+sys.exit(int(go.read_text() or 0))
+"""
+"""Instance 1 gives up; the others end as they are told to."""
+
+
+async def test_elastic_trainers_go_on_without_one_that_gives_up(backend: Backend, tmp_path: Path) -> None:
+    """Exit status 78 speaks for that instance alone. A larger number tries it again; the job ends as the others do."""
+    spec = job(GIVES_UP_AT_1, kind="trainer", elastic=True, instances=2, env={"GO": str(tmp_path / "go")})
+    await backend.submit(spec, token="mine", secrets={})
+    status = await reach(backend, "job", gave_up)
+    said = "instance 1 exited with 78, which says that it can never work as configured"
+    assert (status.phase, status.reason, status.last_lines) == ("running", said, ("another dataset",))
+    assert status.attainable == 1
+    await says(backend, "up")
+    await backend.resize("job", 3)
+    await says(backend, "up", instances=2)
+
+    async def tried_again() -> bool:
+        return len(await lines(backend, instance=1)) == 2
+
+    await eventually(tried_again, "instance 1 tried again")
+    await reach(backend, "job", gave_up)
+    (tmp_path / "go").touch()
+    status = await ended(backend)
+    assert (status.phase, status.reason) == ("succeeded", "")
+    assert [instance.given_up for instance in status.instances] == [False, True, False]
+
+
+@pytest.mark.parametrize(("fewest", "code"), [(1, "raise SystemExit(78)"), (2, NEVER_AT_1)])
+async def test_elastic_trainers_fail_when_too_few_are_left(backend: Backend, fewest: int, code: str) -> None:
+    """All have given up, or so many that the bounds' least can't be there: nobody waits for them for ever."""
+    spec = job(code, kind="trainer", elastic=True, instances=2)
+    await backend.submit(msgspec.structs.replace(spec, bounds=Bounds(fewest, 4)), token="mine", secrets={})
+    status = await ended(backend)
+    assert status.phase == "failed"
+    assert status.reason.endswith("exited with 78, which says that it can never work as configured")
+    assert status.is_hopeless
+
+
+@pytest.mark.parametrize(("exit_code", "hopeless"), [(EX_DATAERR, True), (1, False)])
+async def test_an_elastic_trainer_says_by_its_status_that_the_job_has_failed(
+    backend: Backend, tmp_path: Path, exit_code: int, *, hopeless: bool
+) -> None:
+    """Any that is neither 0 nor 78, whoever else runs or has given up; 65 says that another try is pointless."""
+    spec = job(GIVES_UP_AT_1, kind="trainer", elastic=True, instances=2, env={"GO": str(tmp_path / "go")})
+    await backend.submit(spec, token="mine", secrets={})
+    await reach(backend, "job", gave_up)
+    (tmp_path / "code").write_text(str(exit_code))
+    (tmp_path / "code").rename(tmp_path / "go")
+    status = await ended(backend)
+    assert (status.phase, status.reason) == ("failed", f"instance 0 exited with {exit_code}")
+    assert status.is_hopeless is hopeless

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
-from agent_group import running_group
+from agent_group import SCRIPT, running_group
 from elastic_agents import batches_of, stepped
 from proxy import running_proxy
 
+from edl_runtime.elastic.membership import request_stop
+from edl_runtime.errors import EX_CONFIG, EX_DATAERR
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.client import connect
 from edl_runtime.store.server import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -93,12 +97,102 @@ def test_a_training_goes_on_when_all_of_it_was_killed(tmp_path: Path, settings: 
 
 
 def test_wrong_input_fails_the_job_at_once(tmp_path: Path, settings: RuntimeSettings) -> None:
-    """No other try would fare better: all agents end, the one whose script says so with its words and status 78."""
+    """No other try would fare better: all agents end, the one whose script says so with its words and status 65."""
     with running_group(tmp_path / "out", settings, global_batch=2) as group:
         group.start(0, 1)
-        assert set(group.statuses().values()) <= {78, 1}
-        assert 78 in group.statuses().values()
-        assert "global_batch: got 2, allowed is 4 or more" in group.await_event("ended").reason
+        assert set(group.statuses().values()) <= {EX_DATAERR, 1}
+        assert EX_DATAERR in group.statuses().values()
+        assert "global_batch: got 2, allowed is a whole number, 4 or more" in group.await_event("ended").reason
+
+
+def test_a_newcomer_with_wrong_input_gives_up_alone(tmp_path: Path, settings: RuntimeSettings) -> None:
+    """Its data has another length than the others', who go on without it and end as they are told to."""
+    with running_group(tmp_path / "out", settings, **LONG) as group:
+        group.start(0)
+        group.await_steps(5)
+        group.option(**LONG | {"samples": 10**5 + 1})
+        group.start(1)
+        told = group.await_event("failed")
+        assert told.instance == 1
+        assert "the dataset has 100001 samples, and had 100000" in told.reason
+        assert told.reason.endswith("it gives up, and the others go on")
+        assert group.forget(1) == EX_CONFIG
+        assert f"edl: instance 1: {told.reason}" in group.log(1)
+        group.await_steps(5)
+        stop(settings)
+        assert group.statuses() == {0: 0}, group.story()
+        assert [event.outcome for event in group.events() if event.kind == "ended"] == ["stopped"]
+
+
+def test_a_newcomer_that_can_not_start_gives_up_alone(tmp_path: Path, settings: RuntimeSettings) -> None:
+    """Its trainer is replaced three times while the others make steps; the fourth that falls is its own last."""
+    script = tmp_path / "train.py"
+    script.write_text(f"""
+import os, runpy
+from edl_runtime import elastic
+if os.environ["EDL_INSTANCE"] == "1":
+    raise OSError("a bad disk")
+runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
+""")
+    out = tmp_path / "out"
+    with running_group(out, settings, command=[str(script), str(out)], **LONG) as group:
+        group.start(0)
+        group.await_steps(5)
+        group.start(1)
+        assert group.forget(1) == EX_CONFIG
+        told = [event for event in group.events() if event.kind == "failed"]
+        assert [event.instance for event in told] == [1] * 4
+        assert told[-1].reason.startswith("OSError: a bad disk; no step of its own since 3 others were replaced")
+        group.await_steps(5)
+        stop(settings)
+        assert group.statuses() == {0: 0}, group.story()
+
+
+@pytest.mark.parametrize("way", ["stop", "sigterm"])
+def test_a_job_whose_last_checkpoint_is_not_written_fails(tmp_path: Path, settings: RuntimeSettings, way: str) -> None:
+    """All are told to end, and its writer can't write: event and exit status say so, and what is there instead."""
+    kept = Path(settings.checkpoint)
+    settings = RuntimeSettings(**{**_fields(settings), "checkpoint_every_steps": 20})
+    with running_group(tmp_path / "out", settings, **LONG) as group:
+        group.start(0, 1)
+        group.trains(0, 1)
+        saved = group.await_event("saved")
+        group.await_event("saved", lambda event: (event.step or 0) > (saved.step or 0))
+        kept.rename(tmp_path / "elsewhere")
+        kept.write_text("no folder")
+        if way == "stop":
+            stop(settings)
+        else:
+            group.terminate(0)
+            group.terminate(1)
+        statuses = group.statuses()
+        ended = group.await_event("ended")
+        assert (ended.outcome, 1 in statuses.values(), 0 in statuses.values()) == ("failed", True, False), group.story()
+        assert "the last checkpoint is not written" in ended.reason
+        assert "the last that landed is of step " in ended.reason
+        assert f"edl: {ended.reason}" in group.logs()
+
+
+def test_a_last_checkpoint_that_takes_too_long_fails_the_job(tmp_path: Path, settings: RuntimeSettings) -> None:
+    """Its writer is ended before its instance's grace is over, and the job says what was lost by that."""
+    settings = RuntimeSettings(**{**_fields(settings), "grace_s": 2.0})
+    with running_group(tmp_path / "out", settings, save_s=600.0, **LONG) as group:
+        group.start(0)
+        group.await_steps(5)
+        group.terminate(0)
+        assert group.statuses() == {0: 1}
+        why = "its trainer was killed, for it did not leave in time; none has landed before"
+        assert group.await_event("ended").reason == f"instance 0: the last checkpoint is not written: {why}"
+
+
+def stop(settings: RuntimeSettings) -> None:
+    """Ask the job to end with a checkpoint."""
+
+    async def ask() -> bool:
+        async with connect(settings.redis_url) as client:
+            return await request_stop(client, settings.namespace, settings.job, "a test")
+
+    assert asyncio.run(ask())
 
 
 def test_a_rank_that_goes_early_fails_the_job(tmp_path: Path, settings: RuntimeSettings) -> None:
@@ -122,3 +216,36 @@ def test_a_script_that_fails_again_and_again_fails_the_job(tmp_path: Path, setti
         assert ended.reason == "instance 0: ValueError: not today; no progress since 3 others were replaced"
         assert len([event for event in group.events() if event.kind == "failed"]) == 3
         assert f"edl: {ended.reason}" in group.log(0)
+
+
+def test_a_wrong_newcomer_costs_those_who_train_without_checkpoints_nothing(
+    tmp_path: Path, settings: RuntimeSettings
+) -> None:
+    """They keep what they have: no step is lost, and no gear is tried in which the state would be."""
+    bare = RuntimeSettings(**{**_fields(settings), "checkpoint": ""})
+    with running_group(tmp_path / "out", bare, **LONG) as group:
+        group.start(0)
+        group.trains(0)
+        group.await_steps(10)
+        for wrong in ({"samples": 10**4}, {"hidden": 9}):
+            group.option(**{**LONG, **wrong})
+            group.start(1)
+            assert group.forget(1) == 78
+            group.await_steps(10)
+        assert {event.gear for event in group.events() if event.kind == "forming"} == {"live"}, group.story()
+        steps = [line["step"] for line in group.stepped()]
+        assert steps == list(range(1, len(steps) + 1))
+
+
+def test_instances_with_other_data_do_not_begin_together(tmp_path: Path, settings: RuntimeSettings) -> None:
+    """Who has other data than rank 0 goes before the first step, and says what differs; two are the fewest here."""
+    with running_group(tmp_path / "out", settings, instances="2", **LONG) as group:
+        group.start(0)
+        group.option(**{**LONG, "samples": 10**4})
+        group.start(1)
+        assert 65 in group.statuses().values()
+        ended = group.await_event("ended")
+        assert "DatasetChangedError" in ended.reason
+        assert "10000" in ended.reason
+        assert "100000" in ended.reason
+        assert group.stepped() == []

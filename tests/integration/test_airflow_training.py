@@ -9,7 +9,7 @@ import runpy
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from asset_watching import AssetStates, watching
 from integration.airflow_world import World, defer, distill, fired, resume, run_task, trigger_of, until
 
 from edl_airflow.operators.resize import EdlResizeOperator
@@ -27,6 +28,7 @@ from edl_airflow.sensors.job import EdlJobSensor
 from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
 from edl_runtime.checkpoint import landed
 from edl_runtime.checkpoint.landed import Landed
+from edl_runtime.errors import JobFailedError
 from edl_runtime.specs import Checkpoint, TrainerSpec
 from edl_runtime.store.client import connect
 
@@ -42,11 +44,12 @@ import paddle
 from edl_runtime import elastic
 
 samples = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
+pause_s = float(sys.argv[2]) if len(sys.argv) > 2 else 0.02
 run = elastic.init()
 model = paddle.nn.Linear(2, 1)
 model, optimizer = run.wrap(model, paddle.optimizer.SGD(0.01, parameters=model.parameters()))
 for batch in run.data(list(samples), global_batch=8, epochs=int(sys.argv[1])):
-    time.sleep(0.02)
+    time.sleep(pause_s)
     loss = (model(batch) ** 2).mean()
     loss.backward()
     run.metrics(accuracy=run.step_number / 1000)
@@ -87,6 +90,12 @@ def trains(world: World) -> World:
     (world.folder / "trains.py").write_text(TRAINS)
     (world.folder / "distils.py").write_text(DISTILS)
     return world
+
+
+@pytest.fixture
+def states(monkeypatch: pytest.MonkeyPatch) -> AssetStates:
+    """What Airflow keeps with each asset."""
+    return AssetStates(monkeypatch)
 
 
 def _train(world: World, epochs: int, **changes: Any) -> EdlTrainOperator:
@@ -151,12 +160,37 @@ def test_a_triggerer_that_takes_over_goes_on_with_the_log(trains: World, capsys:
 def test_a_training_that_is_told_when_to_end_leaves_a_checkpoint(trains: World) -> None:
     """Its result says so, and where it can go on."""
     start = datetime.now(UTC) - timedelta(hours=1)
-    context = {**trains.context(), "dag_run": SimpleNamespace(start_date=start)}
+    context = {**trains.context(), "dag_run": SimpleNamespace(start_date=start, run_type="manual")}
     result = run_task(_train(trains, 10_000, ends_by=timedelta(hours=1, seconds=15), deferrable=True), context)
     assert result["stopped"] is True
     assert "time to train is over" in result["reason"]
     assert result["step"] == _step(trains) > 0
     assert Path(result["checkpoint"]).is_dir()
+    assert trains.jobs() == {}
+
+
+def test_a_training_that_is_ended_by_force_returns_what_it_left_in_the_end(
+    trains: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its only checkpoint is the one that its instance writes when it leaves, at the end of a long step."""
+    began, late_s = time.time(), {"by": 0.0}
+    monkeypatch.setattr("edl_airflow.conductor.clock", lambda: time.time() + late_s["by"])
+    script = TrainerSpec(command=("python", str(trains.folder / "trains.py"), "10000", "4"))
+    never = Checkpoint(url="checkpoints", every_steps=100_000)
+    operator = _train(trains, 0, trainer=script, checkpoint=never, ends_by=timedelta(hours=1), stop_grace_s=0.5)
+    run = SimpleNamespace(start_date=datetime.fromtimestamp(began, UTC), run_type="manual")
+
+    def trained() -> None:
+        until(lambda: asyncio.run(_progress(trains)) > 0, 100)
+        late_s["by"] = 3600.0
+
+    watching = threading.Thread(target=trained)
+    watching.start()
+    result = operator.execute({**trains.context(), "dag_run": run})
+    watching.join()
+    assert (result["stopped"], result["instances"]) == (True, 1)
+    assert "did not end by itself" in result["reason"]
+    assert result["step"] == _step(trains) > 0
     assert trains.jobs() == {}
 
 
@@ -201,6 +235,27 @@ def test_a_job_is_waited_for_and_grows_while_it_trains(trains: World) -> None:
     assert trains.processes() == []
 
 
+def test_a_job_that_failed_and_was_removed_is_known(trains: World) -> None:
+    """Sensors that start after it has failed fail at once; in the next run of the DAG they wait for its own job."""
+    with pytest.raises(AirflowFailException, match="epochs"):
+        run_task(_train(trains, 0, deferrable=True), trains.context())
+    assert trains.jobs() == {}
+    sensors = (
+        EdlJobSensor(task_id="wait", job="digits", timeout=60),
+        EdlJobSensor(task_id="wait", job="digits", phase="succeeded", timeout=60),
+        EdlCheckpointSensor(task_id="wait", stream=STREAM, job="digits", timeout=60),
+    )
+    for sensor in sensors:
+        for start, fails in ((datetime.now(UTC) - timedelta(minutes=10), True), (datetime.now(UTC), False)):
+            context = {**trains.context(), "dag_run": SimpleNamespace(start_date=start)}
+            sensor._wait = None
+            if fails:
+                with pytest.raises(JobFailedError, match="epochs"):
+                    sensor.poke(context)
+            else:
+                assert not sensor.poke(context)
+
+
 def test_students_come_while_they_distil(trains: World) -> None:
     """Each of several has its own reader, one joins meanwhile, and each sample counts exactly once an epoch."""
     epochs = 60
@@ -236,43 +291,82 @@ def test_students_come_while_they_distil(trains: World) -> None:
     assert trains.jobs() == {}
 
 
-async def test_checkpoints_that_land_are_events(world: World) -> None:
-    """From when it was first watched on, also those that landed while no triggerer watched; each once."""
-    kept: dict[str, Any] = {}
+async def _land(world: World, *steps: int, stream: str = STREAM) -> None:
+    async with connect(world.redis_url) as client:
+        for step in steps:
+            checkpoint = Landed(job="j", step=step, epoch=1, generation=1, url=f"/c/{step}", at=1.5, metrics={"a": 0.5})
+            await landed.publish(client, world.namespace, stream, checkpoint)
 
-    async def aset(key: str, value: Any) -> None:
-        kept[key] = value
 
-    async def aget(key: str) -> Any:
-        return kept.get(key)
+def _watch(stream: str = STREAM) -> EdlCheckpointTrigger:
+    trigger = trigger_of(SimpleNamespace(trigger=EdlCheckpointTrigger(stream=stream)))  # type: ignore[arg-type]
+    assert isinstance(trigger, EdlCheckpointTrigger)
+    return trigger
 
-    async def land(step: int) -> None:
-        checkpoint = Landed(job="j", step=step, epoch=1, generation=1, url=f"/c/{step}", at=1.5, metrics={"a": 0.5})
-        async with connect(world.redis_url) as client:
-            await landed.publish(client, world.namespace, STREAM, checkpoint)
 
-    async def watched(count: int, *, lands: tuple[int, ...] = ()) -> list[dict[str, Any]]:
-        trigger = trigger_of(SimpleNamespace(trigger=EdlCheckpointTrigger(stream=STREAM)))  # type: ignore[arg-type]
-        trigger.asset_state_store = SimpleNamespace(aget=aget, aset=aset)
-        events = trigger.run()
-        first = asyncio.ensure_future(anext(events))
-        while not kept:  # noqa: ASYNC110 (the store has no events)
+async def _soon(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 (what others keep has no events)
             await asyncio.sleep(0.01)
-        for step in lands:
-            await land(step)
-        found = [await first, *[await anext(events) for _ in range(count - 1)]]
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(anext(events), 0.3)
-        await events.aclose()
-        return [json.loads(json.dumps(event.payload)) for event in found]
 
-    await land(1)
-    (second,) = await watched(1, lands=(2,))
-    expected = {"stream": STREAM, "job": "j", "checkpoint": "/c/2", "step": 2, "epoch": 1}
-    assert second == {**expected, "metrics": {"a": 0.5}, "at": 1.5}
-    await land(3)
-    await land(4)
-    assert [event["step"] for event in await watched(2)] == [3, 4]
+
+async def test_checkpoints_that_land_are_events(world: World, states: AssetStates) -> None:
+    """From when it was first watched on, also those that landed while no triggerer watched."""
+    await _land(world, 1)
+    async with watching(_watch()) as first:
+        await _soon(lambda: states.kept)
+        await _land(world, 2)
+        (second,) = await first.fired(1)
+        expected = {"stream": STREAM, "job": "j", "checkpoint": "/c/2", "step": 2, "epoch": 1}
+        assert json.loads(json.dumps(second)) == {**expected, "metrics": {"a": 0.5}, "at": 1.5}
+        before = dict(states.kept)
+        first.store(1)
+        await _land(world, 3)  # Airflow looks at what is stored when the next one comes
+        await _soon(lambda: states.kept != before)
+    await _land(world, 4)
+    async with watching(_watch()) as later:
+        assert [event["step"] for event in await later.fired(2)] == [3, 4]
+
+
+async def test_an_event_that_was_lost_with_its_triggerer_is_made_again(world: World, states: AssetStates) -> None:
+    """A triggerer that fires many and stores few goes on after those few."""
+    async with watching(_watch()) as first:
+        await _soon(lambda: states.kept)
+        await _land(world, *range(1, 101))
+        before = dict(states.kept)
+        await first.fired(60)
+        first.store(10)
+        await _soon(lambda: states.kept != before)
+    async with watching(_watch()) as second:
+        assert [event["step"] for event in await second.fired(50)][:50] == list(range(11, 61))
+        second.store(50)
+        assert [event["step"] for event in await second.fired(40)] == list(range(61, 101))
+
+
+async def test_two_assets_may_watch_one_stream(world: World, states: AssetStates) -> None:
+    """Airflow has one trigger for both; one that begins to watch later goes on where the first one is."""
+    async with watching(_watch(), ["digits"]):
+        await _soon(lambda: states.kept)
+    await _land(world, 1)
+    async with watching(_watch(), ["digits", "letters"]) as both:
+        assert [event["step"] for event in await both.fired(1)] == [1]
+        both.store(1)
+        await _soon(lambda: len(states.kept) == 2)
+    await _land(world, 2)
+    async with watching(_watch(), ["letters"]) as second:
+        assert [event["step"] for event in await second.fired(1)] == [2]
+
+
+async def test_an_asset_may_watch_two_streams(world: World, states: AssetStates) -> None:
+    """Each has a place of its own, from which it goes on."""
+    one, other = f"{STREAM}/0", f"{STREAM}/1"
+    await _land(world, 1, stream=other)
+    async with watching(_watch(one)):
+        await _soon(lambda: states.kept)
+    async with watching(_watch(other)) as watched:
+        await _soon(lambda: len(states.kept) == 2)
+        await _land(world, 2, stream=other)
+        assert [event["step"] for event in await watched.fired(1)] == [2]
 
 
 def test_three_nights_of_the_nightly_dag(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +382,8 @@ def test_three_nights_of_the_nightly_dag(world: World, monkeypatch: pytest.Monke
         monkeypatch.setattr("edl_airflow.conductor.clock", lambda now=now, began=began: now["at"] + time.time() - began)
         params = {name: param.value for name, param in made["PARAMS"].items()} | {"pause_s": 0.01}
         context = world.context(try_id=f"night-{night}")
-        context |= {"params": params, "dag_run": SimpleNamespace(start_date=evening, run_after=evening)}
+        run = SimpleNamespace(start_date=evening, run_after=evening, run_type="scheduled")
+        context |= {"params": params, "dag_run": run}
         context["ti"].run_id = f"scheduled__{night}"
         context["ti"].get_task_states = lambda **_: {}
         train.render_template_fields(context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
 import pytest
@@ -73,7 +73,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(bucket: str, monkeypatch: pyte
     """Neither a checkpoint nor objects that are paid for."""
     room = [True]
 
-    def fail(file: BinaryIO, pieces: Iterable[memoryview]) -> FileRecord:
+    def fail(file: BinaryIO, pieces: Iterable[memoryview], _: Callable[[], None] | None = None) -> FileRecord:
         if not room:
             raise PermissionError("no more")
         room.pop()

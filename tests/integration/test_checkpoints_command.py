@@ -14,13 +14,15 @@ from click.testing import CliRunner, Result
 
 from edl_runtime.checkpoint.manifest import MANIFEST
 from edl_runtime.cli import edl
+from edl_runtime.errors import SpecError
 
 
 @pytest.fixture(autouse=True)
 def _own_logging() -> Iterator[None]:
-    """The command says where logs go; here that ends with each test."""
+    """The command says where logs go; here that ends with each test, and what others set up stays."""
+    before = structlog.get_config()
     yield
-    structlog.reset_defaults()
+    structlog.configure(**before)
 
 
 def checkpoints(*words: str | Path) -> Result:
@@ -84,6 +86,27 @@ def test_old_ones_are_removed_as_told(tmp_path: Path) -> None:
         line.split()[2] for line in said.stdout.splitlines()
     ]
     assert steps_of(store) == [25, 20, 10]
+    again = checkpoints(*wished)
+    assert (again.exit_code, again.stdout) == (0, f"nothing to remove at {tmp_path}\n")
+
+
+def test_what_was_removed_is_told_to_programs(tmp_path: Path) -> None:
+    """As JSON, each with whether it is gone already; an empty list where there was nothing to remove."""
+    store = stored(tmp_path, 5, 10)
+    oldest = store.list()[1].name
+    wished = ["prune", str(tmp_path), "--keep-last", "1", "--json"]
+    assert json.loads(checkpoints(*wished, "--dry-run").stdout) == [{"name": oldest, "removed": False}]
+    assert json.loads(checkpoints(*wished).stdout) == [{"name": oldest, "removed": True}]
+    assert json.loads(checkpoints(*wished).stdout) == []
+
+
+@pytest.mark.parametrize("place", ["{}/nowhere", "memory://nowhere"])
+def test_to_prune_where_nothing_is_is_an_error(tmp_path: Path, place: str) -> None:
+    """Most likely it is a mistake in the name."""
+    done = checkpoints("prune", place.format(tmp_path))
+    assert isinstance(done.exception, SpecError)
+    assert "nowhere', allowed is a place where checkpoints are kept" in str(done.exception)
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_wrong_numbers_are_refused(tmp_path: Path) -> None:

@@ -15,7 +15,10 @@ import pytest
 from agent_group import SCRIPT
 from integration.local_jobs import wait_until_gone
 
-from edl_runtime.cli.run import _name_of, _shell
+from edl_runtime.backends.local import LocalBackend
+from edl_runtime.cli.run import _name_of, _run, _shell, _Show
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Bounds, JobSpec
 
 PATIENCE_S = 60.0
 
@@ -33,6 +36,160 @@ def eventually(holds: Callable[[], object], log: Path) -> None:
     while not holds():
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
+
+
+def waiting(folder: Path) -> Path:
+    """Return a script that runs until there is a file "go" beside it."""
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(
+        "import os, time\nprint('began', flush=True)\n"
+        "while not os.path.exists('go'):\n    time.sleep(0.02)\nprint('trained')"
+    )
+    return script
+
+
+EDL = [sys.executable, "-P", "-m", "edl_runtime.cli"]  # as the command that is installed: without the present folder
+
+
+def edl_run(work_dir: Path, folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run `edl run` in a folder to its end."""
+    return subprocess.run(
+        [*EDL, "run", "--instances", "1:2", *words],
+        env=edl(work_dir, **environ),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["a Redis each", "one Redis"])
+def test_a_job_of_that_name_that_runs_is_left_alone(
+    tmp_path: Path, work_dir: Path, redis_url: str, *, shared: bool
+) -> None:
+    """The same command and another's of the same name are refused, with where that one runs and what to do."""
+    script, log = waiting(tmp_path / "mine"), tmp_path / "log"
+    other = waiting(tmp_path / "other")
+    redis = {"EDL_REDIS_URL": redis_url} if shared else {}
+    with log.open("wb") as output:
+        first = subprocess.Popen(
+            [*EDL, "run", "--instances", "1:2", "train.py"],
+            env=edl(work_dir, **redis),
+            cwd=script.parent,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        eventually(lambda: " began\n" in log.read_text(), log)
+        for folder in (script.parent, other.parent):
+            refused = edl_run(work_dir, folder, "train.py", **redis)
+            assert refused.returncode == 1
+            assert f"a job 'train' runs in {script.parent} since 20" in refused.stderr
+            assert "`edl logs -f train`" in refused.stderr
+            assert "`edl stop train`" in refused.stderr
+        (other.parent / "go").touch()
+        assert edl_run(work_dir, other.parent, "--name", "other", "train.py", **redis).returncode == 0
+        assert first.poll() is None
+        (script.parent / "go").touch()
+        assert first.wait(PATIENCE_S) == 0
+    finally:
+        if first.poll() is None:
+            first.send_signal(signal.SIGINT)
+            first.send_signal(signal.SIGINT)
+            first.wait(PATIENCE_S)
+        wait_until_gone(work_dir)
+    assert "trained" in log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("seen_by", ["a terminal", "a program"])
+def test_a_training_that_nobody_sees_any_more_ends_with_a_checkpoint(
+    tmp_path: Path, work_dir: Path, seen_by: str
+) -> None:
+    """The terminal is closed, or the program that read the output ends: nothing is left that has no Redis."""
+    out, kept, log = tmp_path / "out", tmp_path / "kept", tmp_path / "log"
+    out.mkdir()
+    log.touch()
+    is_terminal = seen_by == "a terminal"
+    mine, theirs = os.openpty() if is_terminal else os.pipe()
+    every = "1000" if is_terminal else "5"  # each is a line that the program would see
+    words = ["--instances", "1:1", "--checkpoint", str(kept), "--every-steps", every, str(SCRIPT), str(out)]
+    with log.open("wb") as output:
+        run = subprocess.Popen(
+            # the first terminal that a new session's leader opens is its own
+            ["sh", "-c", 'exec "$@" < "$0"', os.ttyname(theirs) if is_terminal else os.devnull, *EDL, "run", *words],
+            env=edl(work_dir),
+            stdout=theirs,
+            stderr=theirs if is_terminal else output,
+            cwd=tmp_path,
+            start_new_session=True,
+        )
+    os.close(theirs)
+    try:
+        eventually(lambda: list(out.glob("stepped-*")) and b"\n" in os.read(mine, 10_000), log)
+        os.close(mine)
+        assert run.wait(PATIENCE_S) == 0
+        ended = subprocess.run([*EDL, "jobs", "--json"], env=edl(work_dir), capture_output=True, text=True, check=True)
+        assert [job["phase"] for job in json.loads(ended.stdout)] == ["succeeded"]
+    finally:
+        subprocess.run([*EDL, "stop", "elastic-script"], env=edl(work_dir), check=False)
+        run.wait(PATIENCE_S)
+        wait_until_gone(work_dir)
+    assert list(kept.glob("step-*/manifest.json"))
+
+
+def test_options_take_the_place_of_single_settings(tmp_path: Path, work_dir: Path) -> None:
+    """What else the environment says of checkpoints stays as it is, as how many are kept."""
+    (tmp_path / "show.py").write_text(
+        "import os\nfor name, value in os.environ.items():\n    if 'CHECKPOINT' in name:\n        print(name, value)"
+    )
+    environ = {
+        "EDL_CHECKPOINT": "elsewhere",
+        "EDL_CHECKPOINT_EVERY_STEPS": "7",
+        "EDL_CHECKPOINT_EVERY_S": "60",
+        "EDL_CHECKPOINT_KEEP_LAST": "20",
+        "EDL_CHECKPOINT_KEEP_EVERY": "1000",
+        "EDL_CHECKPOINT_STREAM": "nights",
+    }
+    try:
+        ran = edl_run(work_dir, tmp_path, "--checkpoint", "here", "--every-steps", "5", "show.py", **environ)
+    finally:
+        wait_until_gone(work_dir)
+    assert ran.returncode == 0, ran.stderr
+    shown = dict(line.split()[-2:] for line in ran.stdout.splitlines() if "EDL_CHECKPOINT" in line)
+    changed = {"EDL_CHECKPOINT": "here", "EDL_CHECKPOINT_EVERY_STEPS": "5", "EDL_CHECKPOINT_EVERY_S": "60.0"}
+    assert shown == {**environ, **changed}
+
+
+def test_a_module_beside_the_script_is_the_script_s_alone(tmp_path: Path, work_dir: Path) -> None:
+    """One that is called as one of the agent's own breaks no agent."""
+    (tmp_path / "redis.py").write_text("mine = 'its own redis'")
+    (tmp_path / "train.py").write_text("import redis\nprint(redis.mine)")
+    try:
+        ran = edl_run(work_dir, tmp_path, "train.py")
+    finally:
+        wait_until_gone(work_dir)
+    assert ran.returncode == 0, ran.stderr
+    assert "its own redis" in ran.stdout
+
+
+async def test_an_error_leaves_no_training_without_its_redis(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an interrupt between the job's start and the first of its lines."""
+
+    async def fail(*_: object) -> int:
+        assert [job.phase for job in await LocalBackend(work_dir).list()] == ["running"]
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(_Show, "run", fail)
+    command = ("python", "-c", "import time; time.sleep(600)")
+    spec = JobSpec(name="job", kind="trainer", command=command, bounds=Bounds(1, 1), instances=1)
+    with pytest.raises(ZeroDivisionError):
+        await _run(spec, RuntimeSettings(work_dir=str(work_dir)), detach=False, as_json=False)
+    assert await LocalBackend(work_dir).list() == []
+    wait_until_gone(work_dir)
 
 
 @pytest.mark.slow
@@ -94,6 +251,46 @@ def test_a_detached_training_goes_on_without_the_command(tmp_path: Path, work_di
         wait_until_gone(work_dir)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_stopped_training_leaves_a_checkpoint_or_says_that_it_could_not(
+    tmp_path: Path, work_dir: Path, redis_url: str, namespace: str, *, writable: bool
+) -> None:
+    """`edl stop` tells all instances at once to go, so that one writes what they have come to."""
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    out.mkdir()
+    command, environ = (
+        [sys.executable, "-m", "edl_runtime.cli"],
+        edl(work_dir, EDL_REDIS_URL=redis_url, EDL_NAMESPACE=namespace),
+    )
+
+    def said(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *arguments], env=environ, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+        )
+
+    flags = ["--instances", "2", "--name", "stopped", "--checkpoint", str(kept), "--detach"]
+    said("run", *flags, str(SCRIPT), str(out))
+    try:
+        told = lambda: "".join(file.read_text() for file in out.glob("stepped-*.jsonl"))  # noqa: E731
+        eventually(lambda: told().count("\n") > 5, next((work_dir / "runs" / "stopped").glob("*/0.log")))
+        if not writable:
+            kept.rename(tmp_path / "elsewhere")
+            kept.write_text("no folder")
+        stopped = said("stop", "stopped")
+    finally:
+        wait_until_gone(work_dir)
+    assert "stopped is gone" in stopped.stdout
+    if writable:
+        assert len(list(kept.glob("step-*/manifest.json"))) == 1
+        assert stopped.stderr == ""
+    else:
+        assert "the last checkpoint is not written: " in stopped.stderr
+        assert stopped.stderr.endswith("; none has landed before\n")
+        assert stopped.stderr.count("\n") == 1
+
+
 def test_what_a_trainer_notes_is_shown(tmp_path: Path, work_dir: Path) -> None:
     """Among the lines of the log, as when a shard was set aside: nobody has to ask for it."""
     (tmp_path / "beside.py").write_text(
@@ -117,10 +314,10 @@ def test_what_a_trainer_notes_is_shown(tmp_path: Path, work_dir: Path) -> None:
 
 
 def test_scripts_see_the_shells_environment_that_can_be_told() -> None:
-    """All that is text; checkpoints by flags leave none of the variables' in between."""
-    environ = {"LR": "0.1", "NAME": "b\udcffd", "EDL_CHECKPOINT_KEEP_LAST": "9"}
-    assert _shell(environ, without="") == {"LR": "0.1", "EDL_CHECKPOINT_KEEP_LAST": "9"}
-    assert _shell(environ, without="EDL_CHECKPOINT") == {"LR": "0.1"}
+    """All that is text, but for what the command's options say."""
+    environ = {"LR": "0.1", "NAME": "b\udcffd", "EDL_CHECKPOINT": "there"}
+    assert _shell(environ) == {"LR": "0.1", "EDL_CHECKPOINT": "there"}
+    assert _shell(environ, without={"EDL_CHECKPOINT": "here"}) == {"LR": "0.1"}
 
 
 @pytest.mark.parametrize(
@@ -144,6 +341,15 @@ def test_a_job_is_named_after_its_script(command: tuple[str, ...], name: str) ->
         (["--instances", "1:2", "--start", "3", "train.py"], "instances: got 3, allowed is 1 to 2"),
         (["--instances", "1:2", "--every-steps", "5", "train.py"], "--checkpoint"),
         (["--instances", "1:2", "--detach", "train.py"], "EDL_REDIS_URL"),
+        (
+            ["--instances", "1:2", "训练.py"],
+            "--name: got '', allowed is a name for the job, as in --name train: '训练.py'",
+        ),
+        (
+            ["--instances", "1:2", "--checkpoint", "/proc/x", "train.py"],
+            "--checkpoint: got '/proc/x', allowed is a folder",
+        ),
+        (["--instances", "1:2", "--checkpoint", "train.py/x", "train.py"], "can be written to (Not a directory)"),
         (["--instances", "1:2", "--gear", "hot", "train.py"], "'hot' is not one of 'live', 'warm', 'cold'"),
     ],
 )
@@ -152,6 +358,7 @@ def test_what_can_not_be_run_is_refused_at_once(
 ) -> None:
     """Before anything is started."""
     (tmp_path / "train.py").touch()
+    (tmp_path / "训练.py").touch()
     command = [sys.executable, "-m", "edl_runtime.cli", "run", *arguments]
     ran = subprocess.run(command, env=edl(work_dir), cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode in (2, 78)

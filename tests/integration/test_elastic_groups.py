@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from edl_runtime.elastic.groups import choose_backend
 from edl_runtime.elastic.team import MOST_LIVE
 
 GROUP = Path(__file__).parents[1] / "elastic_group.py"
+CUT = Path(__file__).parents[1] / "cut_network.py"
 
 
 @pytest.mark.slow
@@ -51,3 +53,14 @@ def test_the_backend_follows_from_what_there_is() -> None:
     """NCCL where there are GPUs, else gloo."""
     assert choose_backend(0) == "gloo"
     assert choose_backend(8) == "nccl"
+
+
+def test_a_network_that_is_cut_is_noticed() -> None:
+    """Also while nothing is said: else ranks that can't reach each other wait for a quarter of an hour."""
+    alone = ["unshare", "--user", "--map-root-user", "--net"]
+    if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody make a network of their own (unshare --user --net)")
+    done = subprocess.run([*alone, sys.executable, str(CUT)], capture_output=True, check=True, timeout=60)
+    error, after_s = json.loads(done.stdout)
+    assert error == "TimeoutError"
+    assert after_s < 10

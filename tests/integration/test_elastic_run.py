@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from elastic_agents import SCRIPT, Trainer, batches_of, join, leave, open_gate, stepped, trainers, weights
 
@@ -92,6 +93,50 @@ def test_instances_come_and_go_and_train_the_same_model(tmp_path: Path, undistur
     assert max(grown_s, shrunk_s) < SOON_S
 
 
+def loading(trainer: Trainer) -> list[psutil.Process]:
+    """Return the processes that load samples for a trainer."""
+    return [each for each in psutil.Process(trainer.process.pid).children() if "elastic_script" in str(each.cmdline())]
+
+
+def test_samples_that_workers_load_count_once_while_instances_come_and_go(tmp_path: Path) -> None:
+    """Each generation has workers of its own, none is left of those before, and none outlives the training."""
+    options = {"samples": 65, "global_batch": 8, "micro_batch": 3, "num_workers": 2, "epochs": 6}
+    with trainers(tmp_path, 3, **options, gates=[EARLY, LATE]) as [first, second, third]:
+        for trainer in (first, second, third):
+            trainer.await_word(Ready)
+        join([first, second], 1)
+        first.await_word(Stepped)
+        seen = loading(first)
+        assert len(seen) == 2
+        join([first, second, third], 2)
+        open_gate(tmp_path, EARLY)
+        for trainer in (first, second, third):
+            trainer.await_word(Stepped, lambda word: word.generation == 2)
+        assert psutil.wait_procs(seen, timeout=SOON_S)[1] == []
+        seen += [worker for trainer in (first, second, third) for worker in loading(trainer)]
+        leave(second)
+        leave(third)
+        join([first], 3)
+        open_gate(tmp_path, LATE)
+        assert first.await_word(Finished).why == "done"
+        assert [trainer.wait() for trainer in (first, second, third)] == [0, 0, 0]
+    assert stepped(tmp_path) == batches_of(65, 8, 6)
+    assert len(seen) > 2
+    assert psutil.wait_procs(seen, timeout=SOON_S)[1] == []
+
+
+def test_workers_that_load_samples_die_with_their_trainer(tmp_path: Path) -> None:
+    """However it dies: nobody else knows of them."""
+    with trainers(tmp_path, 1, num_workers=2, epochs=EPOCHS, gates=[EARLY]) as (only,):
+        only.await_word(Ready)
+        join([only], 1)
+        only.await_word(Stepped)
+        workers = loading(only)
+        assert len(workers) == 2
+        only.process.kill()
+        assert psutil.wait_procs(workers, timeout=SOON_S)[1] == []
+
+
 @pytest.mark.parametrize("reader", [False, True], ids=["plain", "reader"])
 def test_the_killed_and_the_stopped_are_not_waited_for(
     tmp_path: Path, undisturbed: dict[str, np.ndarray], *, reader: bool
@@ -156,6 +201,36 @@ def test_a_loop_that_all_ranks_leave_is_an_end(tmp_path: Path) -> None:
         assert [trainer.await_word(Finished) for trainer in both] == [Finished(step=5, why="done")] * 2
         assert [trainer.wait() for trainer in both] == [0, 0]
     assert [path.name.startswith("step-") for path in (tmp_path / "kept").iterdir()] == [True]
+
+
+def test_who_had_no_batch_in_the_last_step_ends_with_the_others(tmp_path: Path) -> None:
+    """Its script can't know that the others' end there; it finds no other batch."""
+    options: dict[str, Any] = {"samples": 65, "epochs": EPOCHS, "finish_at": 2}
+    with trainers(tmp_path, 2, **options) as both:
+        for trainer in both:
+            trainer.await_word(Ready)
+        join(both, 1)
+        assert [trainer.await_word(Finished) for trainer in both] == [Finished(step=2, why="done")] * 2
+        assert [trainer.wait() for trainer in both] == [0, 0]
+    assert stepped(tmp_path) == {step: batches_of(65, 64, 1)[step] for step in (1, 2)}
+
+
+def test_who_joins_at_the_last_step_ends_with_the_others(tmp_path: Path) -> None:
+    """What it has begun by then is in no model."""
+    with trainers(tmp_path, 3, epochs=EPOCHS, finish_at=EARLY, gates=[EARLY]) as [first, second, third]:
+        for trainer in (first, second, third):
+            trainer.await_word(Ready)
+        join([first, second], 1)
+        until = time.monotonic() + 60
+        while EARLY - 1 not in stepped(tmp_path):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        join([first, second, third], 2)
+        open_gate(tmp_path, EARLY)
+        ends = [trainer.await_word(Finished) for trainer in (first, second, third)]
+        assert ends == [Finished(step=EARLY, why="done")] * 3
+        assert [trainer.wait() for trainer in (first, second, third)] == [0, 0, 0]
+    assert stepped(tmp_path) == {step: samples for step, samples in ONCE.items() if step <= EARLY}
 
 
 LEAVES_EARLY = """

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import redis
-from elastic_agents import Trainer, join, leave, stepped, trainers
+from elastic_agents import Trainer, join, leave, open_gate, stepped, trainers
 from elastic_alone import SAMPLES, QuietLink, model_and_optimizer, train
 
 from edl_runtime.elastic import shard_data
@@ -21,6 +21,7 @@ from edl_runtime.elastic.run import Run
 from edl_runtime.elastic.saving import Saver
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
+from edl_runtime.store.server import RedisServer
 
 pytestmark = pytest.mark.slow
 
@@ -110,16 +111,55 @@ def test_a_redis_that_forgot_the_ledger_sends_all_ranks_back_together(
         saved = max(trainer.await_word(Saved).step for trainer in first[:1])
         with redis.Redis.from_url(redis_url) as client:
             assert client.delete(*keys.of_ledger(namespace, "sharded"))
-        assert [trainer.wait() for trainer in first] == [1, 1, 1]
-        assert [trainer.said(Lost) for trainer in first] == [[], [], []]
-        with trainers(tmp_path / "out", 2, **options) as second:
-            for trainer in second:
-                trainer.await_word(Ready)
-            join(second, 2)
-            assert second[0].await_word(Up).step >= saved
-            assert [trainer.await_word(Finished).why for trainer in second] == ["done"] * 2
-            assert [trainer.wait() for trainer in second] == [0, 0]
+        all_go_back(first, tmp_path / "out", options, saved)
     assert counted(tmp_path / "out") == dict.fromkeys(range(240), 1)
+
+
+def all_go_back(first: list[Trainer], out: Path, options: dict[str, Any], saved: int) -> None:
+    """Wait until all trainers have ended together, and until two others have trained the rest from a checkpoint."""
+    assert [trainer.wait() for trainer in first] == [1] * len(first)
+    assert [trainer.said(Lost) for trainer in first] == [[]] * len(first)
+    with trainers(out, 2, **options) as second:
+        for trainer in second:
+            trainer.await_word(Ready)
+        join(second, 3)
+        assert second[0].await_word(Up).step >= saved
+        assert [trainer.await_word(Finished).why for trainer in second] == ["done"] * 2
+        assert [trainer.wait() for trainer in second] == [0, 0]
+
+
+def test_a_redis_that_came_back_older_sends_all_ranks_back_together(
+    tmp_path: Path, environ: dict[str, str], own_redis: RedisServer, namespace: str
+) -> None:
+    """It has forgotten who holds a shard, and would lease it to another as well; no rank takes anything of it."""
+    environ |= {"EDL_REDIS_URL": own_redis.url}
+    environ |= {"EDL_CHECKPOINT": str(tmp_path / "kept"), "EDL_CHECKPOINT_EVERY_STEPS": "3"}
+    options: dict[str, Any] = {"shards": 12, "epochs": 1, "environ": environ, "gates": [2, 4]}
+    out = tmp_path / "out"
+    with trainers(out, 1, **options) as both:
+        both.append(Trainer(out, **options, shard_batch=4))  # slower, so not both begin a shard in the same step
+        for trainer in both:
+            trainer.await_word(Ready)
+        join(both, 1)
+        with redis.Redis.from_url(own_redis.url) as client:
+            await_leases(client, namespace, 2)
+            client.save()
+            open_gate(out, 2)
+            saved = both[0].await_word(Saved).step
+            await_leases(client, namespace, 3)
+        own_redis.kill()
+        own_redis.start()
+        open_gate(out, 4)
+        all_go_back(both, out, options, saved)
+    assert counted(out) == dict.fromkeys(range(240), 1)
+
+
+def await_leases(client: redis.Redis, namespace: str, count: int) -> None:
+    """Wait until so many shards have been leased."""
+    deadline = time.monotonic() + 30
+    while client.hget(keys.of_ledger(namespace, "sharded")[0], "next") != str(count).encode():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Storage:

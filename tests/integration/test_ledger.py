@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 import pytest
+import redis
 from structlog.testing import capture_logs
 
 from edl_runtime.errors import (
@@ -23,11 +30,10 @@ from edl_runtime.shards.ledger import Ledger
 from edl_runtime.shards.state import LedgerState, Plan, SetAside, Shard
 from edl_runtime.store import keys
 from edl_runtime.store.client import connect
+from edl_runtime.store.server import RedisServer
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
-
-    from edl_runtime.store.server import RedisServer
 
 ABC = ["a", "b", "c"]
 
@@ -306,6 +312,125 @@ async def test_a_redis_that_restarts_empty_gets_its_ledger_from_the_checkpoint(o
         assert {shard.name: shard.start for shard in await leased(ledger, 3)} == {"b": 3, "c": 0}
 
 
+async def refused_verbs(ledger: Ledger, shard: Shard) -> list[str]:
+    """Return which of a ledger's verbs say that it is missing, of all that use what is in it."""
+    generation = ledger.generation
+    verbs: dict[str, Callable[[], Awaitable[object]]] = {
+        "lease": ledger.lease,
+        "ack": lambda: ledger.ack([shard], step=2),
+        "fail": lambda: ledger.fail(shard, "torn"),
+        "commit": lambda: ledger.commit(2, {}),
+        "release": lambda: ledger.release(2, {}, []),
+        "report": ledger.report,
+        "begin": lambda: ledger.begin(generation + 1),
+    }
+    refused = []
+    for name, ask in verbs.items():
+        with suppress(LedgerMissingError):
+            await ask()
+            continue
+        refused.append(name)
+    return refused
+
+
+async def restart(server: RedisServer, client: Redis) -> None:
+    """Kill a Redis and start it with what it last saved."""
+    server.kill()
+    await client.connection_pool.disconnect()
+    server.start()
+
+
+ALL_VERBS = ["lease", "ack", "fail", "commit", "release", "report", "begin"]
+
+
+async def test_a_redis_that_restarts_older_hands_out_nothing_of_its_ledger(own_redis: RedisServer) -> None:
+    """It has forgotten what was acknowledged last, and to whom it had leased the rest; so all go back together."""
+    async with connect(own_redis.url) as client:
+        one, other = (Ledger(client, "n", "job", worker=name, shards=ABC) for name in ("w1", "w2"))
+        await one.restore(None, 1)
+        await other.begin(1)
+        (first,) = await leased(one)
+        state = through_json(await one.commit(0, {}))
+        await client.save()
+        (second,) = await leased(other)
+        await one.ack([first], step=1)
+        await restart(own_redis, client)
+        assert await client.exists(keys.of_ledger("n", "job")[0])
+        for ledger, shard in ((one, first), (other, second)):
+            assert await refused_verbs(ledger, shard) == ALL_VERBS
+        await other.restore(state, 2)
+        assert await one.begin(2) == set()
+        assert [shard.name for shard in [*await leased(one, 2), *await leased(other)]] == ABC
+
+
+async def test_a_replica_that_takes_over_may_lag_behind(own_redis: RedisServer, tmp_path: Path) -> None:
+    """Its ledger counts as missing; and so does that of the first Redis when it takes over in its turn."""
+    with RedisServer(tmp_path / "replica", password="lagging") as replica:
+        async with connect(own_redis.url) as client, connect(replica.url) as lagging:
+            await client.config_set("masterauth", "lagging")
+            await lagging.config_set("masterauth", unquote(urlsplit(own_redis.url).password or ""))
+            await follow(lagging, own_redis)
+            ledger, there = (Ledger(each, "n", "job", worker="w", shards=ABC) for each in (client, lagging))
+            await ledger.restore(None, 1)
+            (first,) = await leased(ledger)
+            await client.wait(1, 10_000)
+            there.generation = 1
+
+            await lagging.replicaof("NO", "ONE")
+            await ledger.ack([first], step=1)
+            assert await refused_verbs(there, first) == ALL_VERBS
+
+            await follow(client, replica)
+            await client.replicaof("NO", "ONE")
+            assert await refused_verbs(ledger, first) == ALL_VERBS
+
+
+async def follow(client: Redis, server: RedisServer) -> None:
+    """Make one Redis a replica of another, and wait until it has all that the other has."""
+    await client.replicaof("127.0.0.1", str(server.port))
+    async with connect(server.url) as leader:
+        until = time.monotonic() + 30
+        while not any(
+            found.get("state") == "online"
+            for found in (await leader.info("replication")).values()
+            if isinstance(found, dict)
+        ):
+            assert time.monotonic() < until
+            await asyncio.sleep(0.05)
+
+
+async def test_a_stream_grows_in_a_redis_that_restarted_older(own_redis: RedisServer) -> None:
+    """Whoever fills it adds again what may be missing; what it had is not refused, before the way back and after it."""
+    async with connect(own_redis.url) as client:
+        producer, ledger = (Ledger(client, "n", "job", worker=name) for name in ("p", "w"))
+        await producer.add(["a"], first=0)
+        await ledger.restore(None, 1)
+        await client.save()
+        await producer.add(["a", "b", "c"], first=0)
+        (first,) = await leased(ledger)
+        await ledger.ack([first], step=1)
+        state = through_json(await ledger.commit(1, {}))
+        await restart(own_redis, client)
+        await producer.add(["a", "b"], first=0)
+        await ledger.restore(state, 2)
+        await producer.add(["a", "b", "c", "d"], first=0)
+        await producer.close_stream()
+        assert [shard.name for shard in await leased(ledger, 5)] == ["b", "c", "d"]
+
+
+async def test_names_that_are_gone_since_the_answer_are_not_left_out(
+    ledger_of: Make, client: Redis, namespace: str
+) -> None:
+    """A Redis that comes back older between two commands of one call has forgotten the ledger."""
+    ledger = ledger_of(shards=None)
+    await ledger.add(ABC, first=0)
+    await ledger.restore(None, 1)
+    await client.hdel(keys.ledger_names(namespace, "job"), "1")
+    for ask in (lambda: ledger.lease(2), lambda: ledger.commit(0, {})):
+        with pytest.raises(LedgerMissingError):
+            await ask()
+
+
 async def test_a_long_list_costs_a_checkpoint_nothing(ledger_of: Make, client: Redis, namespace: str) -> None:
     """Of 100,000 shards only those in hand are in Redis and in the state, in the middle of a shuffled epoch."""
     ledger = ledger_of(shards=[f"s3://bucket/folder/part-{number:06}" for number in range(100_000)], shuffle=True)
@@ -350,6 +475,23 @@ def test_a_script_waits_for_redis_and_says_what_for(own_redis: RedisServer) -> N
         ("ledger.waits", "add shards"),
         ("ledger.goes_on", None),
     ]
+
+
+def test_an_unanswered_call_is_not_answered_by_an_older_ledger(own_redis: RedisServer) -> None:
+    """Whoever waits for a shard while Redis restarts is not given one that another holds."""
+    with BlockingLedger(own_redis.url, "n", "job", worker="w", shards=ABC) as ledger:
+        ledger.restore(None, 1)
+        with redis.Redis.from_url(own_redis.url) as client:
+            client.save()
+        ledger.lease()
+        own_redis.kill()
+        with capture_logs() as logs, ThreadPoolExecutor(1) as pool:
+            call = pool.submit(ledger.lease)
+            while not logs:
+                assert not call.done()
+            own_redis.start()
+            with pytest.raises(LedgerMissingError):
+                call.result(30)
 
 
 def test_a_script_waits_for_redis_no_longer_than_it_was_told(own_redis: RedisServer) -> None:

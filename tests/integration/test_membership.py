@@ -210,6 +210,28 @@ async def test_the_pause_is_the_longest_of_those_who_trained_before(client: Redi
     assert "pause 0.75 s" in resumed[0].line()
 
 
+async def test_a_generation_that_forms_is_as_young_as_what_came_of_it_last(client: Redis, namespace: str) -> None:
+    """By any of its members, and by nobody else; once it is up it has been so since then."""
+    first, second, third = (Agent(client, namespace, index) for index in range(3))
+    for agent in (first, second):
+        await agent.beat()
+    published = await first.publish()
+    assert set(published.members) == {"0-a", "1-a"}
+    begun = (await first.beat(came_on=True)).since
+    await asyncio.sleep(0.02)
+    assert (await second.beat()).since == begun
+    assert (await third.beat(came_on=True)).since == begun
+    later = (await second.beat(came_on=True)).since
+    assert later - begun >= 0.02
+    await asyncio.sleep(0.02)
+    assert (await second.beat(came_on=False)).since == later
+    for agent in (first, second):
+        await agent.beat(up=1, came_on=False)
+    up = await first.beat()
+    assert (up.state, up.since > later) == ("active", True)
+    assert (await second.beat(came_on=True)).since == up.since
+
+
 async def test_a_first_generation_has_no_pause(client: Redis, namespace: str) -> None:
     """Nobody trained before."""
     agents = await group(client, namespace, 2)
@@ -367,6 +389,67 @@ async def test_an_emptied_redis_gets_its_generation_back(own_redis: RedisServer)
         await third.beat(leaving=True)
         published = await first.publish()
         assert (published.number, published.members) == (2, ("0-a", "1-a"))
+
+
+async def restart(server: RedisServer, client: Redis) -> None:
+    """Kill a Redis and start it with what it last saved."""
+    server.kill()
+    await client.connection_pool.disconnect()
+    server.start()
+
+
+async def test_an_older_redis_gets_back_what_was_seen_since_in_its_generation(own_redis: RedisServer) -> None:
+    """Who was asked to stop, has finished or has left is known again, and the clock goes on from where it was."""
+    async with connect(own_redis.url) as client:
+        first, second, third, fourth = await group(client, "n", 4, quiet_s=1.0)
+        await client.save()
+        await third.membership.leave()
+        await second.beat(finished=True)
+        await request_stop(client, "n", JOB, "deadline")
+        await client.hincrby(keys.group_state("n", JOB), "clock", 500)
+        before = await first.beat()
+        await restart(own_redis, client)
+        view = await first.beat()
+        assert before.now <= view.now < before.now + 0.5
+        assert (view.generation, view.number, view.stop) == (before.generation, 1, "deadline")
+        assert (view.finished, view.left) == (frozenset({"1-a"}), frozenset({"2-a"}))
+        assert (ids(view), set(view.granted)) == (["0-a"], {"1-a", "3-a"})
+        assert decide(msgspec.structs.replace(view, quiet_until=0.0, stop=None), BOUNDS, "0-a") is None
+        await second.beat()
+        view = await fourth.beat()
+        assert (sorted(ids(view)), view.granted, view.state) == (["0-a", "1-a", "3-a"], {}, "active")
+        assert (await kinds(client, "n")).count("restored") == 1
+
+
+async def test_what_only_one_has_seen_counts_in_an_older_redis(own_redis: RedisServer) -> None:
+    """Also if others were there before, and for longer than it takes until their clock has come as far."""
+    async with connect(own_redis.url) as client:
+        first, second = await group(client, "n", 2, quiet_s=1.0)
+        await client.save()
+        await first.membership.end(Outcome("done"))
+        await first.beat()
+        known = first.view.now
+        await restart(own_redis, client)
+        while (view := await second.beat()).now <= known:
+            assert view.outcome is None
+            await asyncio.sleep(0.02)
+        assert (await first.beat()).outcome == Outcome("done")
+
+
+async def test_one_whose_view_is_old_does_not_let_others_run_out(own_redis: RedisServer) -> None:
+    """The clock goes on to what the next one has seen, which may be far, and leases go with it."""
+    async with connect(own_redis.url) as client:
+        first, second = await group(client, "n", 2, quiet_s=1.0)
+        await client.save()
+        began = first.view.now
+        await client.hincrby(keys.group_state("n", JOB), "clock", 60_000)
+        assert ids(await first.beat()) == ["0-a"]
+        await restart(own_redis, client)
+        assert (await second.beat()).now < began + 30
+        view = await first.beat()
+        assert view.now >= began + 60
+        assert sorted(ids(view)) == ["0-a", "1-a"]
+        assert view.quiet_until >= view.now + 0.9
 
 
 async def test_the_highest_generation_comes_back_whoever_is_first(own_redis: RedisServer) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 from click.testing import CliRunner, Result
 
 from edl_runtime.cli.events import events
-from edl_runtime.elastic.events import Event
+from edl_runtime.elastic.events import Event, follow
+from edl_runtime.elastic.generation import TrainerMember
 from edl_runtime.elastic.membership import Membership
 from edl_runtime.errors import SpecError
 from edl_runtime.store.client import connect
@@ -55,6 +57,61 @@ def test_each_event_has_a_line(environ: dict[str, str]) -> None:
 def test_following_ends_with_the_job(environ: dict[str, str]) -> None:
     """What has been so far comes first."""
     assert len(run(environ, "digits", "--follow").stdout.splitlines()) == len(TOLD)
+
+
+def test_following_goes_on_with_a_job_that_runs_anew(
+    environ: dict[str, str], redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That an earlier run of that name has ended is none of its end."""
+    monkeypatch.setattr("edl_runtime.cli.events.DESERTED_S", 1.0)
+
+    async def run_anew() -> None:
+        async with connect(redis_url) as client:
+            await Membership(client, namespace, "digits").beat(TrainerMember(id="0-a", index=0))
+
+    asyncio.run(run_anew())
+    result = run(environ, "digits", "--follow")
+    assert "registered  instance 0" in result.stdout
+    assert "it has not ended" in result.stderr
+
+
+def test_following_ends_when_nobody_is_there_any_more(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job was stopped, or its instances are dead, and no event says that it has ended."""
+    monkeypatch.setattr("edl_runtime.cli.events.DESERTED_S", 1.0)
+
+    async def register(*, leave: bool) -> None:
+        async with connect(redis_url) as client:
+            membership = Membership(client, namespace, "digits")
+            await membership.beat(TrainerMember(id="0-a", index=0))
+            if leave:
+                await membership.leave()
+
+    for leave in (True, False):
+        asyncio.run(register(leave=leave))
+        result = run({"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace}, "digits", "--follow")
+        assert "registered  instance 0" in result.stdout
+        assert result.stderr == "edl: no trainers of 'digits' are registered any more, and it has not ended\n"
+
+
+async def test_following_goes_on_while_somebody_is_there(redis_url: str, namespace: str) -> None:
+    """However long nothing happens: an agent that beats is enough."""
+    async with connect(redis_url) as client:
+        membership = Membership(client, namespace, "digits")
+        agent = TrainerMember(id="0-a", index=0)
+        await membership.beat(agent)
+        following = follow(client, namespace, "digits", deserted_s=0.2)
+        assert (await anext(following)).kind == "registered"
+        coming = asyncio.ensure_future(anext(following))
+        until = time.monotonic() + 3.0
+        while time.monotonic() < until:
+            await membership.beat(agent)
+            await asyncio.sleep(0.1)
+        await membership.leave()
+        assert (await coming).kind == "left"
+        with pytest.raises(StopAsyncIteration):
+            await anext(following)
 
 
 def test_programs_get_a_json_object_a_line(environ: dict[str, str]) -> None:

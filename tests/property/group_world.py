@@ -69,6 +69,7 @@ class Agent:
             lost=self.lost,
             failures=self.failures,
             stepped=self.up,
+            came_on=self.told > self.up and self.ready and self.index in self._world.come_on,
         )
 
     def new_trainer(self, load_s: float) -> None:
@@ -87,11 +88,14 @@ class Agent:
         if not self.reachable:
             return
         try:
-            self.view = view = await self.membership.beat(self.record())
+            record = self.record()
+            self.view = view = await self.membership.beat(record)
         except InstanceSupersededError:
             self.alive = False
             return
         current = view.generation
+        if record.came_on and current and self.id in current.members:
+            self._world.came_on_at = view.now
         if current and self.id in current.members and current.number > max(self.told, self.lost):
             if current.gear != "live":
                 self.loaded_at = self._world.now + (0.25 if current.gear == "warm" else 2.0)
@@ -133,6 +137,8 @@ class World:
         self.now = START_S
         self.ahead_s = 0.0
         self.form_s = 0.3
+        self.come_on: frozenset[int] = frozenset()
+        self.came_on_at = 0.0
         self.agents: list[Agent] = []
         self.published: dict[int, Generation] = {}
         self.random = random.Random(1)
@@ -208,6 +214,9 @@ class World:
             assert deadline is not None, f"{member} has a lease"
             assert deadline > clock
         old = self.published.get(new.after)
+        if old and "did not form" in new.reason:
+            nothing_for_s = clock / 1000 - max(self.came_on_at, old.proposed_at)
+            assert nothing_for_s >= TIMES.limit_s(old) - 0.001, "it is overdue only if nothing comes of it"
         if old:
             records = [
                 msgspec.json.decode(record, type=TrainerMember)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from property.group_world import CLOCK, LEASE_S, Agent, World
+from property.group_world import CLOCK, LEASE_S, TICK_S, TIMES, Agent, World
 
 from edl_runtime.elastic.agreement import decide
 from edl_runtime.elastic.generation import Generation
@@ -154,9 +154,10 @@ class Groups(RuleBasedStateMachine):
         if agent and agent.runs and agent.reachable and agent.up:
             self.do(agent.membership.suspect(agent.up, "it seemed so"))
 
-    @rule(form_s=st.sampled_from([0.3, 3.0, 6.0]))
-    def form_slowly(self, form_s: float) -> None:
-        self.world.form_s = form_s
+    @rule(form_s=st.sampled_from([0.3, 3.0, 6.0, 12.0]), come_on=st.frozensets(INSTANCES))
+    def form_slowly(self, form_s: float, come_on: frozenset[int]) -> None:
+        """Take so long to form, while some come on: they read the state, or it is given to them."""
+        self.world.form_s, self.world.come_on = form_s, come_on
 
     @rule(seconds=st.sampled_from([0.25, 0.5, 1.0, 2.0, 5.0]))
     def run(self, seconds: float) -> None:
@@ -181,3 +182,44 @@ def test_generations_keep_their_promises(redis_with_our_clock: str) -> None:
     """Whatever happens, numbers and leases hold; once it is quiet, all who can train do."""
     Groups.url = redis_with_our_clock
     run_state_machine_as_test(Groups, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("come_on", [{0}, {2}, {0, 1, 2}], ids=str)
+@pytest.mark.parametrize("form_s", [6.0, 90.0])
+async def test_a_generation_that_comes_on_is_never_overdue(
+    redis_with_our_clock: str, form_s: float, come_on: set[int]
+) -> None:
+    """However long it takes, and though only one of its members does."""
+    async with connect(redis_with_our_clock) as client:
+        world = await forming(client, form_s, come_on)
+        await world.run(form_s + 2.0)
+        assert world.highest == 1
+        assert world._is_well()
+
+
+@pytest.mark.parametrize("came_on_for_s", [0.0, 30.0])
+async def test_a_generation_of_which_nothing_comes_any_more_is_overdue(
+    redis_with_our_clock: str, came_on_for_s: float
+) -> None:
+    """After the same time however long its members have come on before."""
+    async with connect(redis_with_our_clock) as client:
+        world = await forming(client, 1e9, {0})
+        await world.run(came_on_for_s)
+        world.come_on = frozenset()
+        await world.run(TIMES.join_limit_s - 2 * TICK_S)
+        assert world.highest == 1
+        await world.run(4 * TICK_S)
+        assert world.highest == 2
+        assert "nothing came of it" in world.published[2].reason
+
+
+async def forming(client: Any, form_s: float, come_on: set[int]) -> World:
+    """Return a world of three instances whose first generation has just begun to form."""
+    await client.flushdb()
+    world = World(client, Bounds(3, 3))
+    world.form_s, world.come_on = form_s, frozenset(come_on)
+    for index in range(3):
+        await world.start(index)
+    while not world.published:
+        await world.run(TICK_S)
+    return world

@@ -133,7 +133,17 @@ def test_secrets_have_no_place_in_a_spec(make: Any, name: str) -> None:
     assert "sesame" not in f"{caught.value} {caught.value!r}"
 
 
-@pytest.mark.parametrize("url", ["ftp://me:open-sesame@host/job", "simplecache::sftp://:open-sesame@host:22/job"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://me:open-sesame@host/job",
+        "simplecache::sftp://:open-sesame@host:22/job",
+        "s3://KEY:open/sesame@host/job",
+        "s3://KEY:one@open-sesame@host/job",
+        "https://open-sesame@host/job",
+        "simplecache::HTTPS://open-sesame@host/job",
+    ],
+)
 def test_a_password_has_no_place_in_a_url_of_checkpoints(url: str) -> None:
     """It stands in logs, events and results. The error says where it belongs, and does not show it."""
     with pytest.raises(SpecError, match=r"checkpoint\.url: .*\*\*\*@host.* without a password") as caught:
@@ -141,7 +151,13 @@ def test_a_password_has_no_place_in_a_url_of_checkpoints(url: str) -> None:
     assert "sesame" not in f"{caught.value} {caught.value!r}"
 
 
-@pytest.mark.parametrize("url", ["/a:b@c/d", "sftp://me@host/job", "abfs://runs@account.dfs.net/a:b", "s3://b/a:b@c"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("/a:b@c/d", "file:///a:b@c/d", "sftp://me@host/job", "abfs://runs@account.dfs.net/a:b", "s3://b/a:b@c"),
+        *("hdfs://me@host:8020/job", "hdfs://host:8020/a@b"),
+    ],
+)
 def test_other_urls_of_checkpoints_are_taken_as_they_are(url: str) -> None:
     """A name before the host is no secret, and a path may have any letter."""
     assert Checkpoint(url=url).url == url

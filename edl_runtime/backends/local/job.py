@@ -16,6 +16,7 @@ from edl_runtime.backends.local.instances import Instances
 from edl_runtime.backends.local.messages import Adopt, Delete, Done, Refused, Reply, Request, Resize
 from edl_runtime.backends.local.restarts import Again, Fail, GiveUp, RestartPolicy, after_end, ending
 from edl_runtime.backends.local.slots import Slot, Trouble
+from edl_runtime.errors import EX_CONFIG
 from edl_runtime.specs import JobSpec
 
 if TYPE_CHECKING:
@@ -137,10 +138,16 @@ class Job:
             del self._slots[index]
             self._fill()  # it may be wanted again since
             self._save()
-        if self._spec.kind == "trainer" and all(slot.status.phase == "succeeded" for slot in self._slots.values()):
+        self._conclude(slot)
+
+    def _conclude(self, ended: Slot) -> None:
+        """End the job if nobody is left to go on with, since the instance in this slot has ended."""
+        is_pool = self._spec.kind == "pool"
+        left = [slot for slot in self._slots.values() if not slot.status.given_up]
+        if left and not is_pool and all(slot.status.phase == "succeeded" for slot in left):
             self._end("succeeded")
-        if self._slots and all(slot.status.given_up for slot in self._slots.values()):
-            self._end("failed", slot.trouble or self._trouble())
+        elif self._slots and len(left) < (1 if is_pool else self._spec.bounds.min):
+            self._end("failed", ended.trouble or self._trouble())
 
     async def _occupy(self, slot: Slot) -> None:
         loop = asyncio.get_running_loop()
@@ -153,8 +160,8 @@ class Job:
                 settling.cancel()
             if slot.leave.is_set():
                 return
-            decided = exit_code >= 0  # a signal is nothing that the program decides
-            if self._spec.kind == "trainer" and (decided or not self._spec.elastic):
+            for_itself = exit_code < 0 or exit_code == EX_CONFIG  # a signal is nothing that the program decides
+            if self._spec.kind == "trainer" and not (self._spec.elastic and for_itself):
                 if exit_code:
                     self._end("failed", self._instances.trouble(slot.status.index, ending(exit_code)))
                 return
@@ -197,7 +204,7 @@ class Job:
             self._save()
 
     def _trouble(self) -> Trouble | None:
-        """Return what is wrong with an instance of a pool, the first that has something."""
+        """Return what is wrong with an instance, the first that has something."""
         return next((slot.trouble for _, slot in sorted(self._slots.items()) if slot.trouble), None)
 
     async def _live(self, slot: Slot) -> int:

@@ -1,4 +1,8 @@
-"""When an instance is started again after it ended, and when it or its job is given up. Pure."""
+"""When an instance is started again after it ended, and when it or its job is given up. Pure.
+
+That is for pools and for elastic trainers that a signal has ended or that exit with EX_CONFIG, which speaks for the
+instance alone; whatever else a trainer exits with is how its job has ended.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ class Again(msgspec.Struct, frozen=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """Don't start it again, for `reason`; the pool goes on with the others, if there are any."""
+    """Don't start it again, for `reason`; the others go on, if there are enough."""
 
     reason: str
 

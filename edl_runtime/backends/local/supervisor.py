@@ -95,6 +95,7 @@ def _first_status(start: Start) -> JobStatus:
         digest=start.spec.digest,
         wanted=start.spec.instances,
         elastic=start.spec.elastic,
+        cwd=start.spec.cwd,
         created_at=time.time(),
     )
 

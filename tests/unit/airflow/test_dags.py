@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, BaseOperator
 from airflow.serialization.serialized_objects import DagSerialization
+from airflow.utils.types import DagRunType
 
 DAGS = Path(__file__).parents[3] / "dags"
 
@@ -69,7 +70,7 @@ def test_the_nightly_training_takes_any_values_of_its_form(low: int, high: int, 
         made = runpy.run_path(str(DAGS / "edl_nightly_elastic_training.py"))
         context: Any = {
             "params": {**params, "trainers_min": low, "trainers_max": high},
-            "dag_run": SimpleNamespace(run_after=datetime(2026, 1, night, tzinfo=UTC)),
+            "dag_run": SimpleNamespace(run_after=datetime(2026, 1, night, tzinfo=UTC), run_type="scheduled"),
         }
         for task in ("train", "training", "grow"):
             made[task].render_template_fields(context)
@@ -81,12 +82,35 @@ def test_the_nightly_training_takes_any_values_of_its_form(low: int, high: int, 
     assert len(places) == 1
 
 
+@pytest.mark.parametrize(
+    ("run_type", "ends_by", "rendered"),
+    [
+        (DagRunType.SCHEDULED, "", "07:00"),
+        (DagRunType.MANUAL, "", "PT10M"),
+        (DagRunType.BACKFILL_JOB, "", "PT10M"),
+        (DagRunType.MANUAL, "07:00", "07:00"),
+    ],
+)
+def test_a_nightly_training_by_hand_does_not_last_into_the_night(
+    run_type: DagRunType, ends_by: str, rendered: str
+) -> None:
+    """Unless somebody wants that: nights can't begin while it trains."""
+    made = runpy.run_path(str(DAGS / "edl_nightly_elastic_training.py"))
+    params = {name: param.value for name, param in made["PARAMS"].items()} | {"ends_by": ends_by}
+    run = SimpleNamespace(run_after=datetime(2026, 1, 1, tzinfo=UTC), run_type=run_type)
+    made["train"].render_template_fields({"params": params, "dag_run": run})
+    assert made["train"].ends_by == rendered
+
+
 def test_an_evaluation_gets_the_checkpoint_from_the_event_that_led_to_it() -> None:
-    """The newest, where several landed before the run began."""
+    """The newest, where several landed before the run began, in whatever order Airflow names them."""
     made = runpy.run_path(str(DAGS / "edl_evaluate_on_checkpoint.py"))
     events = [
-        SimpleNamespace(extra={"from_trigger": True, "payload": {"checkpoint": f"/c/{step}", "metrics": {"a": step}}})
-        for step in (1, 2)
+        SimpleNamespace(
+            timestamp=datetime(2026, 1, 1, 0, step, tzinfo=UTC),
+            extra={"from_trigger": True, "payload": {"checkpoint": f"/c/{step}", "metrics": {"a": step}}},
+        )
+        for step in (2, 1)
     ]
     params = {name: param.value for name, param in made["PARAMS"].items()}
     made["evaluate"].render_template_fields({"triggering_asset_events": {made["CHECKPOINT"]: events}, "params": params})

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
+from asset_watching import AssetStates, watching
 from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, failed_status, job_status, landed, rendered
 
 from edl_airflow.checkpoint_wait import CheckpointView, CheckpointWait, Threshold
@@ -26,13 +26,15 @@ from edl_airflow.work import Outcome, Training
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.errors import BackendError, SpecError, UnknownJobError
 
-RUNS = JobWait(conn_id="edl_default", job="student", until=10.0, waits_s=5)
+RUNS = JobWait(conn_id="edl_default", job="student", until=10.0, waits_s=5, began_at=50.0)
 SUCCEEDS = msgspec.structs.replace(RUNS, phase="succeeded")
-LANDS = CheckpointWait(conn_id="edl_default", stream="nightly/train", until=10.0, waits_s=5)
+LANDS = CheckpointWait(conn_id="edl_default", stream="nightly/train", until=10.0, waits_s=5, began_at=50.0)
 JOB, DONE = job_status("student"), job_status("student", phase="succeeded")
 PLAIN = job_status("student", elastic=False)
 TWO = Training(members=(0, 1))
-STOPPED = Training(members=(0,), ended="stopped")
+STOPPED = Training(members=(0,), ended="stopped", heard_at=60.0)
+FAILED = Training(ended="failed", reason="a script failed", heard_at=60.0)
+BEFORE_IT_BEGAN = {"heard_at": 40.0}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,14 @@ STOPPED = Training(members=(0,), ended="stopped")
         (SUCCEEDS, JOB, TWO, None),
         (SUCCEEDS, DONE, TWO, "ready"),
         (SUCCEEDS, None, STOPPED, "ready"),  # its task has removed it
+        (SUCCEEDS, None, msgspec.structs.replace(STOPPED, **BEFORE_IT_BEGAN), "ready"),
+        (SUCCEEDS, None, FAILED, "failed"),
+        (SUCCEEDS, None, msgspec.structs.replace(FAILED, **BEFORE_IT_BEGAN), None),
+        (RUNS, None, STOPPED, "gone"),
+        (RUNS, None, FAILED, "failed"),
+        (RUNS, None, msgspec.structs.replace(STOPPED, **BEFORE_IT_BEGAN), None),
+        (RUNS, None, msgspec.structs.replace(FAILED, **BEFORE_IT_BEGAN), None),
+        (RUNS, JOB, FAILED, None),  # an earlier try's; this one's agents have yet to come
         (SUCCEEDS, failed_status("student", 1), None, "failed"),
         (msgspec.structs.replace(SUCCEEDS, seen=True), None, TWO, "gone"),
         (msgspec.structs.replace(SUCCEEDS, until=5.0), JOB, TWO, "not_yet"),
@@ -153,17 +163,59 @@ def test_a_job_that_has_ended_without_such_a_checkpoint_ends_the_wait() -> None:
     assert failed.ended == "failed"
 
 
-async def test_what_can_not_be_read_of_a_stream_is_passed_by(site: MadeUpSite) -> None:
+@pytest.mark.parametrize(
+    ("job", "training", "ended"),
+    [
+        (None, STOPPED, "gone"),
+        (None, FAILED, "failed"),
+        (None, msgspec.structs.replace(STOPPED, **BEFORE_IT_BEGAN), None),
+        (None, msgspec.structs.replace(FAILED, **BEFORE_IT_BEGAN), None),
+        (None, TWO, None),
+        (JOB, FAILED, None),
+    ],
+)
+async def test_a_job_that_was_removed_is_not_waited_for_to_write_a_checkpoint(
+    site: MadeUpSite, job: JobStatus | None, training: Training, ended: str | None
+) -> None:
+    """What its agents have left says how it ended, unless that was before this run began."""
+    site.backend.jobs, site.trainings = {"student": job} if job else {}, {"student": training}
+    site.landed = [landed(3)]
+    wait = msgspec.structs.replace(LANDS, job="student", step=9)
+    outcome = judge(wait, await wait.look(site), now=5)  # type: ignore[arg-type]
+    assert (outcome.ended if outcome else None) == ended
+    reached = msgspec.structs.replace(wait, step=3)
+    found = judge(reached, await reached.look(site), now=5)  # type: ignore[arg-type]
+    assert found
+    assert found.ended == "ready"
+
+
+@pytest.mark.parametrize("lenient", [{"soft_fail": True}, {"never_fail": True}])
+def test_a_lenient_sensor_is_skipped_when_the_job_has_failed(
+    context: Any, site: MadeUpSite, lenient: dict[str, bool]
+) -> None:
+    """At its first look and after it was deferred, waiting here or there."""
+    waits = EdlJobSensor(task_id="wait", job="student", deferrable=True, **lenient)
+    deferred = deferred_by(waits, context)
+    event = event_of(deferred, Outcome(ended="failed", name="student", reason="instance 0 ended with 1"))
+    with pytest.raises(AirflowSkipException):
+        waits.resume_execution(deferred.method_name, {"event": event}, context)
+    site.backend.jobs = {"student": failed_status("student", 1)}
+    for deferrable in (True, False):
+        with pytest.raises(AirflowSkipException):
+            EdlJobSensor(task_id="wait", job="student", deferrable=deferrable, **lenient).execute(context)
+
+
+async def test_what_can_not_be_read_of_a_stream_is_passed_by(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked at once, and hides nothing."""
     site.landed = [landed(1), None]
     view = await LANDS.look(site)  # type: ignore[arg-type]
     assert (view.landed, view.last_id) == ((landed(1),), "2")
-    events: Any = EdlCheckpointTrigger(stream="nightly/train").run()
-    first = asyncio.ensure_future(anext(events))
-    await site.followed.wait()
-    site.landed += [None, landed(3)]
-    assert (await first).payload["step"] == 3
-    await events.aclose()
+    states = AssetStates(monkeypatch)
+    async with watching(EdlCheckpointTrigger(stream="nightly/train")) as watched:
+        await site.followed.wait()
+        site.landed += [None, landed(3)]
+        assert [event["step"] for event in await watched.fired(1)] == [3]
+    assert list(states.kept.values()) == ["2"]
 
 
 async def test_each_look_goes_on_where_the_last_one_was(site: MadeUpSite) -> None:
@@ -335,49 +387,17 @@ def test_a_resize_that_takes_too_long_says_how_many_there_are(context: Any, site
         _grow(deferrable=False, wait_timeout_s=0.05).execute(context)
 
 
-async def test_an_event_for_each_checkpoint_that_lands(site: MadeUpSite) -> None:
-    """From when it is first watched; another triggerer goes on where the state of the asset says."""
-    kept: dict[str, Any] = {}
-
-    async def aget(key: str) -> Any:
-        return kept.get(key)
-
-    async def aset(key: str, value: Any) -> None:
-        kept[key] = value
-
-    def watch() -> Any:
-        trigger = EdlCheckpointTrigger(stream="nightly/train")
-        trigger.asset_state_store = SimpleNamespace(aget=aget, aset=aset)  # type: ignore[assignment]
-        return trigger.run()
-
-    site.landed = [landed(1)]
-    events = watch()
-    first = asyncio.ensure_future(anext(events))
-    while not kept:  # noqa: ASYNC110 (the store has no events)
-        await asyncio.sleep(0.01)
-    site.landed += [landed(2), landed(3)]
-    assert (await first).payload == {"stream": "nightly/train", **landed(2)}
-    assert (await anext(events)).payload["step"] == 3
-    await events.aclose()
-    again = watch()
-    assert (await anext(again)).payload["step"] == 3, "that the event was kept is not known before it is asked for more"
-    site.landed.append(landed(4))
-    assert (await anext(again)).payload["step"] == 4
-    await again.aclose()
-
-
 async def test_a_silent_redis_makes_no_event_and_no_end(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher that ended would never come back."""
     monkeypatch.setattr("edl_airflow.triggers.checkpoint.RETRY_EVERY_S", 0.01)
     site.away = True
-    events: Any = EdlCheckpointTrigger(stream="nightly/train").run()
-    first = asyncio.ensure_future(anext(events))
-    await asyncio.sleep(0.05)
-    site.away = False
-    await site.followed.wait()
-    site.landed = [landed(1)]
-    assert (await first).payload["checkpoint"] == "/c/1"
-    await events.aclose()
+    AssetStates(monkeypatch)
+    async with watching(EdlCheckpointTrigger(stream="nightly/train")) as watched:
+        await asyncio.sleep(0.05)
+        site.away = False
+        await site.followed.wait()
+        site.landed = [landed(1)]
+        assert [event["checkpoint"] for event in await watched.fired(1)] == ["/c/1"]
 
 
 def test_a_watcher_is_the_same_in_every_process() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from edl_airflow.jobs import pool_job, trainer_job
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.specs import Bounds, JobSpec, TeacherSpec, TrainerSpec
+from edl_runtime.specs import Bounds, Checkpoint, JobSpec, TeacherSpec, TrainerSpec
 
 FOLDER = Path("/dags")
 
@@ -30,12 +30,16 @@ def _student(*, pool_digest: str = "", **given: Any) -> JobSpec:
         ("/models/m", "/models/m"),
         ("m.onnx", "/dags/m.onnx"),
         ("../m", "/dags/../m"),
+        ("~/m", "/home/ada/m"),
         ("pkg.mod:answer", "pkg.mod:answer"),
         ("s3://b/m", "s3://b/m"),
     ],
 )
-def test_relative_models_start_from_the_folder_of_the_dag(model: str, given: str) -> None:
-    """Absolute paths, functions and URLs stay as they are."""
+def test_relative_models_start_from_the_folder_of_the_dag(
+    model: str, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Absolute paths, functions and URLs stay as they are; "~" is the home folder."""
+    monkeypatch.setenv("HOME", "/home/ada")
     command = _pool(model=model).command
     assert command[command.index("--model") + 1] == given
 
@@ -77,7 +81,29 @@ def test_other_teachers_make_another_job() -> None:
     assert _student(command=["a"], pool_digest="1").digest != _student(command=["a"], pool_digest="2").digest
 
 
-@pytest.mark.parametrize(("cwd", "given"), [("", ""), ("src", "/dags/src"), ("/src", "/src")])
-def test_a_students_folder_starts_from_the_dags(cwd: str, given: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "given"),
+    [
+        ("ck", "/dags/ck"),
+        ("/ck", "/ck"),
+        ("~/ck", "/home/ada/ck"),
+        ("s3://b/~/ck", "s3://b/~/ck"),
+    ],
+)
+def test_checkpoints_start_from_the_folder_of_the_dag(url: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Absolute paths and URLs stay as they are; "~" is the home folder."""
+    monkeypatch.setenv("HOME", "/home/ada")
+    spec = TrainerSpec(command=["a"])
+    job = trainer_job(
+        spec, Bounds(1, 2), settings=RuntimeSettings(job="job"), folder=FOLDER, checkpoint=Checkpoint(url=url)
+    )
+    assert job.env["EDL_CHECKPOINT"] == given
+
+
+@pytest.mark.parametrize(
+    ("cwd", "given"), [("", ""), ("src", "/dags/src"), ("/src", "/src"), ("~/src", "/home/ada/src")]
+)
+def test_a_students_folder_starts_from_the_dags(cwd: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty one is the job's own work folder."""
+    monkeypatch.setenv("HOME", "/home/ada")
     assert _student(command=["a"], cwd=cwd).cwd == given

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, job_status, landed, rendered, work_of
 from unit.airflow.templated import SURROUNDINGS
 
@@ -93,8 +93,26 @@ def test_a_stream_is_of_a_dag_and_task_and_outlives_the_run() -> None:
 )
 def test_the_end_is_the_same_in_every_try(ends_by: Any, end: datetime, context: Any) -> None:
     """It follows from when the run has started, and not the task."""
-    context["dag_run"] = SimpleNamespace(start_date=EVENING)
+    context["dag_run"] = SimpleNamespace(start_date=EVENING, run_after=EVENING, run_type="scheduled")
     assert _plan(context, ends_by=ends_by).ends_at == end.timestamp()
+
+
+@pytest.mark.parametrize(("run_type", "late"), [("scheduled", True), ("manual", False), ("backfill", False)])
+def test_a_scheduled_run_that_comes_too_late_is_skipped(
+    run_type: str,
+    late: bool,  # noqa: FBT001
+    context: Any,
+    site: MadeUpSite,
+) -> None:
+    """Its seven o'clock is that of the night that it was for; who starts one by hand means the next one."""
+    morning = EVENING + timedelta(hours=9, seconds=5)
+    context["dag_run"] = SimpleNamespace(start_date=morning, run_after=EVENING, run_type=run_type)
+    work = _plan(context, ends_by="07:00")
+    assert work.ends_at == (EVENING + timedelta(hours=9 if late else 33)).timestamp()
+    if late:
+        with pytest.raises(AirflowSkipException, match="the time to train was over before the run began"):
+            rendered(_train(ends_by="07:00"), context).execute(context)
+        assert site.backend.deeds == []
 
 
 @pytest.mark.parametrize(
@@ -203,7 +221,7 @@ async def test_only_what_this_run_of_the_job_has_left_counts(
     """One that is ended by force without a checkpoint of its own has failed."""
     site.landed = [found, landed(8, at=1100.0, job="beside")]
     site.backend.jobs = {"student": job_status("student", created_at=1000.0)}
-    outcome = await conductor.conduct(msgspec.structs.replace(ALONE, stop_grace_s=0.0), site, lambda _: None)
+    outcome = await conductor.conduct(msgspec.structs.replace(ALONE, stop_grace_s=0.01), site, lambda _: None)
     assert outcome.ended == "stopped"
     assert (outcome.landed["step"] if outcome.landed else None) == counts
     assert isinstance(failure_of(outcome, 5), JobFailedError) is (counts is None)
@@ -231,10 +249,12 @@ def test_a_training_without_a_pool_starts_at_once() -> None:
 
 
 def test_when_its_time_is_over_it_is_asked_to_end_and_then_ended() -> None:
-    """Asked until its grace is over; the task's own limit holds besides."""
+    """Asked until its grace is over, which begins with the first time; the task's own limit holds besides."""
+    asked = msgspec.structs.replace(RUNNING, asked_at=1010.0)
     assert decide(ALONE, RUNNING, 1000) == "end_trainer"
-    assert decide(ALONE, RUNNING, 1059.9) == "end_trainer"
-    ended = decide(ALONE, RUNNING, 1060)
+    assert decide(ALONE, RUNNING, 5000) == "end_trainer"
+    assert decide(ALONE, asked, 1069.9) == "end_trainer"
+    ended = decide(ALONE, asked, 1070)
     assert isinstance(ended, Outcome)
     assert (ended.ended, ended.name) == ("stopped", "student")
     assert "within 60 s" in ended.reason
@@ -249,6 +269,39 @@ def test_a_try_after_its_time_starts_nothing() -> None:
     assert isinstance(late, Outcome)
     assert (late.ended, late.reason) == ("stopped", "the time to train was over before it could begin")
     assert decide(ALONE, RUNNING, 1000) == "end_trainer"
+
+
+async def test_who_follows_a_training_after_its_time_asks_before_it_ends_it(
+    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A triggerer that was restarted, or a try that has taken over, may come when the grace would have been over."""
+    now = {"at": 5000.0}
+    monkeypatch.setattr(conductor, "clock", lambda: now["at"])
+    site.backend.jobs, site.trainings = {"student": job_status("student")}, {"student": Training()}
+
+    def say(_: str) -> None:
+        now["at"] += 60
+
+    outcome = await conductor.conduct(ALONE, site, say)
+    assert (outcome.ended, site.asked) == ("stopped", [("student", "its time to train is over")])
+    assert site.backend.deeds == [("delete", "student")]
+
+
+async def test_a_checkpoint_that_is_written_when_instances_leave_is_the_last(
+    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They leave when the training is ended by force; what counts is known after that."""
+    site.backend.jobs, site.landed = {"student": job_status("student")}, [landed(7)]
+    delete = site.backend.delete
+
+    async def leave(name: str, *, token: str | None = None) -> bool:
+        site.landed.append(landed(9))
+        deleted: bool = await delete(name, token=token)
+        return deleted
+
+    monkeypatch.setattr(site.backend, "delete", leave)
+    outcome = await conductor.conduct(msgspec.structs.replace(ALONE, stop_grace_s=0.01), site, lambda _: None)
+    assert (outcome.ended, outcome.landed) == ("stopped", landed(9))
 
 
 async def test_it_is_asked_once_as_soon_as_somebody_hears(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:

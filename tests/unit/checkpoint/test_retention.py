@@ -29,9 +29,17 @@ def test_of_one_step_that_of_the_latest_generation_stays() -> None:
     assert kept_for_good([Position(1, 100), Position(2, 100)], 100) == {Position(2, 100)}
 
 
+def test_what_training_went_back_behind_is_not_kept_for_good() -> None:
+    """A later generation's checkpoint of an earlier step tells; one of a later step is how training goes on."""
+    before, after = steps(150, 200, 300), [Position(2, 195), Position(2, 205), Position(3, 290)]
+    assert kept_for_good([*before, *after], 100) == {Position(1, 150), Position(2, 205)}
+    assert kept_for_good([*steps(200), Position(2, 205), Position(3, 250)], 100) == set(steps(200))
+
+
 @given(STEPS, STEPS, st.integers(1, 50))
 def test_what_has_been_removed_was_not_needed(first: list[Position], later: list[Position], every: int) -> None:
-    """To prune now and then again later is to prune once, later."""
+    """To prune now and then again later, when others have been written after these, is to prune once, later."""
+    later = [position for position in later if position > max(first, default=position)]
     pruned = kept_for_good(first, every)
     assert kept_for_good([*pruned, *later], every) == kept_for_good([*first, *later], every)
 

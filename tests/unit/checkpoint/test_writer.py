@@ -181,6 +181,20 @@ def test_old_ones_are_removed_as_new_ones_come(tmp_path: Path) -> None:
     assert steps_of(store) == [4, 3]
 
 
+def test_a_writer_that_others_have_overtaken_says_so(tmp_path: Path) -> None:
+    """Once, with the name of a later one; as long as all are of its own generation or before, it says nothing."""
+    told: list[str] = []
+    writer = CheckpointWriter(stored(tmp_path, 9, keep_last=1), overtaken=told.append)
+    writer.save_now(lambda: snapshot_at(10, generation=2))
+    assert told == []
+    other = stored(tmp_path, 3, generation=3)
+    with capture_logs() as logs:
+        kept = [writer.save_now(partial(snapshot_at, step, 2)) for step in (11, 12)]
+    assert told == [other.list()[0].name]
+    assert [each["event"] for each in logs].count("checkpoint.overtaken") == 1
+    assert is_whole(other.load(kept[-1]))
+
+
 def test_what_capture_raises_is_the_trainings_own(tmp_path: Path) -> None:
     """A mistake in it is no trouble with a store, and the writer goes on."""
     writer = CheckpointWriter(stored(tmp_path))

@@ -77,13 +77,13 @@ def test_an_elastic_script_is_begun_run_and_joined() -> None:
     assert said(orders(Mine(phase="ready"), ELASTIC, view(2, PEER, ME), NOW)) == [join(2, PEER, ME)]
 
 
-def test_a_trainer_hears_the_word_of_its_generation_and_how_long_it_may_take() -> None:
-    """With each attempt in a row there is more time, for trainers as for their agents."""
+def test_a_trainer_hears_the_word_of_its_generation() -> None:
+    """By it the others know that it is one of them."""
     group = view(2, PEER, ME)
     assert group.generation is not None
-    again = msgspec.structs.replace(group.generation, word="secret", attempt=2)
-    (told,) = said(orders(Mine(phase="ready"), ELASTIC, msgspec.structs.replace(group, generation=again), NOW))
-    assert told == msgspec.structs.replace(join(2, PEER, ME), word="secret", limit_s=80.0)
+    secret = msgspec.structs.replace(group.generation, word="secret")
+    (told,) = said(orders(Mine(phase="ready"), ELASTIC, msgspec.structs.replace(group, generation=secret), NOW))
+    assert told == msgspec.structs.replace(join(2, PEER, ME), word="secret")
 
 
 def test_a_plain_script_is_run_for_its_generation_only() -> None:
@@ -231,6 +231,13 @@ def test_a_job_that_has_ended_leaves_the_done_to_finish() -> None:
     assert orders(member(phase="done"), ELASTIC, failed, NOW) == [Kill("the job has failed")]
     assert orders(member(), ELASTIC, failed, NOW) == [Kill("the job has ended")]
     assert orders(Mine(), ELASTIC, done, NOW) == []
+
+
+def test_a_script_that_goes_on_after_the_end_is_ended_when_its_instance_has_to_go() -> None:
+    """Within the grace, so that its agent can still say that it leaves: else the others would wait for it."""
+    told = msgspec.structs.replace(ELASTIC, leaving_since=NOW - 5, grace_s=10.0)
+    assert orders(member(phase="done"), told, view(1, ME, PEER), NOW) == []
+    assert orders(member(phase="done"), told, view(1, ME, PEER), NOW + 3) == [Kill("its script did not end in time")]
 
 
 def test_a_standby_is_begun_once_the_trainer_is_up() -> None:

@@ -32,18 +32,22 @@ def group(number: int, *members: str, **changes: Any) -> GroupView:
     return msgspec.structs.replace(GroupView(now=0.0, number=number, generation=generation), **changes)
 
 
-def record(phase: Phase, view: GroupView, *, post: Post = POST, **crew: Any) -> TrainerMember:
+def record(
+    phase: Phase, view: GroupView, *, post: Post = POST, before: TrainerMember = ME, **crew: Any
+) -> TrainerMember:
     stands = {
         "mine": Mine(phase=phase),
         "elastic": True,
         "live": True,
         "seen": 0,
         "waits_for": 0,
+        "moves": 0,
+        "keeps": True,
         "finished": False,
         "falling": False,
     }
     with Ports("127.0.0.1") as ports:
-        return record_of(ME, cast(Crew, SimpleNamespace(**{**stands, **crew})), post, view, ports)
+        return record_of(before, cast(Crew, SimpleNamespace(**{**stands, **crew})), post, view, ports)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +79,12 @@ def test_on_the_way_into_a_generation_an_instance_stays_ready() -> None:
 
 
 def test_a_trainer_that_falls_is_told_of_before_it_has_ended() -> None:
-    """The others may notice it sooner, and must not go on with it."""
+    """The others may notice it sooner, and must not go on with it, nor wait for the next one while that loads."""
     mine = Mine(phase="member", told=7)
-    assert record("member", group(7, ME.id), mine=mine, falling=True).lost == 7
-    assert record("member", group(7, ME.id), mine=mine).lost == 3
+    falling = record("member", group(7, ME.id), mine=mine, falling=True)
+    assert (falling.lost, falling.ready) == (7, False)
+    stays = record("member", group(7, ME.id), mine=mine)
+    assert (stays.lost, stays.ready) == (3, True)
 
 
 def test_a_script_that_joins_by_itself_is_told_of() -> None:
@@ -97,6 +103,31 @@ def test_a_process_that_is_in_no_generation_yet_counts_as_a_standby() -> None:
     assert record("member", group(7, ME.id), mine=Mine(phase="member", spare="loaded")).standby
 
 
+def test_a_trainer_comes_on_that_moves_the_state() -> None:
+    """More of it than before; another process begins to count anew."""
+    included = group(7, "1-peer", ME.id)
+    met = Mine(phase="member", told=7)
+    assert not record("member", included, mine=met).came_on
+    moving = record("member", included, mine=met, moves=5)
+    assert (moving.came_on, moving.moves) == (True, 5)
+    assert not record("member", included, mine=met, moves=5, before=moving).came_on
+    assert not record("starting", included, moves=0, before=moving).came_on
+
+
+def test_a_trainer_comes_on_that_ends_what_it_is_at() -> None:
+    """A step, or a checkpoint; not once it waits for others there, has been let down by them, or is where it is to be.
+
+    A trainer in a step that never ends is its agent's to end, as any other.
+    """
+    included = group(7, "1-peer", ME.id)
+    stepping = Mine(phase="member", told=7, up=6)
+    assert record("member", included, mine=stepping).came_on
+    assert record("leaving", included, mine=msgspec.structs.replace(stepping, phase="leaving")).came_on
+    assert not record("member", included, mine=stepping, waits_for=12).came_on
+    assert not record("member", included, mine=msgspec.structs.replace(stepping, fallen=6)).came_on
+    assert not record("member", included, mine=msgspec.structs.replace(stepping, up=7)).came_on
+
+
 def test_a_number_once_seen_is_never_forgotten() -> None:
     """Neither of a checkpoint nor of the group: the next is above."""
     assert record("ready", group(7), seen=9).seen == 9
@@ -111,3 +142,13 @@ def test_each_generation_has_ports_of_its_own() -> None:
         assert (ports.store, ports.trainer) == first
         ports.renew(1)
         assert len({*first, ports.store, ports.trainer}) == 4
+
+
+def test_a_script_that_fails_after_the_end_has_trained() -> None:
+    """Until its next trainer is told to join: that one has yet to train what the checkpoint lacks."""
+    included = group(4, ME.id)
+    done = record("done", included)
+    assert done.done
+    again = record("loading", included, before=done)
+    assert again.done
+    assert not record("member", included, before=again).done

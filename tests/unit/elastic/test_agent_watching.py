@@ -44,17 +44,44 @@ def test_a_pause_is_from_the_last_step_before_to_the_first_after() -> None:
     assert steps.median_s == 1.0
 
 
-def view(*waits_for: int) -> GroupView:
+def view(*waits_for: int, up: int = 1) -> GroupView:
     """Return a view in which the members after this one wait for these steps."""
     ids = tuple(f"{index}-x" for index in range(1 + len(waits_for)))
     members = tuple(
-        Presence(member=TrainerMember(id=each, index=int(each[0]), waits_for=step), deadline=9e9, beaten_at=0, since=0)
+        Presence(
+            member=TrainerMember(id=each, index=int(each[0]), waits_for=step, up=up), deadline=9e9, beaten_at=0, since=0
+        )
         for each, step in zip(ids, (0, *waits_for), strict=True)
     )
     generation = Generation(
         number=1, members=ids, store="", endpoints=(), gear="live", reason="", proposed_by="", proposed_at=0.0
     )
     return GroupView(now=0.0, members=members, number=1, generation=generation, state="active")
+
+
+def look(
+    vigil: Vigil,
+    group: GroupView,
+    now: float,
+    *,
+    spoke: bool = False,
+    stopped: bool = False,
+    cpu_s: float = 0.0,
+    waits_for: int = 0,
+    moves: int = 0,
+    median_s: float = 0.1,
+) -> str:
+    """Look at a moment, as which Redis has just told of the group."""
+    return vigil.look(
+        msgspec.structs.replace(group, now=now + 1.0),
+        spoke=spoke,
+        stopped=stopped,
+        cpu_s=cpu_s,
+        waits_for=waits_for,
+        moves=moves,
+        median_s=median_s,
+        now=now,
+    )
 
 
 def first_verdict(
@@ -64,19 +91,30 @@ def first_verdict(
     spoke: bool,
     stopped: bool = False,
     busy: float = 0.0,
+    moves_until_s: float = 0.0,
     waits_for: int = 0,
     median_s: float = 0.1,
     until_s: float = 60.0,
 ) -> float | None:
     """Return after how many seconds the trainer counts as hung, None if it never does.
 
-    `busy`: what of one processor it uses.
+    `busy`: what of one processor it uses. `moves_until_s`: for how long it moves the state.
     """
     for tick in range(round(until_s / 0.25)):
         now = tick * 0.25
-        if vigil.look(
-            group, spoke=spoke, stopped=stopped, cpu_s=busy * now, waits_for=waits_for, median_s=median_s, now=now
-        ):
+        moves = round(4 * min(now, moves_until_s))
+        verdict = look(
+            vigil,
+            group,
+            now,
+            spoke=spoke,
+            stopped=stopped,
+            cpu_s=busy * now,
+            waits_for=waits_for,
+            moves=moves,
+            median_s=median_s,
+        )
+        if verdict:
             return now
     return None
 
@@ -112,16 +150,35 @@ def test_a_trainer_that_lives_has_until_the_limit_to_arrive() -> None:
 
 
 def test_waits_for_ever_new_steps_are_none() -> None:
-    """Others wait at the end of each step; it is the same step that counts."""
+    """Others wait at the end of each step; it is the same step that counts, in the same generation."""
     vigil = Vigil("0-x", 600)
     for tick in range(100):
+        assert not look(vigil, view(tick + 1), tick * 0.25)
+    vigil = Vigil("0-x", 600)
+    for tick in range(100):
+        assert not look(vigil, view(7, up=tick), tick * 0.25)
+
+
+def test_nobody_waits_in_vain_for_a_trainer_that_moves_the_state() -> None:
+    """It reads a checkpoint, or gives what others lack, for longer than a step may take; as long as it comes on."""
+    assert first_verdict(Vigil("0-x", 5), view(7, 7), spoke=True, moves_until_s=30.0) == pytest.approx(35.25, abs=0.3)
+    stopped = first_verdict(Vigil("0-x", 600), view(7, 7), spoke=False, stopped=True, moves_until_s=30.0)
+    assert stopped == pytest.approx(31.25, abs=0.3)
+
+
+def test_what_was_seen_before_redis_went_away_is_no_wait() -> None:
+    """Nobody knows then who waits, and training goes on; it counts again from what was known."""
+    vigil = Vigil("0-x", 5)
+    away = view(7, 7)
+    for tick in range(400):
         assert not vigil.look(
-            view(tick + 1), spoke=False, stopped=False, cpu_s=0.0, waits_for=0, median_s=0.1, now=tick * 0.25
+            away, spoke=True, stopped=False, cpu_s=0.0, waits_for=0, moves=0, median_s=0.1, now=tick * 0.25
         )
+    assert not look(vigil, away, 100.0, spoke=True)
 
 
 def test_an_agent_that_was_stopped_itself_does_not_count_that_time() -> None:
     """It hears what its trainer said meanwhile after its next look."""
     vigil = Vigil("0-x", 600)
-    assert not vigil.look(view(7), spoke=True, stopped=False, cpu_s=0.0, waits_for=0, median_s=0.1, now=0.0)
-    assert not vigil.look(view(7), spoke=False, stopped=False, cpu_s=0.0, waits_for=0, median_s=0.1, now=100.0)
+    assert not look(vigil, view(7), 0.0, spoke=True)
+    assert not look(vigil, view(7), 100.0)

@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 from edl_runtime.elastic.crew import Crew
-from edl_runtime.elastic.gears import Begin, Kill, Phase, Run, Spare
+from edl_runtime.elastic.gears import Begin, Kill, Phase, Run, Spare, Tell
 from edl_runtime.elastic.generation import Generation
+from edl_runtime.elastic.messages import Leave
 from edl_runtime.elastic.script import Script, read_script
 
 WITHIN_S = 20.0
@@ -160,3 +161,30 @@ async def test_a_script_is_elastic_when_that_of_another_instance_is(tmp_path: Pa
         await crew.carry_out(Begin())
         await crew.carry_out(Run())
         assert crew.mine.phase == "starting"
+
+
+WRITES = """
+import os, time
+from edl_runtime.elastic.link import connect
+from edl_runtime.elastic.messages import Elastic, Ready
+
+link = connect(os.environ)
+link.say(Elastic())
+link.say(Ready(live=True))
+while True:
+    link.moved()
+    time.sleep(0.01)
+"""
+
+
+async def test_a_trainer_that_writes_its_checkpoint_is_not_late(tmp_path: Path) -> None:
+    """How long it takes to leave counts from the last part that it has written."""
+    async with crew_of(script_of(WRITES, tmp_path)) as crew:
+        await crew.carry_out(Begin())
+        await comes_to(crew, "loaded")
+        await crew.carry_out(Run())
+        await comes_to(crew, "ready")
+        await crew.carry_out(Tell(Leave(reason="a test", checkpoint=True)))
+        told_at = crew.mine.since
+        await eventually(lambda: crew.mine.since > told_at)
+        assert crew.mine.phase == "leaving"

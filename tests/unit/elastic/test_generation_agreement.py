@@ -191,7 +191,7 @@ def test_a_generation_that_does_not_form_is_followed_without_those_who_are_not_u
     draft = decide(seen, BOUNDS, "0-a")
     assert draft
     assert draft.members == ("0-a", "1-a")
-    assert draft.reason == "generation 4 did not form: instance 2 was not up after 20 s"
+    assert draft.reason == "generation 4 did not form: instance 2 was not up, and for 20 s nothing came of it"
     assert (draft.gear, draft.attempt, draft.barred) == ("warm", 1, ("2-a",))
     active = {"number": 5, "state": "active", "since": NOW}
     then = msgspec.structs.replace(draft, number=5)
@@ -251,6 +251,21 @@ def test_a_gear_is_at_fault_when_all_are_alive_and_no_step_came_of_it() -> None:
     assert [draft and draft.gear for draft in drafts] == ["warm", "live", "live"]
 
 
+def test_a_gear_is_not_at_fault_before_a_loss_may_show() -> None:
+    """Who has fallen is known to have ended only a while after its connections have."""
+    fresh = (there(0, up=4), there(1, up=4))
+    seen = view(*fresh, of=generation(0, 1), suspicion=suspected(0.4))
+    assert held(seen) == Wait("it may show who was lost", 0.6)
+
+
+def test_no_gear_is_slower_where_the_state_is_kept_nowhere_else() -> None:
+    """Without checkpoints it would be gone with the trainers that have it."""
+    members = there(0, up=4, keeps=False), there(1, up=4, keeps=False)
+    draft = decide(view(*members, of=generation(0, 1), suspicion=suspected(1.0)), BOUNDS, "0-a")
+    assert draft
+    assert draft.gear == "live"
+
+
 def test_a_member_that_failed_is_kept_for_a_while_from_those_who_train() -> None:
     """The longer the more often; where nobody trains, nothing is lost by another try."""
     seen = view(*up(0), there(1, failures=1, since=NOW - 9), of=generation(0))
@@ -281,6 +296,44 @@ def test_those_who_have_finished_are_not_lost() -> None:
     assert held(view(done, *up(1), there(2), of=generation(0, 1), **finished)) == Wait("others have yet to finish")
     seen = view(done, there(1, lost=4), of=generation(0, 1), **finished)
     assert following(seen, Bounds(2, 4))[0] == "1"
+
+
+def test_nobody_joins_a_training_that_is_over() -> None:
+    """Its members have trained all there is; their scripts may go on for as long as they want to."""
+    done = up(0, 1, done=True, elastic=True)
+    assert held(view(*done, there(2), of=generation(0, 1))) == Wait("others have yet to finish")
+    seen = view(*up(0, done=True, elastic=True), there(1, lost=4, stepped=4), there(2), of=generation(0, 1))
+    assert following(seen, Bounds(2, 4))[0] == "1 2"
+
+
+def test_a_loss_at_the_end_is_followed_by_those_who_are_not_through() -> None:
+    """Who is through goes on by itself, and newcomers have nothing to do."""
+    done, behind = up(0, done=True, elastic=True), up(1, elastic=True, fallen=4)
+    seen = view(*done, *behind, there(2), of=generation(0, 1, 3), suspicion=suspected(1.0))
+    assert following(seen, Bounds(2, 4)) == ("1", "instance 3 is gone")
+
+
+def test_a_generation_that_all_is_trained_before_is_followed_by_one_without_newcomers() -> None:
+    """It will never form; there is no hurry to end, and nothing to be trained anew."""
+    forming = {"state": "forming", "since": NOW - 30}
+    done, came = up(0, 1, done=True, elastic=True), there(2, elastic=True)
+    seen = view(*done, came, of=generation(0, 1, 2), **forming)
+    assert following(seen, Bounds(3, 4)) == ("0 1", "the others came when all had been trained")
+    assert held(view(*done, came, of=generation(0, 1), **forming)) == Wait("others have yet to finish")
+    behind = up(3, elastic=True, fallen=4)
+    assert following(view(*done, *behind, came, of=generation(0, 1, 2, 3), **forming))[0] == "3"
+    assert following(view(*done, of=generation(0, 1, 2), **forming))[0] == "0 1"
+
+
+def test_a_script_that_fails_after_the_end_is_run_again() -> None:
+    """Its new trainer begins from the last checkpoint, whoever else has ended meanwhile."""
+    forming = {"state": "forming", "since": NOW - 30, "finished": frozenset({"0-a"})}
+    again = there(1, done=True, lost=4, elastic=True, ready=False)
+    seen = view(again, of=generation(0, 1), **forming)
+    assert outcome_of(seen) is None
+    assert held(seen) == Wait("instance 1 is not ready yet")
+    ready = msgspec.structs.replace(again, member=msgspec.structs.replace(again.member, ready=True))
+    assert following(view(ready, of=generation(0, 1), **forming))[0] == "1"
 
 
 def test_a_redis_that_was_empty_is_left_time() -> None:
@@ -391,3 +444,15 @@ def drafted_join(*members: Presence, **fields: Any) -> str:
     draft = decide(view(*members, of=generation(0), **fields), BOUNDS, "0-a")
     assert draft
     return draft.gear
+
+
+def test_who_came_too_late_to_train_keeps_no_job_from_its_end() -> None:
+    """Be it there, or gone again."""
+    forming = {"state": "forming", "finished": frozenset({"0-a", "1-a"})}
+    came = there(2, elastic=True)
+    assert outcome_of(view(came, of=generation(0, 1, 2), **forming)) == Outcome("done")
+    assert outcome_of(view(came, of=generation(0, 1, 3), **forming)) == Outcome("done")
+    replaced = there(2, stepped=2, lost=2, elastic=True)  # in a step before
+    assert outcome_of(view(replaced, of=generation(0, 1, 2), **forming)) == Outcome("done")
+    plain = there(2)
+    assert outcome_of(view(plain, of=generation(0, 1, 2), **forming)) is None

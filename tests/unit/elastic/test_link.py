@@ -104,12 +104,15 @@ def test_a_forming_generation_is_let_go_for_a_newer_one(
 
 
 def test_it_beats_and_tells_what_it_waits_for(line: tuple[AgentLink, Channel[FromTrainer], socket.socket]) -> None:
-    """By a thread of its own; and it remembers that it failed."""
+    """And how often it has moved a piece of the state; by a thread of its own. It remembers that it failed."""
     link, agent, _ = line
     words = agent.listen()
     assert next(words) == Beat()
     link.waits_for(7)
     assert next(word for word in words if word != Beat()) == Beat(waits_for=7)
+    link.moved()
+    link.moved()
+    assert next(word for word in words if isinstance(word, Beat) and word.moves == 2) == Beat(waits_for=7, moves=2)
     assert not link.failed
     link.say(Failed(reason="broken", final=True))
     assert link.failed

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -44,14 +44,14 @@ def test_ranks_meet_whoever_comes_first_and_whoever_else_comes() -> None:
     store = free_store()
     with ThreadPoolExecutor(4) as pool:
         ranks = [Meeting(joined(7, rank=rank, size=3, store=store)) for rank in range(3)]
-        early = pool.submit(ranks[2].hold, "c", None, lambda: 0, 10)
+        early = pool.submit(ranks[2].hold, "c", None, lambda: 0)
         older = Meeting(joined(6, rank=1, size=3, store=store))
-        lost = pool.submit(older.hold, "x", 3, lambda: 0, 10)
-        host = pool.submit(ranks[0].hold, "a", 5, lambda: 4321, 10)
+        lost = pool.submit(older.hold, "x", 3, lambda: 0)
+        host = pool.submit(ranks[0].hold, "a", 5, lambda: 4321)
         for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", pack(Beat())):
             with end_of(store) as stranger:
                 stranger.sendall(noise)
-        late = pool.submit(ranks[1].hold, "b", 4, lambda: 0, 10)
+        late = pool.submit(ranks[1].hold, "b", 4, lambda: 0)
         for met, _ in (early.result(), host.result(), late.result()):
             assert (met.names, met.steps, met.store_port) == (["a", "b", "c"], [5, 4, None], 4321)
         older.abort()
@@ -61,15 +61,22 @@ def test_ranks_meet_whoever_comes_first_and_whoever_else_comes() -> None:
             rank.close()
 
 
-def test_a_meeting_that_not_all_come_to_ends() -> None:
-    """After its time, or as soon as it is aborted."""
-    with pytest.raises(GroupLostError, match=r"in time|timed out"):
-        Meeting(joined(1, rank=0, size=2, store=free_store())).hold("a", None, lambda: 0, 0.05)
-    meeting = Meeting(joined(1, rank=0, size=2, store=free_store()))
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(meeting.hold, "a", None, lambda: 0, 30)
-        while not meeting._ends:
-            pass
+@pytest.mark.parametrize("silent", [False, True], ids=["nobody", "one that says nothing"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_meeting_that_not_all_come_to_ends(rank: int, *, silent: bool) -> None:
+    """As soon as it is aborted: it has no time limit of its own, and the agents have."""
+    store = free_store()
+    host, _, port = store.rpartition(":")
+    meeting = Meeting(joined(1, rank=rank, size=3, store=store))
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        if silent and rank:
+            stack.enter_context(socket.create_server((host, int(port))))
+        waiting = pool.submit(meeting.hold, "a", None, lambda: 0)
+        if silent and not rank:
+            guest = stack.enter_context(end_of(store))
+            guest.sendall(pack(here(1, "b", "secret")))
+        with pytest.raises(TimeoutError):
+            waiting.result(0.3)
         meeting.abort()
         with pytest.raises(GroupLostError):
             waiting.result(5)
@@ -84,7 +91,7 @@ def test_a_rank_is_who_knows_the_word_and_comes_first() -> None:
     store = free_store()
     host = Meeting(joined(1, rank=0, size=3, store=store))
     with ThreadPoolExecutor(1) as pool, end_of_each(store, 4) as open_ends:
-        met = pool.submit(host.hold, "a", None, lambda: 1, 10)
+        met = pool.submit(host.hold, "a", None, lambda: 1)
         stranger, first, second, last = (next(open_ends) for _ in range(4))
         stranger.sendall(pack(here(1, "stranger", "guess")))
         assert stranger.recv(1) == b""
@@ -112,27 +119,29 @@ def end_of_each(store: str, count: int) -> Iterator[Iterator[socket.socket]]:
 
 
 def test_who_says_little_at_a_time_does_not_hold_a_meeting_up() -> None:
-    """Whoever comes has a second for all of it, and the meeting its time."""
+    """Whoever comes has a second for all of it, and the next who comes is heard."""
     store = free_store()
     done = threading.Event()
 
-    def drip() -> None:
-        with end_of(store) as end:
-            try:
-                end.sendall(b"\0\x01\0\0")
-                while not done.wait(0.1):
-                    end.sendall(b" ")
-            except OSError:
-                pass
+    def drip(end: socket.socket) -> None:
+        try:
+            end.sendall(b"\0\x01\0\0")
+            while not done.wait(0.1):
+                end.sendall(b" ")
+        except OSError:
+            pass
 
-    with ThreadPoolExecutor(1) as pool:
-        dripping = pool.submit(drip)
+    host = Meeting(joined(1, rank=0, size=2, store=store))
+    with ThreadPoolExecutor(2) as pool, end_of_each(store, 2) as open_ends:
+        met = pool.submit(host.hold, "a", None, lambda: 1)
+        dripping = pool.submit(drip, next(open_ends))
         began = time.monotonic()
-        with pytest.raises(GroupLostError):
-            Meeting(joined(1, rank=0, size=2, store=store)).hold("a", None, lambda: 0, 0.5)
-        assert time.monotonic() - began < 0.9
+        next(open_ends).sendall(pack(here(1, "b", "secret")))
+        assert met.result(5)[0].names == ["a", "b"]
+        assert time.monotonic() - began < 1.4
         done.set()
         dripping.result(5)
+    host.close()
 
 
 @contextmanager
@@ -142,7 +151,7 @@ def stars(count: int) -> Iterator[tuple[list[Meeting], list[Star]]]:
     meetings = [Meeting(joined(1, rank=rank, size=count, store=store)) for rank in range(count)]
     with ThreadPoolExecutor(count) as pool:
         holding: list[Future[tuple[Met, Star]]] = [
-            pool.submit(meeting.hold, str(rank), None, lambda: 0, 10) for rank, meeting in enumerate(meetings)
+            pool.submit(meeting.hold, str(rank), None, lambda: 0) for rank, meeting in enumerate(meetings)
         ]
         found = [each.result()[1] for each in holding]
     yield meetings, found

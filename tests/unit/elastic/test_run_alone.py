@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from elastic_agents import SCRIPT
-from elastic_alone import SAMPLES, QuietLink, arrays_of, begin, model_and_optimizer, train
+from elastic_alone import SAMPLES, QuietLink, arrays_of, begin, model_and_optimizer, paddle, train
 
 from edl_runtime import elastic
 from edl_runtime.distill import DistillReader, Fixed
@@ -57,6 +57,23 @@ def test_each_sample_comes_once_an_epoch() -> None:
     assert link.said[-1] == Finished(step=6, why="done")
 
 
+def test_two_trainings_at_one_place_are_told_of(tmp_path: Path) -> None:
+    """The one of the earlier generation says that there is another, and ends with a checkpoint that is there."""
+    (first, link), (second, others) = begin(tmp_path, every_steps=1), begin(tmp_path, every_steps=1)
+    model, _ = first.wrap(*model_and_optimizer())
+    data = first.data(SAMPLES, **BATCHES)
+    train(first, model, data, steps=1)
+    first._saver.close()
+    other, _ = second.wrap(*model_and_optimizer())
+    train(second, other, second.data(SAMPLES, **BATCHES))
+    train(first, model, data)
+    (note,) = [word.text for word in link.said if isinstance(word, Note)]
+    assert "another training writes there" in note
+    assert not [word for word in others.said if isinstance(word, Note)]
+    last = [word for word in link.said if isinstance(word, Saved)][-1]
+    assert (last.step, Path(last.url).is_dir()) == (6, True)
+
+
 def test_micro_batches_train_as_the_whole_batch_does() -> None:
     """Their gradients are added up, each by its samples."""
     trained = []
@@ -75,7 +92,6 @@ def test_micro_batches_train_as_the_whole_batch_does() -> None:
 
 def test_a_later_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     """Model, optimizer, schedule, data and random numbers come from the checkpoint, also into layers made otherwise."""
-    import paddle
 
     def schedule() -> Any:
         return paddle.optimizer.lr.ExponentialDecay(0.1, 0.8)
@@ -191,8 +207,40 @@ def test_a_script_may_finish_early(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["metrics"]["accuracy"] == 0.9
     assert Path(result["checkpoint"]).is_dir()
-    with pytest.raises(StepError, match=r"another batch after it called run\.finish"):
-        next(batches)
+    assert list(batches) == []
+
+
+def test_an_early_end_is_one_for_the_whole_run_of_the_job(tmp_path: Path) -> None:
+    """Whoever begins from its last checkpoint has nothing to train, until the job is run again."""
+
+    def batches_in(word: str) -> tuple[Run, Any]:
+        link = QuietLink()
+        settings = RuntimeSettings(run=word)
+        run = Run(link, Saver(Checkpoint(url=str(tmp_path)), link), settings)
+        run.wrap(*model_and_optimizer())
+        return run, iter(run.data(SAMPLES, **BATCHES))
+
+    run, batches = batches_in("tonight")
+    next(batches)
+    run.finish()
+    assert list(batches_in("tonight")[1]) == []
+    again, batches = batches_in("tomorrow")
+    assert len(next(batches)) == 2
+    again.finish()
+
+
+def test_who_waits_for_the_end_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that one that hangs there is found, as at the end of a step; who writes the checkpoint waits for nobody."""
+    run, link = begin()
+    run.wrap(*model_and_optimizer())
+    next(iter(run.data(SAMPLES, **BATCHES)))
+    seen: list[Any] = []
+    count = run._team.group.count
+    monkeypatch.setattr(link, "waits_for", seen.append)
+    monkeypatch.setattr(run._team.group, "count", lambda counts: (seen.append("count"), count(counts))[1])
+    monkeypatch.setattr(Saver, "save_now", lambda *_: seen.append("save") or "")
+    run.finish()
+    assert seen == [1, "count", None, "save", 1, "count", None]
 
 
 def test_more_metrics_than_a_result_holds_are_refused() -> None:
@@ -304,6 +352,66 @@ def test_other_data_than_a_checkpoint_s_is_refused(tmp_path: Path) -> None:
     assert len(train(later, model, later.data(SAMPLES, global_batch=5, epochs=3))) == 2
 
 
+class _Stream(paddle.io.IterableDataset):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return 10
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (_Stream(), "dataset: got '_Stream', allowed is samples with a length and by index, .*run.shards"),
+        (paddle.io.DataLoader(SAMPLES, batch_size=2), "dataset: got 'DataLoader'"),
+        ((sample for sample in SAMPLES), "dataset: got 'generator'"),
+        (np.array(7), "dataset: got 'ndarray'"),
+        ([], r"len\(dataset\): got 0, allowed is a whole number, 1 or more"),
+    ],
+)
+def test_data_that_can_not_be_had_by_index_is_refused(dataset: Any, message: str) -> None:
+    """With what it is, what it has to be, and what there is for other data."""
+    run, _ = begin()
+    run.wrap(*model_and_optimizer())
+    with pytest.raises(SpecError, match=message):
+        run.data(dataset, global_batch=4)
+
+
+def test_numbers_of_numpy_s_are_taken_for_python_s(tmp_path: Path) -> None:
+    """Checkpoints hold them as JSON."""
+    run, _ = begin(tmp_path)
+    model, _ = run.wrap(*model_and_optimizer())
+    four, two = np.int64(4), np.int64(2)
+    assert len(train(run, model, run.data(SAMPLES, global_batch=four, epochs=two, seed=two, micro_batch=four))) == 6
+    assert len(list(tmp_path.glob("step-000000006-*"))) == 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_type_that_checkpoints_can_not_hold_is_told_at_the_start(tmp_path: Path, *, kept: bool) -> None:
+    """With the parameter's name, and not at the end of a training of hours; where none are kept any will do."""
+    run, _ = begin(tmp_path if kept else None)
+    model, optimizer = model_and_optimizer()
+    model.register_buffer("phases", paddle.ones([2], dtype="complex128"))
+    if kept:
+        with pytest.raises(SpecError, match="checkpoint's 'phases': got 'complex128', allowed is float64, "):
+            run.wrap(model, optimizer)
+    else:
+        run.wrap(model, optimizer)
+
+
+def test_the_loss_that_is_told_is_the_step_s_own(tmp_path: Path) -> None:
+    """Whatever a script has noted under that name some steps before; noted, it is told by those that give none."""
+    for gives in (True, False):
+        run, link = begin(tmp_path / str(gives), every_steps=1)
+        model, _ = run.wrap(*model_and_optimizer())
+        for inputs, _ in run.data(SAMPLES, **BATCHES):
+            loss = model(inputs).mean()
+            loss.backward()
+            run.metrics(loss=1234.5)
+            run.step(loss=loss if gives else None)
+            own = run.mean_loss
+        last = [word for word in link.said if isinstance(word, Saved)][-1]
+        assert last.metrics == {"loss": own if gives else 1234.5}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -313,6 +421,13 @@ def test_other_data_than_a_checkpoint_s_is_refused(tmp_path: Path) -> None:
         ({"instance_batch": 0}, "instance_batch: got 0"),
         ({"global_batch": 4, "micro_batch": 0}, "micro_batch: got 0"),
         ({"global_batch": 4, "epochs": 0}, "epochs: got 0"),
+        ({"global_batch": 256.0}, r"global_batch: got 256\.0, allowed is a whole number, 1 or more, for so many"),
+        ({"global_batch": "256"}, "global_batch: got '256'"),
+        ({"instance_batch": True}, "instance_batch: got True"),
+        ({"global_batch": 4, "micro_batch": 1.5}, r"micro_batch: got 1\.5, allowed is a whole number"),
+        ({"global_batch": 4, "epochs": None}, "epochs: got None"),
+        ({"global_batch": 4, "seed": -1}, "seed: got -1"),
+        ({"global_batch": 4, "num_workers": "2"}, "num_workers: got '2', allowed is a whole number, 0 or more"),
     ],
 )
 def test_batches_that_can_t_be_are_refused(given: dict[str, Any], message: str) -> None:
@@ -325,8 +440,6 @@ def test_batches_that_can_t_be_are_refused(given: dict[str, Any], message: str) 
 
 def test_what_can_t_be_wrapped_is_refused() -> None:
     """No other model, no stranger's parameters, no schedule that needs a loss, no second time."""
-    import paddle
-
     run, _ = begin()
     with pytest.raises(SpecError, match=r"before run\.wrap"):
         run.data(SAMPLES, **BATCHES)
@@ -336,6 +449,7 @@ def test_what_can_t_be_wrapped_is_refused() -> None:
     for bad_model, bad_optimizer, message in (
         (stranger.weight, optimizer, "a paddle.nn.Layer"),
         (model, "sgd", "an optimizer of paddle.optimizer"),
+        (model, paddle.optimizer.LBFGS(parameters=model.parameters()), "LBFGS"),
         (stranger, optimizer, "parameters of the model only"),
         (model, paddle.optimizer.SGD(plateau, parameters=model.parameters()), "ReduceOnPlateau"),
     ):

@@ -1,0 +1,152 @@
+"""What a script does to its model and optimizer beside `run.step`: it would train ranks apart, and is an error."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from edl_runtime.elastic.state import host_view, parameters_of
+from edl_runtime.errors import StepError
+
+SAMPLES = 16
+"""About so many values of each parameter are looked at: all of them would take as long as a step of the optimizer."""
+
+NAMED = 5
+"""Parameters that an error names; of the others it says how many there are."""
+
+_STEP = "leave that line out: run.step does it, with the gradients of all ranks"
+_LOAD = "load what a training is to begin with before run.wrap"
+_REFUSED = {
+    "step": _STEP,
+    "minimize": _STEP,
+    "apply_gradients": _STEP,
+    "set_state_dict": _LOAD,
+    "load_state_dict": _LOAD,
+    "set_lr_scheduler": "give the optimizer its scheduler before run.wrap",
+}
+"""Methods of an optimizer that a script may not call while it is trained by `run.step`, and what to do instead."""
+
+_SCHEDULE = "leave that line out: run.step does it, unless run.wrap has schedule=None"
+_CLEARED = ("clear_grad", "clear_gradients")
+
+
+class Guard:
+    """The one way to an optimizer's step, and to that of its scheduler if it is not the script that moves it.
+
+    From `begin` until the training is `over` the methods that would change what is trained raise StepError, and those
+    that clear gradients leave none, where Paddle's leave zeros: so a gradient that is missing is noticed.
+
+    Parameters are watched, be they the optimizer's or nobody's, unless they were frozen at `wrap`: those, and buffers,
+    a script may change, each rank for itself.
+    """
+
+    def __init__(self, model: Any, optimizer: Any, *, scheduler: Any, over: Callable[[], bool]) -> None:
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._over = over
+        self._step: Callable[[], None] = optimizer.step
+        self._clear: Callable[..., None] = optimizer.clear_grad
+        self._move: Callable[[], None] | None = None if scheduler is None else scheduler.step
+        named = list(model.named_parameters())
+        trained = {parameter.name for parameter in parameters_of(optimizer)}
+        fixed = [(name, each) for name, each in named if each.stop_gradient or each.name in trained]
+        self._fixed_names = [name for name, _ in fixed]
+        self._fixed = [each for _, each in fixed]
+        self._frozen = [each.stop_gradient for each in self._fixed]
+        own = [(name, each) for name, each in named if not each.stop_gradient and each.place.is_cpu_place()]
+        self._own_names = [name for name, _ in own]
+        self._samples = [_sample(each) for _, each in own]
+        self._seen = b""  # of the samples
+
+    def begin(self) -> None:
+        """Refuse and watch from now on."""
+        optimizer, scheduler = self._optimizer, self._scheduler
+        for name, instead in _REFUSED.items():
+            own = getattr(optimizer, name)
+            setattr(optimizer, name, self._refused(own, f"optimizer.{name}()", instead))
+        for name in _CLEARED:
+            setattr(optimizer, name, self._cleared(getattr(optimizer, name)))
+        if scheduler is not None:
+            scheduler.step = self._refused(scheduler.step, "step() of the optimizer's LRScheduler", _SCHEDULE)
+
+    def step(self) -> None:
+        """Let the optimizer step by the gradients that there are, and take them away."""
+        self._step()
+        self._clear(set_to_zero=False)
+        self.note()
+
+    def move_scheduler(self) -> None:
+        """Let the scheduler step, if it is not the script that does."""
+        if self._move is not None:
+            self._move()
+
+    def note(self) -> None:
+        """Note that parameters are as they should be."""
+        self._seen = self._values()
+
+    def check(self) -> None:
+        """Raise StepError if parameters were changed, frozen or unfrozen by anybody but `step`, since `note`.
+
+        Values are looked at on the CPU only, and not all of them.
+        """
+        frozen = [each.stop_gradient for each in self._fixed]
+        if frozen != self._frozen:
+            self._raise_frozen(frozen)
+        values = self._values()
+        if values != self._seen:
+            self._raise_changed(values)
+
+    def _values(self) -> bytes:
+        return np.concatenate(self._samples).tobytes() if self._samples else b""
+
+    def _raise_frozen(self, frozen: Sequence[bool]) -> None:
+        changed = [
+            name for name, now, before in zip(self._fixed_names, frozen, self._frozen, strict=True) if now != before
+        ]
+        raise StepError(
+            f"stop_gradient of {_listed(changed)} is another than at run.wrap",
+            "make all that is ever trained trainable before run.wrap; to hold a parameter still for a while, drop its "
+            "gradient on all ranks, by parameter.clear_gradient(False) before run.step",
+        )
+
+    def _raise_changed(self, values: bytes) -> None:
+        ends = np.cumsum([len(each) for each in self._samples])
+        kind = np.result_type(*self._samples)
+        differs = np.split(np.frombuffer(values, kind) != np.frombuffer(self._seen, kind), ends[:-1])
+        changed = [name for name, where in zip(self._own_names, differs, strict=True) if where.any()]
+        raise StepError(
+            f"{_listed(changed)} changed beside run.step, by another optimizer or by hand",
+            "let run.wrap have the one optimizer of all that is trained, and load weights before it; what the script "
+            "moves by itself on each rank, as a momentum encoder, has stop_gradient = True by then",
+        )
+
+    def _refused(self, own: Callable[..., Any], what: str, instead: str) -> Callable[..., Any]:
+        @functools.wraps(own)
+        def refuse(*arguments: Any, **options: Any) -> Any:
+            if self._over():
+                return own(*arguments, **options)
+            raise StepError(f"the script called {what}", f"{instead}. After run.finish() it may")
+
+        return refuse
+
+    def _cleared(self, own: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(own)
+        def clear(set_to_zero: bool = True) -> None:  # noqa: FBT001, FBT002 -- Paddle's signature
+            own(set_to_zero=set_to_zero and self._over())
+
+        return clear
+
+
+def _sample(parameter: Any) -> np.ndarray:
+    """Return a view of some of its values, as bits, across all of it."""
+    flat = host_view(parameter).reshape(-1)
+    step = max(1, flat.size // SAMPLES) | 1  # odd, so that it does not stay in one column
+    return flat.view(f"u{flat.itemsize}")[::step]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"parameter{'s' if len(names) > 1 else ''} {', '.join(map(repr, names[:NAMED]))}{more}"

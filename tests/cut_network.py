@@ -1,0 +1,48 @@
+"""Two ranks of one process whose network is cut while one waits: prints what it raises, and after how long, in s.
+
+For a network namespace of its own, as `unshare --user --map-root-user --net` makes one: it is without a network then.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import socket
+import struct
+import time
+
+import numpy as np
+
+from edl_runtime.elastic import star
+
+SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
+
+
+def switch_loopback(*, on: bool) -> None:
+    """Connect this namespace with itself, or cut that."""
+    with socket.socket() as any_socket:
+        asked = fcntl.ioctl(any_socket, SIOCGIFFLAGS, struct.pack("16sh", b"lo", 0))
+        flags = struct.unpack("16sh", asked)[1]
+        flags = flags | IFF_UP if on else flags & ~IFF_UP
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh", b"lo", flags))
+
+
+def main() -> None:
+    """Connect two ranks, cut the network, and wait for the other one."""
+    star.UNREACHABLE_S = 2
+    switch_loopback(on=True)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        end = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    first, second = star.Star({1: other}), star.Star({0: end})
+    switch_loopback(on=False)
+    began = time.monotonic()
+    try:
+        first.sum(np.zeros(1, np.int64))
+    except OSError as error:
+        print(json.dumps([type(error).__name__, time.monotonic() - began]))  # noqa: T201
+    del second
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""elastic_script, in which the test holds up how it ends: `ending_script.py OUT`.
+
+The first that comes to write the last checkpoint leaves a file "writing", and waits for "gate-write". When all is
+trained instance 0 goes on until there is "gate-end".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import elastic_script
+
+from edl_runtime.elastic.saving import Saver
+
+
+def wait_for(gate: Path) -> None:
+    while not gate.exists():
+        time.sleep(0.01)
+
+
+def hold_up_the_first(out: Path) -> None:
+    """Have the first last checkpoint of all wait."""
+    save_now = Saver.save_now
+
+    def held_up(*arguments: Any) -> Any:
+        with contextlib.suppress(FileExistsError):
+            (out / "writing").touch(exist_ok=False)
+            wait_for(out / "gate-write")
+        return save_now(*arguments)
+
+    Saver.save_now = held_up  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    hold_up_the_first(Path(sys.argv[1]))
+    elastic_script.main(Path(sys.argv[1]))
+    if os.environ["EDL_INSTANCE"] == "0":
+        wait_for(Path(sys.argv[1]) / "gate-end")

@@ -1,0 +1,135 @@
+"""Learning rates that scripts set in their loops, where trainers come, go and die: real processes, real gloo."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from elastic_agents import join, leave, open_gate, trainers
+
+from edl_runtime.elastic.messages import Finished, Lost, Ready, Stepped, Up
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).parents[1] / "rate_script.py"
+EARLY, LATE, STEPS = 8, 20, 36
+"""Gates, of so many steps."""
+
+DECAY, AFTER = 0.9, 0.99
+"""What the script multiplies its rate by before each step and after it."""
+
+
+def rates_of(out: Path) -> dict[int, list[float]]:
+    """Return by which rates each step was done, on all ranks."""
+    rates: dict[int, list[float]] = defaultdict(list)
+    for file in out.glob("rates-*.jsonl"):
+        for line in file.read_text().splitlines():
+            said = json.loads(line)
+            rates[said["step"]].append(said["rate"])
+    return dict(sorted(rates.items()))
+
+
+def weights_of(out: Path) -> list[dict[str, np.ndarray]]:
+    """Return what each that has come to the end has trained."""
+    found = []
+    for file in out.glob("weights-*.npz"):
+        with np.load(file) as kept:
+            found.append(dict(kept))
+    return found
+
+
+def wanted(how: str) -> dict[int, float]:
+    """Return by which rate each step is done when nothing disturbs it."""
+    after = AFTER if how == "number" else 1.0
+    return {step: 0.1 * DECAY**step * after ** (step - 1) for step in range(1, STEPS + 1)}
+
+
+def assert_as_wanted(out: Path, how: str) -> None:
+    rates = rates_of(out)
+    assert rates.keys() == wanted(how).keys()
+    for step, rate in wanted(how).items():
+        assert rates[step] == pytest.approx([rate] * len(rates[step])), step
+
+
+def test_ranks_that_set_other_rates_train_one_model(tmp_path: Path) -> None:
+    """What counts is the rate of the first; the optimizer's clip is of the gradient of all."""
+    with trainers(tmp_path, 2, script=SCRIPT, how="local") as both:
+        for trainer in both:
+            trainer.await_word(Ready)
+        join(both, 1)
+        assert [trainer.wait() for trainer in both] == [0, 0]
+    rates = rates_of(tmp_path)
+    assert len(rates) == STEPS
+    assert all(len(each) == 2 and each[0] == each[1] for each in rates.values())
+    assert len({each[0] for each in rates.values()}) > 1
+    first, second = weights_of(tmp_path)
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name])
+
+
+@pytest.mark.parametrize("how", ["number", "scheduler"])
+def test_a_step_that_is_lost_lowers_no_rate(tmp_path: Path, how: str) -> None:
+    """Its batch comes again, and what the script does for each is done once for the step, also where it was done twice.
+
+    The weights are those of a trainer that nothing disturbs.
+    """
+    alone = tmp_path / "alone"
+    with trainers(alone, 1, script=SCRIPT, how=how, decay=DECAY, after=AFTER) as (only,):
+        only.await_word(Ready)
+        join([only], 1)
+        assert only.wait() == 0
+    assert_as_wanted(alone, how)
+    options: dict[str, Any] = {"gates": [EARLY, LATE], "how": how, "decay": DECAY, "after": AFTER}
+    with trainers(tmp_path, 3, script=SCRIPT, **options) as [first, second, third]:
+        for trainer in (first, second, third):
+            trainer.await_word(Ready)
+        join([first, second, third], 1)
+        second.await_word(Stepped)
+        first.process.kill()
+        open_gate(tmp_path, EARLY)
+        for trainer in (second, third):
+            assert trainer.await_word(Lost).generation == 1
+        join([third, second], 2)
+        third.await_word(Stepped, lambda word: word.generation == 2)
+        second.process.kill()
+        open_gate(tmp_path, LATE)
+        assert third.await_word(Lost).generation == 2
+        join([third], 3)
+        assert third.await_word(Finished).why == "done"
+        assert third.wait() == 0
+    assert_as_wanted(tmp_path, how)
+    ((found,), (undisturbed,)) = (weights_of(tmp_path), weights_of(alone))
+    for name, value in undisturbed.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["number", "scheduler"])
+def test_newcomers_go_on_with_the_rate_that_the_others_have(tmp_path: Path, how: str) -> None:
+    """Also where those who have set it leave, and where all begin anew from a checkpoint."""
+    options: dict[str, Any] = {"gates": [EARLY, LATE], "how": how, "decay": DECAY, "after": AFTER}
+    options["environ"] = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
+    with trainers(tmp_path, 3, script=SCRIPT, **options) as [first, second, last]:
+        for trainer in (first, second, last):
+            trainer.await_word(Ready)
+        join([first], 1)
+        first.await_word(Stepped)
+        join([first, second], 2)
+        open_gate(tmp_path, EARLY)
+        assert second.await_word(Up).source == "peer"
+        second.await_word(Stepped)
+        leave(first)
+        leave(second, checkpoint=True)
+        open_gate(tmp_path, LATE)
+        step = second.await_word(Finished).step
+        join([last], 3)
+        assert last.await_word(Up) == Up(generation=3, step=step, source="checkpoint", live=True)
+        assert last.wait() == 0
+    found, want = rates_of(tmp_path), wanted(how)
+    assert list(found) == list(want)
+    for at, rates in found.items():
+        lost = AFTER if at > step and how == "number" else 1.0  # the script was told to leave before it could lower it
+        assert rates == pytest.approx([want[at] / lost] * len(rates)), at

@@ -1,0 +1,39 @@
+"""What an agent says while Redis is away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from edl_runtime.elastic.agent import Agent
+from edl_runtime.elastic.script import read_script
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Bounds
+from edl_runtime.store.client import connect
+
+
+async def test_an_agent_says_again_and_again_that_redis_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for as long as that takes, and says for how long it has."""
+    monkeypatch.setattr("edl_runtime.elastic.agent.FROZEN_TOLD_EVERY_S", 0.5)
+    script = tmp_path / "train.py"
+    script.touch()
+    settings = RuntimeSettings(job="training")
+    with capture_logs() as logs:
+        async with connect("redis://127.0.0.1:1/0") as nobody, asyncio.timeout(30):
+            agent = Agent(
+                read_script([str(script)]), settings, nobody, bounds=Bounds(1, 1), gear="live", communication="gloo"
+            )
+            running = asyncio.ensure_future(agent.run(os.environ))
+            while not (told := [log["for_s"] for log in logs if log["event"] == "agent.frozen"]) or told[-1] < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            agent.leave(signal.SIGTERM)
+            assert (await running).status == -signal.SIGTERM
+    assert told == sorted(told)
+    assert 3 <= len(told) <= 6

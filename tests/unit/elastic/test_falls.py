@@ -1,0 +1,196 @@
+"""Trainers that fall: when they are replaced, and when that is the end of their instance, or of their job."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from edl_runtime.elastic.falls import MOST_FALLS, Fall, Others, Row, judge
+from edl_runtime.elastic.generation import Generation, GroupView, Presence, TrainerMember
+from edl_runtime.elastic.messages import Failed
+from edl_runtime.errors import EX_CONFIG, EX_DATAERR
+from edl_runtime.specs import Bounds
+
+ERROR = Fall(
+    exit_code=1,
+    said=Failed(reason="ValueError: no", final=False),
+    killed="",
+    elastic=True,
+    generation=0,
+    was_up=True,
+    stepped=False,
+    lived_s=5.0,
+)
+
+WRONG = Failed(reason="lr: got -1", final=True)
+
+TRAIN = Others(step=9, stepped=True, train=True, stay=True)
+"""The others have trained and are enough."""
+
+NOBODY = Others()
+
+
+def fall(**changes: object) -> Fall:
+    return msgspec.structs.replace(ERROR, **changes)
+
+
+def among(**changes: object) -> Others:
+    return msgspec.structs.replace(TRAIN, **changes)
+
+
+def member(index: int, **changes: object) -> Presence:
+    """Return an instance that trains in generation 4, unless changed."""
+    there = {"ready": True, "up": 4, "stepped": 3, "step": 10 + index, **changes}
+    record = msgspec.convert({"id": f"{index}-x", "index": index, **there}, TrainerMember)
+    return Presence(member=record, deadline=103.0, beaten_at=100.0, since=90.0)
+
+
+def view(*members: Presence, of: str = "0-x 1-x 2-x", **changes: object) -> GroupView:
+    generation = Generation(
+        number=4,
+        members=tuple(of.split()),
+        store="127.0.0.1:7000",
+        endpoints=(),
+        gear="live",
+        reason="",
+        proposed_by="0-x",
+        proposed_at=90.0,
+    )
+    now = GroupView(now=100.0, members=members, number=4, generation=generation, state="active")
+    return msgspec.structs.replace(now, **changes)
+
+
+def others(seen: GroupView, *, fewest: int = 1) -> Others:
+    """Return what instance 2 knows of the others, which has done nothing itself."""
+    return Others.of(seen, "2-x", Bounds(fewest, 4), 0, stepped=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "stepped", "reason", "status"),
+    [
+        ({"said": WRONG}, True, "lr: got -1", EX_DATAERR),
+        ({}, False, "ValueError: no", 1),
+        ({"said": None, "exit_code": 0}, True, "its script ended before it had gone through all of its data", 1),
+    ],
+)
+def test_some_falls_are_the_end_of_the_job(
+    changes: dict[str, object], reason: str, status: int, *, stepped: bool
+) -> None:
+    """Wrong input, an error before anybody did a step, and a rank that goes early: no other would fare better."""
+    verdict = judge(fall(**changes), Others(stepped=stepped), Row(), 1)
+    assert verdict
+    assert verdict.reason.startswith(reason)
+    assert (verdict.status, verdict.others_go_on) == (status, False)
+
+
+@pytest.mark.parametrize("changes", [{"said": WRONG}, {"said": None, "exit_code": 0}])
+def test_a_newcomer_with_wrong_input_is_the_only_one_to_go(changes: dict[str, object]) -> None:
+    """Where others train; one that has trained with them is no newcomer, and they meet the same."""
+    verdict = judge(fall(**changes), TRAIN, Row(1, 9), 1)
+    assert verdict
+    assert (verdict.status, verdict.others_go_on) == (EX_CONFIG, True)
+    assert verdict.reason == f"{fall(**changes).reason}; it gives up, and the others go on"
+    all_of_them = judge(fall(**changes, stepped=True), TRAIN, Row(), 1)
+    assert all_of_them
+    assert not all_of_them.others_go_on
+
+
+def test_the_fourth_fall_without_progress_fails_the_job() -> None:
+    """Three are replaced."""
+    told = [judge(fall(stepped=True), TRAIN, Row(), count) for count in (1, 2, 3, 4)]
+    assert told[:3] == [None] * 3
+    assert told[3]
+    assert told[3].reason == "ValueError: no; no progress since 3 others were replaced"
+    assert (told[3].status, told[3].others_go_on) == (1, False)
+
+
+@pytest.mark.parametrize("there", [among(step=10), among(without=True)])
+def test_an_instance_that_never_comes_to_a_step_gives_up(there: Others) -> None:
+    """Its fourth trainer in a row falls, while the others make steps, or train in a generation without it."""
+    told = [judge(fall(), there, Row(falls, begun_at=9), 1) for falls in (1, 2, 3, 4)]
+    assert told[:3] == [None] * 3
+    assert told[3]
+    assert (told[3].status, told[3].others_go_on) == (EX_CONFIG, True)
+    assert told[3].reason == (
+        "ValueError: no; no step of its own since 3 others were replaced; it gives up, and the others go on"
+    )
+
+
+def test_where_nobody_makes_steps_no_instance_gives_up_for_itself() -> None:
+    """It is the job that has failed, once its trainers have fallen too often."""
+    assert judge(fall(), among(step=9), Row(4, begun_at=9), MOST_FALLS) is None
+    verdict = judge(fall(), among(step=9), Row(4, begun_at=9), MOST_FALLS + 1)
+    assert verdict
+    assert not verdict.others_go_on
+
+
+def test_a_step_of_its_own_ends_an_instances_row() -> None:
+    """The row knows where the job stood when it began; plain scripts do not tell of steps."""
+    row = Row().after(fall(), 5).after(fall(), 7)
+    assert row == Row(2, begun_at=5)
+    assert row.after(fall(stepped=True), 8) == Row()
+    assert row.after(fall(elastic=False), 8) == Row()
+
+
+@pytest.mark.parametrize(
+    ("seen", "train", "without"),
+    [
+        (view(member(0), member(1), member(2)), True, False),
+        (view(member(0), member(1), member(2), of="0-x 1-x"), True, True),
+        (view(member(0), member(1), member(2), of="0-x 1-x", state="forming"), True, False),
+        (view(member(0), member(1, leaving=True), member(2)), False, False),
+        (view(member(0, up=0), member(1, stepped=0), member(2)), False, False),
+        (view(member(2)), False, False),
+    ],
+)
+def test_others_train_when_enough_are_there_and_one_has_done_a_step(
+    seen: GroupView, *, train: bool, without: bool
+) -> None:
+    """With the trainer that it has now; those who leave are no more to be counted on."""
+    found = others(seen, fewest=2)
+    assert (found.train, found.without) == (train, without)
+    assert found.step == max((each.member.step for each in seen.members if each.member.index != 2), default=0)
+
+
+def test_a_checkpoint_that_is_not_written_fails_a_job_that_ends() -> None:
+    """Where somebody stays, or will go on from an older one, it is only told."""
+    killed = fall(unwritten=True, stepped=True, killed="it did not leave in time")
+    verdict = judge(killed, NOBODY, Row(), 0)
+    assert verdict
+    told = "the last checkpoint is not written: its trainer was killed, for it did not leave in time"
+    assert (verdict.reason, verdict.status, verdict.others_go_on) == (told, 1, False)
+    assert judge(killed, TRAIN, Row(), 0) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "stay"),
+    [
+        (view(member(0), member(2)), True),
+        (view(member(0), member(2), stop="Ctrl-C"), False),
+        (view(member(0, leaving=True), member(2)), False),
+        (view(member(2)), False),
+    ],
+)
+def test_a_job_ends_when_it_was_asked_to_or_all_go(seen: GroupView, *, stay: bool) -> None:
+    """Whoever loads stays, too."""
+    assert others(seen).stay is stay
+
+
+def test_a_plain_script_that_ran_for_long_has_come_on() -> None:
+    """It does not tell of its steps."""
+    assert fall(elastic=False, lived_s=61.0).has_come_on
+    assert not fall(elastic=False, lived_s=59.0).has_come_on
+    assert not fall(lived_s=61.0).has_come_on
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"killed": "it hangs"}, "its trainer was killed, for it hangs"),
+        ({"said": None, "exit_code": -9}, "its trainer was ended by signal 9"),
+        ({"said": None, "exit_code": 3}, "its trainer exited with 3"),
+    ],
+)
+def test_a_fall_is_told_in_words(changes: dict[str, object], said: str) -> None:
+    """The agent's own reason first, then the script's, then what the system knows."""
+    assert fall(**changes).reason == said

@@ -1,0 +1,156 @@
+"""Learning rates that a script sets: what a step counts from, what is kept, and what ranks tell each other."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from elastic_alone import SAMPLES, begin, model_and_optimizer, paddle, train
+
+from edl_runtime.elastic.rate import Held, Rate, from_slots, to_slots
+from edl_runtime.elastic.run import Run
+
+BATCHES: dict[str, Any] = {"global_batch": 4, "epochs": 2}
+
+
+@pytest.fixture(autouse=True)
+def nothing_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that a test leaves early is not this process's end."""
+    monkeypatch.setattr("edl_runtime.elastic.training.at_script_end", lambda *_: None)
+
+
+class Number:
+    """An optimizer's rate that a script sets."""
+
+    def __init__(self) -> None:
+        self.optimizer = model_and_optimizer(rate=1.0)[1]
+
+    def lower(self) -> None:
+        self.optimizer.set_lr(self.optimizer.get_lr() / 2)
+
+
+class Scheduled:
+    """One that a script's scheduler moves."""
+
+    def __init__(self) -> None:
+        self.scheduler = paddle.optimizer.lr.ExponentialDecay(1.0, 0.5)
+        self.optimizer = model_and_optimizer(rate=self.scheduler)[1]
+
+    def lower(self) -> None:
+        self.scheduler.step()
+
+
+@pytest.mark.parametrize("kind", [Number, Scheduled])
+def test_a_lost_step_counts_from_the_rate_at_which_its_batch_was_drawn(kind: Any) -> None:
+    """What the script has done since, and does before it draws that batch again, is for a step that has not been."""
+    script = kind()
+    rate = Rate(script.optimizer)
+    rate.draw()
+    script.lower()
+    with rate.agreed(rate.value, 1.0):
+        pass
+    script.lower()  # which belongs to that step
+    rate.draw()
+    script.lower()
+    with rate.lost():
+        assert rate.value == 0.25
+    script.lower()
+    rate.draw()
+    assert rate.value == 0.25
+    script.lower()
+    with rate.lost():  # and once more
+        assert rate.value == 0.25
+    rate.draw()
+    script.lower()
+    assert rate.value == 0.125
+
+
+@pytest.mark.parametrize("kind", [Number, Scheduled])
+def test_a_lost_step_without_a_batch_takes_nothing_back(kind: Any) -> None:
+    """A rank that had none has set its rate for the step before; nor is what others do without it forgotten later."""
+    script = kind()
+    rate = Rate(script.optimizer)
+    rate.draw()
+    with rate.agreed(1.0, 1.0):
+        pass
+    script.lower()
+    with rate.lost():
+        assert rate.value == 0.5
+    script.lower()
+    with rate.agreed(rate.value, 1.0):
+        pass
+    rate.draw()
+    assert rate.value == 0.25
+
+
+def test_a_step_takes_the_agreed_rate_times_the_factor() -> None:
+    """A number is the agreed one from then on; a scheduler goes on from its own."""
+    number, scheduled = Number(), Scheduled()
+    for script, after in ((number, 3.0), (scheduled, 1.0)):
+        rate = Rate(script.optimizer)
+        with rate.agreed(3.0, 4.0):
+            assert script.optimizer.get_lr() == 12.0
+        assert rate.value == after
+    scheduled.lower()
+    assert scheduled.optimizer.get_lr() == 0.5
+
+
+def test_ranks_know_the_rate_of_the_first_that_has_a_batch() -> None:
+    """To the bit, be it 0 or no number; none has one where nobody has a batch."""
+    for rates in ([0.1, 0.2, None], [None, 1 / 3, 0.1], [None, 0.0, 1.0], [-0.5, None, None], [math.inf, 1.0, None]):
+        slots = [to_slots(rate, rank, 3) for rank, rate in enumerate(rates)]
+        assert from_slots([sum(each) for each in zip(*slots, strict=True)]) == next(
+            rate for rate in rates if rate is not None
+        )
+    assert math.isnan(from_slots(to_slots(math.nan, 1, 2)))
+    assert math.isnan(from_slots(to_slots(None, 1, 2)))
+
+
+def test_the_rate_that_a_script_has_set_goes_on_in_a_later_run(tmp_path: Path) -> None:
+    """As the checkpoint has it, and not as the optimizer was made; what is set after `wrap` counts again."""
+    run, link = begin(tmp_path)
+    model, optimizer = run.wrap(*model_and_optimizer(rate=0.1))
+    inputs, _ = next(iter(run.data(SAMPLES, **BATCHES)))
+    model(inputs).mean().backward()
+    optimizer.set_lr(0.0123)
+    link.stop()
+    with pytest.raises(SystemExit):
+        run.step()
+    later, _ = begin(tmp_path)
+    model, optimizer = later.wrap(*model_and_optimizer(rate=0.1))
+    assert later.learning_rate == optimizer.get_lr() == 0.0123
+    optimizer.set_lr(0.5)
+    assert later.learning_rate == 0.5
+    train(later, model, later.data(SAMPLES, **BATCHES), steps=1)
+    assert optimizer.get_lr() == 0.5
+
+
+def test_a_checkpoint_without_a_rate_leaves_the_script_s() -> None:
+    """Those of older versions have none."""
+    run, _ = begin()
+    _, optimizer = run.wrap(*model_and_optimizer(rate=0.1))
+    standing = training_of(run).standing
+    snapshot = standing.snapshot()
+    assert snapshot.extra.pop("rate") == 0.1
+    optimizer.set_lr(0.7)
+    standing.take(msgspec.structs.replace(snapshot, step=5), rank=0, generation=2, is_own=False)
+    assert (standing.steps, optimizer.get_lr()) == (5, 0.7)
+
+
+def training_of(run: Run) -> Any:
+    assert run._wrapped is not None
+    return run._wrapped
+
+
+def test_two_losses_in_a_row_take_nothing_back_that_others_have_applied() -> None:
+    """What a rank was given after the first is what it goes back to in the second."""
+    rate = Rate(model_and_optimizer(rate=1.0)[1])
+    rate.draw()
+    with rate.lost():
+        rate.put_back(Held(0.5, None))  # of a rank that has applied the step
+    with rate.lost():
+        assert rate.value == 0.5
+    assert rate.value == 0.5
