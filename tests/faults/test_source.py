@@ -134,15 +134,17 @@ def test_a_hanging_source_is_waited_for_and_said(monkeypatch: pytest.MonkeyPatch
 def test_closing_does_not_wait_for_a_hanging_source(open_reader: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for long; the log says so."""
     monkeypatch.setattr(engine, "CLOSE_LIMIT_S", 0.2)
-    go_on = threading.Event()
+    hangs, go_on = threading.Event(), threading.Event()
 
     def hanging() -> Iterator[Any]:
         yield from Batches(3)()
+        hangs.set()
         go_on.wait()
 
     with structlog.testing.capture_logs() as logs:
         with open_reader(hanging) as reader:
             next(iter(reader))
+            assert hangs.wait(10.0)
         assert "source.still_busy" in [entry["event"] for entry in logs]
     go_on.set()
     wait_until(lambda: not any(thread.name == "edl feeder" for thread in threading.enumerate()))
