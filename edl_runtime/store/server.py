@@ -128,7 +128,10 @@ class RedisServer:
     def _has_ended(self) -> bool:
         import psutil
 
-        return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE  # which it stays while its guard lives
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:  # its guard, a shell, reaps it now or later, as it likes
+            return True
 
     @property
     def _config(self) -> Path:

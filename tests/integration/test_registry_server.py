@@ -105,6 +105,19 @@ def test_it_ends_with_its_owner_even_by_sigkill(tmp_path: Path) -> None:
     assert alive == []
 
 
+def test_one_that_ended_is_known_to_have_when_its_guard_has_reaped_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shells reap their children when they like: a process that is not there any more has ended, too."""
+    monkeypatch.setattr(server_module, "_GUARD", '"$0" "$1" & echo $!; wait; read -r _')
+    with RedisServer(tmp_path) as server:
+        redis = psutil.Process(server.pid)
+        redis.kill()
+        psutil.wait_procs([redis], timeout=30)
+        with pytest.raises(RegistryUnavailableError, match="it has ended"):
+            server.check()
+
+
 def test_a_port_in_use_is_an_error_that_names_it(tmp_path: Path) -> None:
     """A second server on the port of a first does not pass for it, not even with the same password."""
     with RedisServer(tmp_path / "first", password="same") as first:
