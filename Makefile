@@ -5,18 +5,22 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-fast fuzz lint fmt lock
+.PHONY: demo test test-fast test-kubernetes fuzz lint fmt lock
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py
 
 test: .venv/ready
-	$(PYTEST) -n 2 --dist loadfile -m "not system" --cov --cov-report=
+	$(PYTEST) -n 2 --dist loadfile -m "not system and not kubernetes" --cov --cov-report=
 	$(PYTEST) -m system --cov --cov-append --cov-report=term
 
 test-fast: .venv/ready
 	$(BIN)/ruff check
-	$(PYTEST) -n 2 --dist loadfile -m "not slow and not system" tests/unit tests/property
+	$(PYTEST) -n 2 --dist loadfile -m "not slow and not system and not kubernetes" tests/unit tests/property
+
+# On the cluster that KUBECONFIG names, whose pods can use the image EDL_TEST_IMAGE (see deploy/Dockerfile)
+test-kubernetes: .venv/ready
+	$(PYTEST) -m kubernetes
 
 # Damaged bytes for all that reads from the network: make fuzz INPUTS=1000000 SEED=1
 fuzz: .venv/ready

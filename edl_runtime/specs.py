@@ -15,6 +15,7 @@ from typing import Literal, Self
 import msgspec
 
 from edl_runtime.errors import SpecError
+from edl_runtime.pods import Pod
 
 NAME_LIMIT = 52
 """Longest name of a job or pool, so that an instance's name is still a DNS label (63) on every backend."""
@@ -230,6 +231,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `grace_s`: seconds between SIGTERM and SIGKILL when an instance has to go.
     - `pool_digest`: digest of the pool that was started for this job alone, so that the same job with other teachers
       is another one; empty when the pool is nobody's in particular.
+    - `serves_http`: each instance answers /v2/health/live and /v2/health/ready at EDL_HOST and EDL_PORT.
+    - `pod`: what each instance needs as a pod; None for the connection's image and nothing else.
     """
 
     name: str
@@ -242,6 +245,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str = ""
     grace_s: float = 10.0
     pool_digest: str = ""
+    serves_http: bool = False
+    pod: Pod | None = None
 
     def __post_init__(self) -> None:
         check_name("name", self.name)

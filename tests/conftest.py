@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 if TYPE_CHECKING:
+    from kubernetes_cluster import Cluster
+
     from edl_runtime.settings import RuntimeSettings
     from edl_runtime.store.server import RedisServer
 
@@ -31,6 +33,23 @@ def missing(what: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(f"{what} is missing, and CI must have it")
     pytest.skip(f"{what} is missing")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a cluster be named."""
+    parser.addoption("--kubeconfig", default=os.environ.get("KUBECONFIG", ""), help="of the cluster to test on")
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A namespace of this session's own in a real cluster."""
+    from kubernetes_cluster import IMAGE, own_namespace, why_none
+
+    kubeconfig = request.config.getoption("--kubeconfig")
+    if why := why_none(kubeconfig):
+        pytest.skip(why)
+    with own_namespace(kubeconfig, os.environ[IMAGE]) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """The verbs of a backend: where instances run.
 
-`edl_runtime.backends.local` runs processes on this machine. The suite in `tests/contract` says what every backend
-has to do and is run on each.
+`edl_runtime.backends.local` runs processes on this machine, `edl_runtime.backends.kubernetes` pods. The suite in
+`tests/contract` says what every backend has to do and is run on each.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import msgspec
 from edl_runtime.errors import EX_CONFIG, EX_DATAERR, OwnedElsewhereError
 from edl_runtime.specs import JobKind, JobSpec
 
-Phase = Literal["running", "succeeded", "failed"]
+Phase = Literal["pending", "running", "succeeded", "failed"]
+InstancePhase = Literal["pending", "running", "succeeded", "failed"]
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One process or pod. `exit_code` is None while it runs, negative for a signal. Times are Unix seconds.
 
-    `given_up`: it has failed and is not started again, though the job goes on; see `JobStatus.attainable`.
+    `pending`: it waits for its place, its image or the like. `given_up`: it has failed and is not started again, though
+    the job goes on; see `JobStatus.attainable`.
     """
 
     index: int
-    phase: Phase
+    phase: InstancePhase
     started_at: float
     restarts: int = 0
     exit_code: int | None = None
@@ -34,6 +36,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the backend knows of a job or pool.
 
+    - `phase`: a job that runs may have instances that are pending still; one that is pending itself may have none yet,
+      as while it waits in a queue.
     - `elastic`: whether its instances are agents of elastic trainers; see `JobSpec`.
     - `token`: who may kill it; see `Backend.delete`.
     - `cwd`: the folder that its instances start in, empty if each has one of its own.
@@ -41,6 +45,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     - `reason`: why it failed, or why an instance of one that runs does not come up, for people; empty otherwise.
     - `last_lines`: the end of the log of the instance that `reason` is about; empty otherwise.
     - `result`: what was left by `edl_runtime.result.write_result`, of several instances the newest; None before.
+    - `mistaken`: it has failed by what it was given, which the backend knows without an exit status: an image that is
+      not there, say.
     """
 
     name: str
@@ -56,6 +62,12 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     last_lines: tuple[str, ...] = ()
     result: dict[str, Any] | None = None
+    mistaken: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has succeeded or failed."""
+        return self.phase in ("succeeded", "failed")
 
     @property
     def attainable(self) -> int:
@@ -71,7 +83,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
         failed = [instance for instance in self.instances if instance.phase == "failed"]
         said = [instance for instance in failed if not instance.given_up and (instance.exit_code or 0) > 0]
         deciding = said if self.elastic and said else failed
-        return any(instance.exit_code in (EX_CONFIG, EX_DATAERR) for instance in deciding)
+        return self.mistaken or any(instance.exit_code in (EX_CONFIG, EX_DATAERR) for instance in deciding)
 
 
 def owner_of(token: str) -> str:
@@ -80,8 +92,8 @@ def owner_of(token: str) -> str:
 
 
 def refuse_strangers(job: JobStatus | None, token: str) -> None:
-    """Raise OwnedElsewhereError if `job` runs and belongs to another owner than `token` does."""
-    if job and job.phase == "running" and (owner := owner_of(job.token)) not in ("", owner_of(token)):
+    """Raise OwnedElsewhereError if `job` has not ended and belongs to another owner than `token` does."""
+    if job and not job.has_ended and (owner := owner_of(job.token)) not in ("", owner_of(token)):
         raise OwnedElsewhereError(job.name, job.kind, owner)
 
 

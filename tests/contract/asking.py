@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from edl_runtime.backends.base import Backend, JobStatus
 from edl_runtime.specs import Bounds, JobKind, JobSpec
@@ -27,6 +30,28 @@ IGNORES_SIGTERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG
 """A program that has to be killed."""
 
 
+def takes_a_place(folder: Path, words: str = "no such model") -> str:
+    """Return the head of a program that gives up unless it finds a place there; see `add_places`."""
+    return f"""
+import os, pathlib, sys, time
+for place in pathlib.Path({str(folder)!r}).glob("free-*"):
+    try:
+        place.rename(place.with_name(f"taken-{{place.name}}"))
+        break
+    except FileNotFoundError:
+        continue
+else:
+    print({words!r})
+    sys.exit(78)
+"""
+
+
+def add_places(folder: Path, count: int) -> None:
+    """Let so many more programs find a place."""
+    for number in range(count):
+        (folder / f"free-{time.monotonic_ns()}-{number}").touch()
+
+
 def breaks(instance: str, exit_code: int) -> str:
     """Return the head of a program that says what is missing and ends at once when it is that instance."""
     return f"""
@@ -37,7 +62,7 @@ if os.environ["EDL_INSTANCE"] == {instance!r}:
 """
 
 
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 """Longest wait for anything that has to happen."""
 
 
@@ -64,17 +89,17 @@ def job(
     )
 
 
-async def eventually(look: Callable[[], Awaitable[bool]], what: str) -> None:
+async def eventually(look: Callable[[], Awaitable[bool]], what: str, within_s: float = WITHIN_S) -> None:
     """Wait until `look` finds it so."""
     try:
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(within_s):
             while not await look():  # noqa: ASYNC110 - another process makes it so
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise AssertionError(f"{what}: not within {WITHIN_S:.0f} s") from None
+        raise AssertionError(f"{what}: not within {within_s:.0f} s") from None
 
 
-async def reach(backend: Backend, name: str, so: Callable[[JobStatus], bool]) -> JobStatus:
+async def reach(backend: Backend, name: str, so: Callable[[JobStatus], bool], within_s: float = WITHIN_S) -> JobStatus:
     """Return the first status of the job that is `so`."""
     status = await backend.get(name)
 
@@ -83,18 +108,40 @@ async def reach(backend: Backend, name: str, so: Callable[[JobStatus], bool]) ->
         status = await backend.get(name)
         return so(status)
 
-    await eventually(look, f"status of {name!r}, last seen as {status}")
+    await eventually(look, f"status of {name!r}, last seen as {status}", within_s)
     return status
 
 
-async def ended(backend: Backend, name: str = "job") -> JobStatus:
-    return await reach(backend, name, lambda status: status.phase != "running")
+async def ended(backend: Backend, name: str = "job", within_s: float = WITHIN_S) -> JobStatus:
+    return await reach(backend, name, lambda status: status.has_ended, within_s)
 
 
 async def lines(
     backend: Backend, name: str = "job", *, instance: int | None = None, tail: int | None = None
 ) -> list[tuple[int, str]]:
     return [(line.instance, line.text) async for line in backend.logs(name, instance=instance, tail=tail)]
+
+
+@asynccontextmanager
+async def followed(backend: Backend, name: str = "job") -> AsyncIterator[list[tuple[int, str]]]:
+    """Give the lines that somebody sees who follows the job from now on, sorted by instance."""
+    seen: list[tuple[int, str]] = []
+    first = asyncio.Event()
+
+    async def follow() -> None:
+        async for line in backend.logs(name, follow=True):
+            seen.append((line.instance, line.text))
+            seen.sort(key=lambda each: each[0])
+            first.set()
+
+    task = asyncio.create_task(follow())
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            await first.wait()
+        yield seen
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def says(backend: Backend, text: str, *, name: str = "job", instances: int = 1) -> None:

@@ -11,10 +11,18 @@ from edl_runtime.backends.base import Backend
 from edl_runtime.backends.local import LocalBackend
 
 
-@pytest.fixture(params=["local"])
-async def backend(request: pytest.FixtureRequest, work_dir: Path) -> AsyncIterator[Backend]:
+@pytest.fixture(params=["local", pytest.param("kubernetes", marks=[pytest.mark.kubernetes, pytest.mark.timeout(600)])])
+def new_backend(request: pytest.FixtureRequest, work_dir: Path, tmp_path: Path) -> Backend:
+    """Each backend in turn. Its instances can use the test's `tmp_path`."""
+    if request.param == "local":
+        return LocalBackend(work_dir)
+    made: Backend = request.getfixturevalue("cluster").backend(tmp_path)
+    return made
+
+
+@pytest.fixture
+async def backend(new_backend: Backend) -> AsyncIterator[Backend]:
     """Each backend in turn, without jobs; what a test leaves is removed."""
-    made = {"local": lambda: LocalBackend(work_dir)}[request.param]()
-    yield made
-    for status in await made.list():
-        await made.delete(status.name)
+    yield new_backend
+    for status in await new_backend.list():
+        await new_backend.delete(status.name)

@@ -65,7 +65,7 @@ async def test_an_instance_that_ignores_sigterm_is_killed_after_its_grace(backen
     await says(backend, "up")
     started = time.monotonic()
     await backend.delete("job")
-    assert 0.5 <= time.monotonic() - started < 4
+    assert 0.5 <= time.monotonic() - started < 10
 
 
 async def test_unknown_jobs_are_said_to_be_unknown(backend: Backend) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from contract.asking import SAYS_GOODBYE, WAITS, ended, job, lines, reach, says
+from contract.asking import SAYS_GOODBYE, WAITS, ended, eventually, followed, job, lines, reach, says
 
 from edl_runtime.backends.base import Backend, JobStatus
 from edl_runtime.errors import BackendError, SpecError
@@ -27,24 +27,33 @@ async def test_the_highest_index_leaves_first(backend: Backend) -> None:
     """A smaller pool keeps its lowest indices, and who leaves gets the grace to finish."""
     await backend.submit(job(SAYS_GOODBYE, instances=3), token="mine", secrets={})
     await says(backend, "up", instances=3)
-    await backend.resize("job", 1)
-    await reach(backend, "job", lambda status: indices(status) == [0])
-    assert await lines(backend) == [(0, "up"), (1, "up"), (1, "goodbye"), (2, "up"), (2, "goodbye")]
+    async with followed(backend) as seen:
+        await backend.resize("job", 1)
+        await reach(backend, "job", lambda status: indices(status) == [0])
+
+        async def all_said() -> bool:
+            return seen == [(0, "up"), (1, "up"), (1, "goodbye"), (2, "up"), (2, "goodbye")]
+
+        await eventually(all_said, f"the words of those who leave, of {seen}")
 
 
 async def test_an_instance_wanted_again_while_it_leaves_comes_back(backend: Backend) -> None:
     """Shrinking and growing at once ends with the wanted number, the leaver replaced by a new instance."""
     await backend.submit(job(SAYS_GOODBYE, instances=2), token="mine", secrets={})
     await says(backend, "up", instances=2)
-    await backend.resize("job", 1)
-    await backend.resize("job", 2)
-    await says(backend, "goodbye")
+    async with followed(backend) as seen:
+        await backend.resize("job", 1)
+        await backend.resize("job", 2)
 
-    def is_back(status: JobStatus) -> bool:
-        return [instance.phase for instance in status.instances] == ["running", "running"]
+        async def it_left() -> bool:
+            return (1, "goodbye") in seen
 
-    await reach(backend, "job", is_back)
-    assert (1, "goodbye") in await lines(backend)
+        await eventually(it_left, "the leaver's last word")
+
+        def is_back(status: JobStatus) -> bool:
+            return [instance.phase for instance in status.instances] == ["running", "running"]
+
+        await reach(backend, "job", is_back)
 
 
 @pytest.mark.parametrize("instances", [0, 5, "two", True])

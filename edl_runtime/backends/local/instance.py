@@ -55,8 +55,8 @@ def _children() -> Iterator[int]:
                     yield int(entry)
 
 
-def _run(command: list[str], lifeline: int) -> int:
-    """Return the command's exit status, negative for a signal."""
+def run(command: list[str], lifeline: int) -> int:
+    """Run the command until it ends or `lifeline` is cut. Return its exit status, negative for a signal."""
     adopt_orphans()
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
@@ -125,7 +125,7 @@ def main(arguments: list[str]) -> None:
     descriptors = [int(word) for word in arguments[0].split(",")]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    _end_as(_run(arguments[1:], descriptors[0]))
+    _end_as(run(arguments[1:], descriptors[0]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,293 @@
+"""The Kubernetes API by its few verbs, on plain data: `kubernetes_asyncio`'s client without its models.
+
+Reads and writes that can be repeated ride out an API server that is away or has too much to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import stamina
+
+from edl_runtime.backends.kubernetes.names import MANAGER
+from edl_runtime.errors import BackendError
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse
+    from kubernetes_asyncio.client import ApiClient
+
+Manifest = dict[str, Any]
+
+OUTAGE_S = 300.0
+"""How long a request is repeated to an API server that is away, or says that it has too much to do."""
+
+ANSWER_WITHIN_S = 30.0
+"""An API server that takes longer over a request is taken for one that is away."""
+
+WATCH_S = 290
+"""How long one watch lasts; the next goes on where it ended."""
+
+_PATHS = {
+    "Pod": ("/api/v1", "pods"),
+    "Secret": ("/api/v1", "secrets"),
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "Node": ("/api/v1", "nodes"),
+    "Event": ("/api/v1", "events"),
+    "ResourceQuota": ("/api/v1", "resourcequotas"),
+    "Deployment": ("/apis/apps/v1", "deployments"),
+    "Job": ("/apis/batch/v1", "jobs"),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
+}
+_BUSY = frozenset({429, 500, 502, 503, 504})
+
+
+class ClusterError(BackendError):
+    """Raised when the API server refuses a request. `message` is its own, which names what is wrong or forbidden."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(status, reason, message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+    def __str__(self) -> str:
+        hint = {
+            401: "; the credentials of the cluster are wrong or have expired",
+            403: "; the role in deploy/ has all verbs that are needed" if "cannot" in self.message else "",
+        }.get(self.status, "")
+        return f"the cluster refuses it: {self.message or self.reason}{hint}"
+
+
+class ConflictError(ClusterError):
+    """Raised when an object is another one than the request took it for, or is there already."""
+
+
+class GoneError(ClusterError):
+    """Raised when a watch would begin in a past that the server has forgotten: list anew."""
+
+
+class ClusterUnavailableError(BackendError, ConnectionError):
+    """Raised when the API server does not answer, for a while."""
+
+    def __init__(self, address: str, cause: str) -> None:
+        super().__init__(address, cause)
+        self.address = address
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"the Kubernetes API at {self.address} does not answer ({self.cause}); check the kubeconfig's server"
+
+
+class _BusyError(Exception):
+    """The server asks for patience."""
+
+
+class _Request(msgspec.Struct, frozen=True):
+    method: str
+    path: str
+    query: Mapping[str, str] = {}
+    body: Any = None
+    content_type: str = "application/json"
+    timeout: Any = None
+
+
+class Api:
+    """Objects of one namespace. `client` is open already, and stays the caller's to close."""
+
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        self._client = client
+        self.namespace = namespace
+        self.address: str = client.configuration.host or ""
+
+    async def get(self, kind: str, name: str) -> Manifest | None:
+        """Return the object, None if there is none."""
+        try:
+            return await self._ask(_Request("GET", self._path(kind, name)))
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, kind: str, *, labels: str = "", fields: str = "") -> tuple[list[Manifest], str]:
+        """Return the objects and the version of the world that they are of."""
+        query = {"labelSelector": labels, "fieldSelector": fields}
+        found = await self._ask(_Request("GET", self._path(kind), query))
+        return [{**item, "kind": kind} for item in found["items"]], found["metadata"]["resourceVersion"]
+
+    async def list_everywhere(self, kind: str) -> builtins.list[Manifest]:
+        """Return the objects of all namespaces, or that are in none."""
+        group, plural = _PATHS[kind]
+        items: list[Manifest] = (await self._ask(_Request("GET", f"{group}/{plural}")))["items"]
+        return items
+
+    async def create(self, manifest: Mapping[str, Any]) -> Manifest:
+        """Create the object. Raises ConflictError if it is there."""
+        return await self._ask(_Request("POST", self._path(manifest["kind"]), {"fieldManager": MANAGER}, manifest))
+
+    async def apply(self, manifest: Mapping[str, Any]) -> Manifest:
+        """Make the object what the manifest says (server-side apply)."""
+        query = {"fieldManager": MANAGER, "force": "true"}
+        path = self._path(manifest["kind"], manifest["metadata"]["name"])
+        return await self._ask(_Request("PATCH", path, query, manifest, "application/apply-patch+yaml"))
+
+    async def patch(self, manifest: Mapping[str, Any], change: Mapping[str, Any]) -> Manifest:
+        """Change what `change` says of the object (JSON merge patch).
+
+        Raises ConflictError if `change` names a resourceVersion, and it is another by now.
+        """
+        path = self._path(manifest["kind"], manifest["metadata"]["name"])
+        query = {"fieldManager": MANAGER}
+        return await self._ask(_Request("PATCH", path, query, change, "application/merge-patch+json"))
+
+    async def delete(self, manifest: Mapping[str, Any], *, foreground: bool = False, exactly: bool = False) -> None:
+        """Delete this object, and no other of its name; `exactly`: only as it is here, or ConflictError.
+
+        `foreground`: it is gone once everything that it owns is. Does nothing if it is gone.
+        """
+        metadata = manifest["metadata"]
+        preconditions = {"uid": metadata["uid"]}
+        if exactly:
+            preconditions["resourceVersion"] = metadata["resourceVersion"]
+        body = {
+            "preconditions": preconditions,
+            "propagationPolicy": "Foreground" if foreground else "Background",
+        }
+        try:
+            await self._ask(_Request("DELETE", self._path(manifest["kind"], metadata["name"]), {}, body))
+        except ConflictError:
+            if exactly:
+                raise
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+
+    async def watch(
+        self, kind: str, *, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[tuple[str, dict[str, Manifest]]]:
+        """Yield what happened ("LISTED", "ADDED", "MODIFIED", "DELETED") and all objects, by name, each time.
+
+        Lists once and watches from there; lists anew when the server has forgotten where that was. Never ends.
+        """
+        while True:
+            items, version = await self.list(kind, labels=labels, fields=fields)
+            objects = {item["metadata"]["name"]: item for item in items}
+            yield "LISTED", objects
+            try:
+                async for happened, thing in self._events(kind, labels, fields, version):
+                    name = thing["metadata"]["name"]
+                    objects = {**objects, name: {**thing, "kind": kind}}
+                    if happened == "DELETED":
+                        del objects[name]
+                    yield happened, objects
+            except GoneError:
+                continue
+
+    async def _events(self, kind: str, labels: str, fields: str, version: str) -> AsyncIterator[tuple[str, Manifest]]:
+        query = {
+            "labelSelector": labels,
+            "fieldSelector": fields,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_S),
+        }
+        while True:
+            path = self._path(kind)
+            try:
+                async with self.stream(path, {**query, "resourceVersion": version}, silent_s=WATCH_S + 30) as response:
+                    async for line in lines_of(response):
+                        event = msgspec.json.decode(line)
+                        if event["type"] == "ERROR":
+                            raise _refusal(event["object"].get("code", 500), event["object"])
+                        version = event["object"]["metadata"]["resourceVersion"]
+                        if event["type"] != "BOOKMARK":
+                            yield event["type"], event["object"]
+            except (ClusterUnavailableError, TimeoutError):
+                await asyncio.sleep(1.0)
+
+    @asynccontextmanager
+    async def stream(self, path: str, query: Mapping[str, str], *, silent_s: float) -> AsyncIterator[ClientResponse]:
+        """Open what a GET returns bit by bit. A connection that breaks while it is read is a ClusterUnavailableError.
+
+        `silent_s`: for so long it may say nothing.
+        """
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(sock_connect=ANSWER_WITHIN_S, sock_read=silent_s)
+        response = await self._patiently(_Request("GET", path, query, timeout=timeout))
+        try:
+            yield response
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ClusterUnavailableError(self.address, str(error) or type(error).__name__) from error
+        finally:
+            response.close()
+
+    def log_path(self, pod: str) -> str:
+        return f"{self._path('Pod', pod)}/log"
+
+    def _path(self, kind: str, name: str = "") -> str:
+        group, plural = _PATHS[kind]
+        return f"{group}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
+
+    async def _ask(self, request: _Request) -> Manifest:
+        response = await self._patiently(request)
+        async with response:
+            answer: Manifest = msgspec.json.decode(await response.read())
+        return answer
+
+    async def _patiently(self, request: _Request) -> ClientResponse:
+        """Return the response to a request, which is repeated while nobody is there to answer it."""
+        import aiohttp
+
+        away = (aiohttp.ClientConnectionError, TimeoutError, OSError, _BusyError)
+        patience = stamina.AsyncRetryingCaller(attempts=None, timeout=OUTAGE_S, wait_initial=0.2, wait_max=5.0)
+        try:
+            return await patience(away, self._once, request)
+        except away as error:
+            raise ClusterUnavailableError(self.address, str(error) or type(error).__name__) from error
+
+    async def _once(self, request: _Request) -> ClientResponse:
+        response: ClientResponse = await self._client.call_api(
+            request.path,
+            request.method,
+            query_params=[(key, value) for key, value in request.query.items() if value],
+            header_params={"Accept": "application/json", "Content-Type": request.content_type},
+            body=request.body,
+            auth_settings=["BearerToken"],
+            _preload_content=False,
+            _request_timeout=request.timeout or ANSWER_WITHIN_S,
+        )
+        if 200 <= response.status < 300:
+            return response
+        async with response:
+            content = await response.read()
+        try:
+            answer = msgspec.json.decode(content)
+        except msgspec.DecodeError:
+            answer = {"message": content.decode(errors="replace")}
+        if response.status in _BUSY:
+            raise _BusyError(f"{response.status}: {answer.get('message', '')}")
+        raise _refusal(response.status, answer)
+
+
+def _refusal(status: int, answer: Mapping[str, Any]) -> ClusterError:
+    kinds: dict[int, type[ClusterError]] = {409: ConflictError, 410: GoneError}
+    return kinds.get(status, ClusterError)(status, answer.get("reason") or "", answer.get("message") or "")
+
+
+async def lines_of(response: ClientResponse, longest: int = 1 << 26) -> AsyncIterator[bytes]:
+    """Yield a response's lines without their ends; a line of more than `longest` bytes is handed out in parts."""
+    rest = b""
+    async for block in response.content.iter_any():
+        *whole, rest = (rest + block).split(b"\n")
+        for line in whole:
+            yield line
+        if len(rest) >= longest:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest

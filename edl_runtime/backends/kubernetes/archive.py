@@ -1,0 +1,61 @@
+"""The logs of jobs that were deleted: the cluster forgets a pod's log with the pod, so the end of it is kept."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from edl_runtime.backends.base import LogLine
+from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes.api import Api
+
+LINES_KEPT = 2000
+"""Of each instance, the last."""
+
+BYTES_KEPT = 512 * 1024
+"""Of a job, packed: a ConfigMap holds 1 MiB."""
+
+JOBS_KEPT = 20
+"""In a namespace, those that were deleted last."""
+
+_CREATED = "edl-airflow/deleted-at"
+
+
+async def keep(api: Api, job: str, lines: Sequence[LogLine]) -> None:
+    """Keep the end of a job's log, in place of that of an earlier job of its name, and forget the oldest."""
+    packed = _pack(lines)
+    await api.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": names.archive_name(job),
+                "labels": {names.MANAGED_BY: names.MANAGER, names.LOG_OF: job},
+                "annotations": {_CREATED: repr(time.time())},
+            },
+            "binaryData": {"lines": base64.b64encode(packed).decode()},
+        }
+    )
+    kept, _ = await api.list("ConfigMap", labels=names.LOG_OF)
+    kept.sort(key=lambda one: float(one["metadata"]["annotations"].get(_CREATED, 0)), reverse=True)
+    for old in kept[JOBS_KEPT:]:
+        await api.delete(old)
+
+
+async def read(api: Api, job: str) -> list[LogLine] | None:
+    """Return what was kept of a job that has been deleted, None if there was none."""
+    kept = await api.get("ConfigMap", names.archive_name(job))
+    if kept is None:
+        return None
+    packed = base64.b64decode(kept.get("binaryData", {}).get("lines", ""))
+    return msgspec.json.decode(gzip.decompress(packed), type=list[LogLine])
+
+
+def _pack(lines: Sequence[LogLine]) -> bytes:
+    while len(packed := gzip.compress(msgspec.json.encode(lines))) > BYTES_KEPT:
+        lines = lines[len(lines) // 4 + 1 :]
+    return packed

@@ -1,0 +1,384 @@
+"""The Kubernetes backend's verbs."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import time
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from edl_runtime.backends.base import Capacity, JobStatus, LogLine, refuse_strangers
+from edl_runtime.backends.kubernetes import archive, capacity, logs, manifests, names
+from edl_runtime.backends.kubernetes.api import Api, ClusterError, ConflictError
+from edl_runtime.backends.kubernetes.status import (
+    bounds,
+    completions_for,
+    has_ended,
+    index_of,
+    job_status,
+    pool_instances,
+    wanted,
+)
+from edl_runtime.errors import BackendError, SpecError, SubmitError, UnknownJobError
+from edl_runtime.pods import Pod
+from edl_runtime.specs import JobSpec, check_name
+
+if TYPE_CHECKING:
+    from kubernetes_asyncio.client import ApiClient
+
+Manifest = dict[str, Any]
+
+OWNERS = ("Job", "Deployment")
+"""What a trainer job and a pool are."""
+
+LAST_WORDS_S = 3.0
+"""How long, after the last pod of a job that was deleted is gone, its log is read to the end."""
+
+log = structlog.get_logger(__name__)
+
+
+class KubernetesBackend:
+    """Runs jobs as pods in one namespace; see `edl_runtime.backends.base.Backend` for what the verbs promise.
+
+    All who use the same namespace see the same jobs. `connect` opens a client of the cluster; `defaults`: what specs of
+    pods leave open.
+
+    The cluster's own rules decide when an instance is started again: those of a pool as often as need be, with up to
+    five minutes between two; those of a trainer job five times in all, not counting evictions. A number that was given
+    up is not tried again when a job of trainers grows: a new one takes its place. Of instances that have left by a
+    resize only those see the log who follow it; of a job that was deleted, the last lines are kept for a while.
+
+    All verbs raise ClusterUnavailableError and ClusterError.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
+        *,
+        namespace: str,
+        defaults: Pod | None = None,
+    ) -> None:
+        self._connect = connect
+        self._namespace = namespace
+        self._defaults = defaults or Pod()
+
+    async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
+        """Get or create the job. What a caller that dies leaves half done has its token and no instances."""
+        manifest = manifests.owner_of_all(spec, token=token, created_at=time.time(), defaults=self._defaults)
+        async with self._api() as api:
+            while True:
+                owner = await _find(api, spec.name)
+                if owner is None:
+                    if created := await _create(api, manifest, spec.name):
+                        return await _start(api, created, spec, secrets)
+                    continue
+                if _is_leaving(owner):
+                    await _gone(api, owner)
+                    continue
+                status = await _status(api, owner)
+                refuse_strangers(status, token)
+                try:
+                    if status.digest == spec.digest and status.phase != "failed":
+                        adopted = await _annotate(api, owner, {names.TOKEN: token})
+                        return await _start(api, adopted, spec, secrets)
+                    await _remove(api, owner)
+                except ConflictError:  # it has changed since
+                    continue
+                manifest["metadata"]["annotations"][names.CREATED_AT] = repr(time.time())
+
+    async def get(self, name: str) -> JobStatus:
+        async with self._api() as api:
+            return await _status(api, await self._owner(api, name))
+
+    async def list(self) -> builtins.list[JobStatus]:
+        async with self._api() as api:
+            found = await asyncio.gather(*(api.list(kind, labels=names.selector()) for kind in (*OWNERS, "Pod")))
+        *owners, pods = (items for items, _ in found)
+        by_job: dict[str, list[Manifest]] = defaultdict(list)
+        for pod in pods:
+            by_job[pod["metadata"]["labels"][names.JOB]].append(pod)
+        statuses = [
+            job_status(owner, by_job[owner["metadata"]["name"]], time.time()) for kind in owners for owner in kind
+        ]
+        return sorted(statuses, key=lambda status: status.name)
+
+    async def resize(self, name: str, instances: int) -> JobStatus:
+        if not isinstance(instances, int) or isinstance(instances, bool):
+            raise SpecError("instances", instances, "a whole number")
+        async with self._api() as api:
+            while True:
+                owner = await self._owner(api, name)
+                status = await _status(api, owner)
+                if _is_leaving(owner) or status.has_ended:
+                    ended = "is ending" if _is_leaving(owner) else f"has {status.phase}"
+                    raise BackendError(f"{name!r} {ended} and can't be resized; submit it again")
+                if instances not in bounds(owner):
+                    raise SpecError("instances", instances, f"{bounds(owner).min} to {bounds(owner).max}")
+                try:
+                    return await _status(api, await _resize(api, owner, instances))
+                except ConflictError:
+                    continue
+
+    async def logs(
+        self, name: str, *, instance: int | None = None, tail: int | None = None, follow: bool = False
+    ) -> AsyncIterator[LogLine]:
+        async with self._api() as api:
+            owner = await _find(api, name)
+            if owner is None:
+                kept = await _archived(api, name)
+                if kept is None:
+                    raise UnknownJobError(name, await self._known(api))
+                for line in _lines_of(kept, instance, tail):
+                    yield line
+            elif follow:
+                async for line in _follow(api, owner, instance=instance, last=tail):
+                    yield line
+            else:
+                pods, _ = await api.list("Pod", labels=names.selector(name))
+                numbered = [(number, pod) for number, pod in _numbered(owner, pods) if instance in (None, number)]
+                async for line in logs.read(api, numbered, tail):
+                    yield line
+
+    async def delete(self, name: str, *, token: str | None = None) -> bool:
+        async with self._api() as api:
+            while True:
+                owner = await _find(api, name)
+                if owner is None or token not in (None, owner["metadata"]["annotations"].get(names.TOKEN)):
+                    return False
+                try:
+                    await _remove(api, owner)
+                except ConflictError:
+                    continue
+                return True
+
+    async def capacity(self) -> Capacity:
+        """Return what the namespace's quota leaves and, if we may look at the nodes, no more than these have."""
+        async with self._api() as api:
+            quotas, _ = await api.list("ResourceQuota")
+            try:
+                nodes, pods = await asyncio.gather(api.list_everywhere("Node"), api.list_everywhere("Pod"))
+            except ClusterError as error:
+                if error.status != 403:
+                    raise
+                of_nodes = None
+            else:
+                of_nodes = capacity.of_nodes(nodes, pods)
+        return capacity.tightest(capacity.of_quotas(quotas), of_nodes) or capacity.UNLIMITED
+
+    @asynccontextmanager
+    async def _api(self) -> AsyncIterator[Api]:
+        async with self._connect() as client:
+            yield Api(client, self._namespace)
+
+    async def _owner(self, api: Api, name: str) -> Manifest:
+        owner = await _find(api, name)
+        if owner is None:
+            raise UnknownJobError(name, await self._known(api))
+        return owner
+
+    async def _known(self, api: Api) -> builtins.list[str]:
+        found = await asyncio.gather(*(api.list(kind, labels=names.selector()) for kind in OWNERS))
+        return sorted(owner["metadata"]["name"] for owners, _ in found for owner in owners)
+
+
+async def _find(api: Api, name: str) -> Manifest | None:
+    """Return the Job or Deployment of that name, if it is one of ours."""
+    try:
+        check_name("name", name)
+    except SpecError:
+        return None
+    found = await asyncio.gather(*(api.list(kind, labels=names.selector(name)) for kind in OWNERS))
+    owners = [owner for items, _ in found for owner in items]
+    return owners[0] if owners else None
+
+
+async def _archived(api: Api, name: str) -> builtins.list[LogLine] | None:
+    try:
+        return await archive.read(api, check_name("name", name))
+    except SpecError:
+        return None
+
+
+async def _create(api: Api, manifest: Manifest, name: str) -> Manifest | None:
+    """Create the owner of all else; None if somebody has just done so. Raises SubmitError."""
+    try:
+        return await api.create(manifest)
+    except ConflictError as error:
+        if await _find(api, name):
+            return None
+        kind = manifest["kind"]
+        raise SubmitError(name, f"a {kind} of that name is there that is not ours; give it another name") from error
+    except ClusterError as error:
+        raise SubmitError(name, str(error)) from error
+
+
+async def _start(api: Api, owner: Manifest, spec: JobSpec, secrets: Mapping[str, str]) -> JobStatus:
+    """Make all else that belongs to the job, and let it begin, unless that was done before."""
+    owned = [manifests.secret(spec, secrets), *([manifests.disruption_budget(spec)] if spec.kind == "pool" else [])]
+    for manifest in owned:
+        manifest["metadata"]["ownerReferences"] = [_reference(owner)]
+    await asyncio.gather(*(api.apply(manifest) for manifest in owned))
+    while names.STARTED not in owner["metadata"]["annotations"]:
+        queued = names.QUEUE in owner["metadata"]["labels"]  # then it is Kueue that lets it begin
+        begin = {"replicas": wanted(owner)} if owner["kind"] == "Deployment" else {} if queued else {"suspend": False}
+        try:
+            owner = await _annotate(api, owner, {names.STARTED: "true"}, begin)
+        except ConflictError:
+            owner = await api.get(owner["kind"], spec.name) or owner
+    return await _status(api, owner)
+
+
+async def _annotate(
+    api: Api, owner: Manifest, annotations: Mapping[str, str], spec: Mapping[str, Any] | None = None
+) -> Manifest:
+    """Change annotations of an owner, and of its spec what is given. Raises ConflictError if it has changed since."""
+    metadata = {"resourceVersion": owner["metadata"]["resourceVersion"], "annotations": dict(annotations)}
+    return await api.patch(owner, {"metadata": metadata, **({"spec": dict(spec)} if spec else {})})
+
+
+async def _resize(api: Api, owner: Manifest, instances: int) -> Manifest:
+    size = {names.WANTED: str(instances)}
+    if owner["kind"] == "Job":
+        completions = completions_for(owner, instances)
+        spec = {
+            "parallelism": completions,
+            "completions": completions,
+            "maxFailedIndexes": max(0, completions - bounds(owner).min),
+        }
+        return await _annotate(api, owner, size, spec)
+    pods, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]))
+    seen = {one.pod: one.status for one in pool_instances(pods, time.time())}
+    costs = {pod: {"annotations": {names.DELETION_COST: str(-status.index)}} for pod, status in seen.items()}
+    if instances < len(seen):  # the highest index leaves first
+        marked = (api.patch(pod, {"metadata": costs[pod["metadata"]["name"]]}) for pod in pods)
+        await asyncio.gather(*marked)
+    resized = await _annotate(api, owner, size, {"replicas": instances})
+    if instances > wanted(owner):  # those that had been given up are tried anew
+        given_up = [pod for pod in pods if seen[pod["metadata"]["name"]].given_up]
+        await asyncio.gather(*(api.delete(pod) for pod in given_up))
+    return resized
+
+
+async def _status(api: Api, owner: Manifest) -> JobStatus:
+    name = owner["metadata"]["name"]
+    pods, _ = await api.list("Pod", labels=names.selector(name))
+    pods = [pod for pod in pods if _belongs(pod, owner)]
+    refusals: list[str] = []
+    if len(pods) < wanted(owner) and owner["kind"] == "Job" and not owner["spec"].get("suspend"):
+        fields = f"involvedObject.uid={owner['metadata']['uid']},reason=FailedCreate"
+        events, _ = await api.list("Event", fields=fields)
+        events.sort(key=lambda event: event.get("lastTimestamp") or "")
+        refusals = [event.get("message", "") for event in events]
+    return job_status(owner, pods, time.time(), refusals)
+
+
+def _belongs(pod: Manifest, owner: Manifest) -> bool:
+    """Whether the pod is one of this owner, and not of one of its name that is just going."""
+    run = pod["metadata"]["labels"].get(names.RUN)
+    return run is None or run == owner["metadata"]["uid"]
+
+
+async def _remove(api: Api, owner: Manifest) -> None:
+    """Delete what the owner owns, down to the last pod, and keep the end of its log. Raises ConflictError."""
+    kept: dict[int, deque[LogLine]] = defaultdict(lambda: deque(maxlen=archive.LINES_KEPT))
+
+    async def collect() -> None:
+        async for line in _follow(api, owner, instance=None, last=archive.LINES_KEPT):
+            kept[line.instance].append(line)
+
+    collecting = asyncio.create_task(collect())
+    try:
+        await asyncio.sleep(0)
+        await api.delete(owner, foreground=True, exactly=not _is_leaving(owner))
+        await _gone(api, owner)
+        await asyncio.wait([collecting], timeout=LAST_WORDS_S)
+    finally:
+        collecting.cancel()
+        await asyncio.gather(collecting, return_exceptions=True)
+    lines = [line for _, of_one in sorted(kept.items()) for line in of_one]
+    try:
+        await archive.keep(api, owner["metadata"]["name"], lines)
+    except ClusterError as error:  # it is no reason to fail that a log is lost
+        log.warning("log.not_kept", job=owner["metadata"]["name"], cause=str(error))
+
+
+async def _gone(api: Api, owner: Manifest) -> None:
+    """Wait until the owner is not there any more."""
+    name, uid = owner["metadata"]["name"], owner["metadata"]["uid"]
+    async for _, objects in api.watch(owner["kind"], fields=f"metadata.name={name}"):
+        if name not in objects or objects[name]["metadata"]["uid"] != uid:
+            return
+
+
+async def _follow(api: Api, owner: Manifest, *, instance: int | None, last: int | None) -> AsyncIterator[LogLine]:
+    """Yield what the job's instances write until it has ended."""
+    name, uid = owner["metadata"]["name"], owner["metadata"]["uid"]
+    ended = asyncio.Event()
+
+    async def watch() -> None:
+        async for _, objects in api.watch(owner["kind"], fields=f"metadata.name={name}"):
+            now = objects.get(name)
+            if not now or now["metadata"]["uid"] != uid or has_ended(now):
+                ended.set()
+                return
+
+    seen: dict[str, int] = {}
+
+    def numbers(pods: dict[str, Any]) -> dict[str, int]:
+        """Return each pod's instance: a Job's index; of a pool the first number that no other pod has."""
+        mine = [pod for pod in pods.values() if _belongs(pod, owner)]
+        if owner["kind"] == "Job":
+            return {pod["metadata"]["name"]: index_of(pod) for pod in mine}
+        for gone in [pod for pod in seen if pod not in pods]:
+            del seen[gone]
+        for pod in sorted(mine, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"])):
+            free = (number for number in range(len(pods) + 1) if number not in seen.values())
+            seen.setdefault(pod["metadata"]["name"], next(free))
+        return dict(seen)
+
+    watching = asyncio.create_task(watch())
+    try:
+        lines = logs.follow(api, names.selector(name), numbers=numbers, instance=instance, last=last, ended=ended)
+        async for line in lines:
+            yield line
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+def _numbered(owner: Manifest, pods: builtins.list[Manifest]) -> builtins.list[tuple[int, Manifest]]:
+    """Return a job's pods by the instance that each is or was, an instance's oldest first."""
+    mine = [pod for pod in pods if _belongs(pod, owner)]
+    by_age = sorted(mine, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
+    if owner["kind"] == "Job":
+        return sorted(((index_of(pod), pod) for pod in by_age), key=lambda each: each[0])
+    return list(enumerate(by_age))
+
+
+def _lines_of(kept: builtins.list[LogLine], instance: int | None, tail: int | None) -> builtins.list[LogLine]:
+    of_each: dict[int, builtins.list[LogLine]] = defaultdict(builtins.list)
+    for line in kept:
+        if instance in (None, line.instance):
+            of_each[line.instance].append(line)
+    return [
+        line for _, lines in sorted(of_each.items()) for line in (lines if tail is None else lines[-tail:] * bool(tail))
+    ]
+
+
+def _is_leaving(owner: Manifest) -> bool:
+    return "deletionTimestamp" in owner["metadata"]
+
+
+def _reference(owner: Manifest) -> Manifest:
+    api_version = {"Job": "batch/v1", "Deployment": "apps/v1"}[owner["kind"]]
+    return {
+        "apiVersion": api_version,
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+    }

@@ -1,0 +1,32 @@
+"""The first process of an instance's pod: `python -P -m edl_runtime.backends.kubernetes.init COMMAND…`.
+
+A first process has no default signal handlers, and orphans become its children, so no training script should be one.
+SIGTERM is passed on to the command alone. When that has ended, what it left behind is killed, its result becomes the
+pod's termination message, and this process ends with its exit status; 128 and the signal's number for one that a
+signal has ended, as shells have it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from edl_runtime.backends.local.instance import run
+
+TERMINATION_MESSAGE = "/dev/termination-log"
+
+
+def main(command: list[str]) -> int:
+    """Run the command and return this process's exit status."""
+    lifeline, _held = os.pipe()
+    exit_status = run(command, lifeline)
+    result = Path(os.environ["EDL_RESULT_FILE"])
+    if result.exists():
+        shutil.copyfile(result, TERMINATION_MESSAGE)
+    return exit_status if exit_status >= 0 else 128 - exit_status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

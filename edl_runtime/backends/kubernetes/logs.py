@@ -1,0 +1,205 @@
+"""What instances write: of all pods of a job in one stream, also of those that come later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from edl_runtime.backends.base import LogLine
+from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes.api import Api, ClusterError, ClusterUnavailableError, lines_of
+
+Manifest = dict[str, Any]
+
+LONGEST_LINE = 1 << 16
+"""Bytes: a longer line is handed out in parts."""
+
+MOST_WAITING = 1000
+"""Lines: readers wait while so many are not taken yet."""
+
+SILENT_S = 3600.0
+"""A pod that writes nothing for so long is asked anew from where it stopped."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A pod whose log is read, as which instance."""
+
+    instance: int
+    pod: str
+
+
+async def read(api: Api, pods: Iterable[tuple[int, Manifest]], last: int | None) -> AsyncIterator[LogLine]:
+    """Yield what each instance's pod has written up to now, or its `last` lines."""
+    for instance, pod in pods:
+        container = container_of(pod)
+        if not has_written(container):
+            continue
+        found: list[str] = []
+        for previous in (True, False) if container.get("restartCount") else (False,):
+            with suppress(ClusterError):  # of a container that is gone, or not there yet
+                async for _, text in _lines(api, pod["metadata"]["name"], last=last, previous=previous):
+                    found.append(text)
+        for text in found if last is None else found[len(found) - min(last, len(found)) :]:
+            yield LogLine(instance, text)
+
+
+async def follow(
+    api: Api,
+    labels: str,
+    *,
+    numbers: Callable[[dict[str, Manifest]], dict[str, int]],
+    instance: int | None,
+    last: int | None,
+    ended: asyncio.Event,
+) -> AsyncIterator[LogLine]:
+    """Yield what the pods with these labels write, each line once, until `ended` is set and all is read.
+
+    `numbers`: the instance that each pod is, by its name. `last`: only so many lines of what there was to begin with.
+    """
+    lines: asyncio.Queue[LogLine | None] = asyncio.Queue(MOST_WAITING)
+    pods = _Pods()
+    async with asyncio.TaskGroup() as tasks:
+        reading: dict[str, asyncio.Task[None]] = {}
+
+        async def watch() -> None:
+            first = True
+            async for _, now in api.watch("Pod", labels=labels):
+                for name, number in numbers(now).items():
+                    if name not in reading and instance in (None, number):
+                        reader = _read_all(api, Source(number, name), pods, lines, last if first else None)
+                        reading[name] = tasks.create_task(reader)
+                first = False
+                await pods.renew(now)
+
+        async def end() -> None:
+            await ended.wait()
+            await pods.listed.wait()
+            await pods.end()
+            while waiting := [task for task in reading.values() if not task.done()]:
+                await asyncio.wait(waiting)
+            watching.cancel()
+            await lines.put(None)
+
+        watching = tasks.create_task(watch())
+        ending = tasks.create_task(end())
+        try:
+            while line := await lines.get():
+                yield line
+        finally:
+            for task in (watching, ending, *reading.values()):
+                task.cancel()
+
+
+class _Pods:
+    """The pods of a job as they are now. `over`: no more come."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, Manifest] = {}
+        self.over = False
+        self.listed = asyncio.Event()
+        self._changed = asyncio.Condition()
+
+    async def renew(self, now: dict[str, Manifest]) -> None:
+        async with self._changed:
+            self.now = now
+            self.listed.set()
+            self._changed.notify_all()
+
+    async def end(self) -> None:
+        async with self._changed:
+            self.over = True
+            self._changed.notify_all()
+
+    async def started(self, name: str, restarts: int) -> bool:
+        """Wait until the pod's container has been started `restarts` times again; False if it never will be."""
+
+        def decided() -> bool:
+            return self.over or self._is_over(name) or self._has(name, restarts)
+
+        async with self._changed:
+            await self._changed.wait_for(decided)
+        return self._has(name, restarts)
+
+    def restarts(self, name: str) -> int:
+        return int(container_of(self.now.get(name, {})).get("restartCount", 0))
+
+    def _is_over(self, name: str) -> bool:
+        return self.now.get(name, {}).get("status", {}).get("phase", "Succeeded") in ("Succeeded", "Failed")
+
+    def _has(self, name: str, restarts: int) -> bool:
+        container = container_of(self.now.get(name, {}))
+        return has_written(container) and int(container.get("restartCount", 0)) >= restarts
+
+
+async def _read_all(
+    api: Api, source: Source, pods: _Pods, lines: asyncio.Queue[LogLine | None], last: int | None
+) -> None:
+    """Put all that a pod writes, of one container after the other."""
+    after = ""
+    restarts = 0
+    while await pods.started(source.pod, restarts):
+        restarts = pods.restarts(source.pod)
+        try:
+            async for at, text in _lines(api, source.pod, last=last, after=after, follow=True):
+                after = at
+                await lines.put(LogLine(source.instance, text))
+        except ClusterUnavailableError:
+            continue
+        except ClusterError as error:
+            if error.status == 404:
+                return
+            await asyncio.sleep(0.5)  # the kubelet is not ready to tell
+            continue
+        last = None
+        restarts += 1
+
+
+async def _lines(
+    api: Api,
+    pod: str,
+    *,
+    last: int | None = None,
+    after: str = "",
+    follow: bool = False,
+    previous: bool = False,
+) -> AsyncIterator[tuple[str, str]]:
+    """Yield the lines of a pod's log with the moments they were written at, those `after` a moment only."""
+    query = {
+        "container": names.CONTAINER,
+        "timestamps": "true",
+        "follow": "true" if follow else "",
+        "previous": "true" if previous else "",
+        "tailLines": "" if last is None or after else str(last),
+        "sinceTime": f"{after[:19]}Z" if after else "",
+    }
+    async with api.stream(api.log_path(pod), query, silent_s=SILENT_S) as response:
+        async for line in lines_of(response, LONGEST_LINE):
+            at, _, text = line.decode(errors="replace").partition(" ")
+            if not _is_moment(at):  # the second part of a line that was too long
+                yield after, line.decode(errors="replace")
+            elif at > after:
+                yield at, text.rstrip("\r")
+
+
+def _is_moment(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text[:19])
+    except ValueError:
+        return False
+    return len(text) > 19
+
+
+def container_of(pod: Manifest) -> Manifest:
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    return next((one for one in statuses if one["name"] == names.CONTAINER), {})
+
+
+def has_written(container: Manifest) -> bool:
+    """Whether the container has been started, so that it has a log."""
+    state = container.get("state", {})
+    return "running" in state or "terminated" in state or bool(container.get("lastState"))

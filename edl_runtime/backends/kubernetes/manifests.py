@@ -1,0 +1,294 @@
+"""A job's spec → the objects that run it. Pure.
+
+A pool is a Deployment, a trainer job an elastic Indexed Job. Either owns all else of it, so deleting it deletes all.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes.merge import merge, with_defaults
+from edl_runtime.errors import EX_CONFIG, SpecError
+from edl_runtime.pods import Pod
+from edl_runtime.specs import JobSpec
+
+Manifest = dict[str, Any]
+
+MOST_LIVES = 5
+"""How often an instance of a trainer job is started, in all, before it is given up: its pod's own failures count,
+a pod that was evicted or preempted does not."""
+
+KEPT_S = 7 * 24 * 3600
+"""How long a trainer job that has ended is kept, with its pods and their logs, unless it is deleted before."""
+
+USER = 10001
+"""User and group of instances, unless a template says otherwise."""
+
+TERMINATED = 128 + signal.SIGTERM
+"""Exit status of an instance that was told to go: a Job judges also those that leave by a resize."""
+
+_SIGNALS = [128 + number for number in range(1, 65)]
+"""Exit statuses that stand for a signal."""
+
+
+def owner_of_all(spec: JobSpec, *, token: str, created_at: float, defaults: Pod) -> Manifest:
+    """Return the Deployment or Job, which has no instances yet. `defaults`: of what its spec leaves open.
+
+    Raises SpecError for a pod template that fights the spec, and for a spec without an image.
+    """
+    pod = (spec.pod or Pod()).over(defaults)
+    labels = {**pod.labels, **_labels(spec)}
+    metadata = {
+        "name": spec.name,
+        "labels": labels,
+        "annotations": {
+            **pod.annotations,
+            names.TOKEN: token,
+            names.DIGEST: spec.digest,
+            names.BOUNDS: str(spec.bounds),
+            names.WANTED: str(spec.instances),
+            names.ELASTIC: str(spec.elastic).lower(),
+            names.CREATED_AT: repr(created_at),
+            names.CWD: spec.cwd,
+        },
+    }
+    template = pod_template(spec, pod)
+    if spec.kind == "pool":
+        return {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": metadata,
+            "spec": {
+                "replicas": 0,
+                "revisionHistoryLimit": 0,
+                "selector": {"matchLabels": {names.JOB: spec.name}},
+                "template": template,
+            },
+        }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {
+            "suspend": True,
+            "completionMode": "Indexed",
+            "parallelism": spec.instances,
+            "completions": spec.instances,
+            "backoffLimitPerIndex": MOST_LIVES - 1,
+            "maxFailedIndexes": spec.instances - spec.bounds.min,
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {"rules": _failure_rules(elastic=spec.elastic)},
+            "ttlSecondsAfterFinished": KEPT_S,
+            "template": template,
+        },
+    }
+
+
+def secret(spec: JobSpec, secrets: Mapping[str, str]) -> Manifest:
+    """Return the Secret with the variables that are written nowhere else."""
+    metadata = {"name": names.secret_name(spec.name), "labels": _labels(spec)}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": dict(secrets)}
+
+
+def disruption_budget(spec: JobSpec) -> Manifest:
+    """Return what keeps all but one of a pool's instances where they are while nodes are drained."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": spec.name, "labels": _labels(spec)},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {names.JOB: spec.name}}},
+    }
+
+
+def pod_template(spec: JobSpec, pod: Pod) -> Manifest:
+    """Return the template of the job's pods: what the spec and the user's template say, and our defaults.
+
+    Raises SpecError.
+    """
+    template = merge(_stated(spec, pod), pod.template)
+    containers = template["spec"]["containers"]
+    for part in ("containers", "initContainers"):
+        if part in template["spec"]:
+            template["spec"][part] = [with_defaults(one, _container_defaults()) for one in template["spec"][part]]
+    if not containers[0].get("image"):
+        raise SpecError("pod.image", "", "an image with edl_runtime in it, here or in the connection's field 'Pod'")
+    defaults = {"spec": {**_pod_defaults(), **_placement(spec, template["spec"])}}
+    return with_defaults(template, defaults)
+
+
+def _stated(spec: JobSpec, pod: Pod) -> Manifest:
+    """Return what the spec, and our own work, says of a pod."""
+    amounts = pod.amounts()
+    volumes, mounts = _volumes(pod)
+    stated: Manifest = {
+        "serviceAccountName": pod.service_account,
+        "priorityClassName": pod.priority_class,
+        "nodeSelector": pod.node_selector,
+        "tolerations": list(pod.tolerations),
+        "affinity": pod.affinity,
+        "imagePullSecrets": [{"name": name} for name in pod.pull_secrets],
+    }
+    container: Manifest = {
+        "name": names.CONTAINER,
+        "image": pod.image or _image_of(pod.template),
+        "command": ["python", "-P", "-m", "edl_runtime.backends.kubernetes.init"],
+        "args": [_literal(word) for word in spec.command],
+        "workingDir": spec.cwd or names.HOME,
+        "env": _environment(spec, pod),
+        "envFrom": [
+            *({"secretRef": {"name": name}} for name in pod.env_from_secrets),
+            {"secretRef": {"name": names.secret_name(spec.name)}},
+        ],
+        "volumeMounts": mounts,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **({"resources": _resources(amounts)} if amounts else {}),
+        **(_probes() if spec.serves_http else {}),
+    }
+    return {
+        "metadata": {"labels": {**pod.labels, **_labels(spec)}, **_annotations(pod)},
+        "spec": {
+            **{key: value for key, value in stated.items() if value},
+            "restartPolicy": "Always" if spec.kind == "pool" else "Never",
+            "terminationGracePeriodSeconds": max(1, math.ceil(spec.grace_s)),
+            "containers": [container],
+            "volumes": volumes,
+        },
+    }
+
+
+def _labels(spec: JobSpec) -> dict[str, str]:
+    return {names.MANAGED_BY: names.MANAGER, names.JOB: spec.name, names.KIND: spec.kind}
+
+
+def _annotations(pod: Pod) -> Manifest:
+    return {"annotations": pod.annotations} if pod.annotations else {}
+
+
+def _image_of(template: Mapping[str, Any]) -> str:
+    """Return the image that a template gives the instance."""
+    containers = template.get("spec", {}).get("containers", [])
+    return next((one.get("image", "") for one in containers if one.get("name") == names.CONTAINER), "")
+
+
+def _environment(spec: JobSpec, pod: Pod) -> list[Manifest]:
+    plain = {
+        **spec.env,
+        "EDL_JOB": spec.name,
+        "EDL_GRACE_S": str(spec.grace_s),
+        "EDL_RESULT_FILE": f"{names.HOME}/result.json",
+        "HOME": names.HOME,
+        "PYTHONUNBUFFERED": "1",
+        **({"EDL_PORT": str(names.PORT)} if spec.serves_http else {}),
+    }
+    told = {"EDL_HOST": "status.podIP"}
+    if spec.kind == "trainer":
+        told |= {"EDL_INSTANCE": f"metadata.annotations['{names.INDEX}']", "EDL_RUN": f"metadata.labels['{names.RUN}']"}
+    secrets = (
+        {"name": variable, "valueFrom": {"secretKeyRef": dict(zip(("name", "key"), where.split("/", 1), strict=True))}}
+        for variable, where in pod.secret_env.items()
+    )
+    return [
+        *({"name": name, "value": _literal(value)} for name, value in plain.items()),
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in told.items()),
+        *secrets,
+    ]
+
+
+def _literal(text: str) -> str:
+    """Return what Kubernetes, which replaces $(NAME) in it, makes `text` of."""
+    return text.replace("$", "$$")
+
+
+def _volumes(pod: Pod) -> tuple[list[Manifest], list[Manifest]]:
+    """Return the pod's volumes and where the instance sees them: its folders for writing, and the spec's."""
+    own = {names.HOME: {}, "/tmp": {}, "/dev/shm": {"medium": "Memory"}}  # noqa: S108 - of the pod's own
+    volumes: list[Manifest] = [
+        {"name": f"edl-{number}", "emptyDir": source} for number, source in enumerate(own.values())
+    ]
+    mounts: list[Manifest] = [{"name": f"edl-{number}", "mountPath": path} for number, path in enumerate(own)]
+    for number, volume in enumerate(pod.volumes):
+        name = f"volume-{number}"
+        claim = {"persistentVolumeClaim": {"claimName": volume.claim}}
+        volumes.append({"name": name, **(claim if volume.claim else volume.source)})
+        mounts.append({"name": name, "mountPath": volume.path, **({"readOnly": True} if volume.read_only else {})})
+    return volumes, mounts
+
+
+def _resources(amounts: Mapping[str, str]) -> Manifest:
+    """Return them as requests, and as limits but for the CPU, of which an instance may use what is left."""
+    limits = {name: amount for name, amount in amounts.items() if name != "cpu"}
+    return {"requests": dict(amounts), **({"limits": limits} if limits else {})}
+
+
+def _probes() -> Manifest:
+    def asks(path: str, **more: int) -> Manifest:
+        return {"httpGet": {"path": path, "port": names.PORT}, "timeoutSeconds": 5, **more}
+
+    return {
+        "ports": [{"containerPort": names.PORT}],
+        "startupProbe": asks("/v2/health/live", periodSeconds=2, failureThreshold=300),
+        "livenessProbe": asks("/v2/health/live", periodSeconds=10, failureThreshold=6),
+        "readinessProbe": asks("/v2/health/ready", periodSeconds=2, failureThreshold=3),
+    }
+
+
+def _failure_rules(*, elastic: bool) -> list[Manifest]:
+    """Return what a failed pod of a trainer job means: see `JobSpec.elastic`."""
+    disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    if not elastic:
+        return [disrupted, _exits("FailJob", "NotIn", [0, TERMINATED])]
+    return [disrupted, _exits("FailIndex", "In", [EX_CONFIG]), _exits("FailJob", "NotIn", [0, *_SIGNALS])]
+
+
+def _exits(action: str, operator: str, values: list[int]) -> Manifest:
+    codes = {"containerName": names.CONTAINER, "operator": operator, "values": values}
+    return {"action": action, "onExitCodes": codes}
+
+
+def _placement(spec: JobSpec, stated: Mapping[str, Any]) -> Manifest:
+    """Return where pods are placed unless somebody says so: trainers near each other, teachers apart."""
+    if "affinity" in stated or "topologySpreadConstraints" in stated:
+        return {}
+    same = {"matchLabels": {names.JOB: spec.name}}
+    if spec.kind == "pool":
+        spread = {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": same,
+        }
+        return {"topologySpreadConstraints": [spread]}
+    preferred = [
+        {"weight": weight, "podAffinityTerm": {"topologyKey": where, "labelSelector": same}}
+        for weight, where in ((100, "kubernetes.io/hostname"), (50, "topology.kubernetes.io/zone"))
+    ]
+    return {"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}}
+
+
+def _pod_defaults() -> Manifest:
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+
+
+def _container_defaults() -> Manifest:
+    return {
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        }
+    }

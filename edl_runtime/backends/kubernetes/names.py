@@ -1,0 +1,50 @@
+"""What objects of ours are called, and the labels and annotations by which they are known."""
+
+from __future__ import annotations
+
+MANAGER = "edl-airflow"
+"""Who writes our objects, in labels and in the fields that server-side apply keeps of each writer."""
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+JOB = f"{MANAGER}/job"
+KIND = f"{MANAGER}/kind"
+LOG_OF = f"{MANAGER}/log-of"
+
+TOKEN = f"{MANAGER}/token"
+DIGEST = f"{MANAGER}/digest"
+BOUNDS = f"{MANAGER}/bounds"
+WANTED = f"{MANAGER}/wanted"
+ELASTIC = f"{MANAGER}/elastic"
+CREATED_AT = f"{MANAGER}/created-at"
+CWD = f"{MANAGER}/cwd"
+STARTED = f"{MANAGER}/started"
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+QUEUE = "kueue.x-k8s.io/queue-name"
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+FAILURES = "batch.kubernetes.io/job-index-failure-count"
+DISRUPTIONS = "batch.kubernetes.io/job-index-ignored-failure-count"
+RUN = "batch.kubernetes.io/controller-uid"
+
+CONTAINER = "instance"
+"""The container of a pod that is the instance."""
+
+HOME = "/edl"
+"""The folder of its own that an instance starts in; it is as long-lived as the pod."""
+
+PORT = 8000
+"""At which an instance that serves HTTP does so."""
+
+
+def selector(job: str = "") -> str:
+    """Return the label selector of everything of a job, or of all jobs."""
+    ours = f"{MANAGED_BY}={MANAGER}"
+    return f"{ours},{JOB}={job}" if job else f"{ours},{JOB}"
+
+
+def secret_name(job: str) -> str:
+    return f"{job}-env"
+
+
+def archive_name(job: str) -> str:
+    return f"{job}-log"

@@ -1,0 +1,367 @@
+"""What the objects of a job, as the cluster has them, say of it. Pure."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from edl_runtime.backends.base import InstancePhase, InstanceStatus, JobStatus, Phase
+from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes.manifests import MOST_LIVES
+from edl_runtime.backends.local.restarts import ending
+from edl_runtime.errors import EX_CONFIG
+from edl_runtime.specs import Bounds
+
+Manifest = Mapping[str, Any]
+
+LAST_LINES = 30
+"""How many lines of a failed instance's log go into the status."""
+
+SETTLED_S = 10.0
+"""An instance of a pool that has run for so long has come up."""
+
+_NO_SUCH_IMAGE = ("not found", "notfound", "manifest unknown", "does not exist", "invalid reference format")
+_NEVER_PULLED = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+_PULLING_FAILED = frozenset({"ErrImagePull", "ImagePullBackOff"}) | _NEVER_PULLED
+_CANT_START = frozenset({"StartError", "ContainerCannotRun", "RunContainerError", "CreateContainerError"})
+_NO_RUNTIME = ("No module named edl_runtime", "No module named 'edl_runtime'", '"python": executable file not found')
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance as its pod tells of it, and what is wrong with it. `hopeless`: no restart mends that."""
+
+    status: InstanceStatus
+    pod: str
+    trouble: str = ""
+    last_lines: tuple[str, ...] = ()
+    result: dict[str, Any] | None = None
+    ended_at: float = 0.0
+    hopeless: bool = False
+
+
+def job_status(owner: Manifest, pods: Sequence[Manifest], now: float, refusals: Sequence[str] = ()) -> JobStatus:
+    """Return what a Deployment or Job, its pods and `refusals` to create some say of the job at a time (Unix)."""
+    annotations = owner["metadata"]["annotations"]
+    is_pool = owner["kind"] == "Deployment"
+    seen = pool_instances(pods, now) if is_pool else trainer_instances(owner, pods)
+    elastic = annotations.get(names.ELASTIC) == "true"
+    phase, about = _pool_phase(seen) if is_pool else _trainer_phase(owner, seen, elastic=elastic)
+    results = [one for one in seen if one.result is not None]
+    newest = max(results, key=lambda one: (one.ended_at, one.status.index), default=None)
+    return JobStatus(
+        name=owner["metadata"]["labels"][names.JOB],
+        kind="pool" if is_pool else "trainer",
+        phase=phase,
+        token=annotations.get(names.TOKEN, ""),
+        digest=annotations.get(names.DIGEST, ""),
+        wanted=wanted(owner),
+        instances=tuple(one.status for one in seen),
+        created_at=float(annotations.get(names.CREATED_AT, 0.0)),
+        elastic=elastic,
+        cwd=annotations.get(names.CWD, ""),
+        reason=about.trouble if about else _reason(owner, phase, refusals),
+        last_lines=about.last_lines if about else (),
+        result=newest.result if newest else None,
+        mistaken=bool(about and about.hopeless),
+    )
+
+
+def wanted(owner: Manifest) -> int:
+    """Return how many instances were asked for last."""
+    return int(owner["metadata"]["annotations"][names.WANTED])
+
+
+def bounds(owner: Manifest) -> Bounds:
+    """Return between which numbers it may be resized."""
+    return Bounds.parse(owner["metadata"]["annotations"][names.BOUNDS])
+
+
+def failed_indexes(job: Manifest) -> list[int]:
+    """Return the indexes that the Job has given up, sorted, as it writes them: "1,3-5"."""
+    text = job.get("status", {}).get("failedIndexes") or ""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def completions_for(job: Manifest, instances: int) -> int:
+    """Return how many indexes a Job must have for that many instances.
+
+    Indexes that were given up stay so for ever. So a larger number is made of new ones in their place, and a smaller
+    one takes from the top.
+    """
+    before: int = job["spec"]["completions"]
+    if instances <= wanted(job):
+        return max(1, before - (wanted(job) - instances))
+    failed = set(failed_indexes(job))
+    count = index = 0
+    while count < instances:
+        count += index not in failed
+        index += 1
+    return index
+
+
+def has_ended(owner: Manifest) -> bool:
+    """Whether a Job has completed or failed, as it says itself."""
+    return any(_condition(owner, kind) is not None for kind in ("Complete", "Failed"))
+
+
+def pool_instances(pods: Iterable[Manifest], now: float) -> list[Seen]:
+    """Return a pool's instances. They are all the same, so each one's index is its place by age."""
+    ordered = sorted(pods, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
+    return [_of_pool(pod, index, now) for index, pod in enumerate(pod for pod in ordered if not _is_replaced(pod))]
+
+
+def trainer_instances(job: Manifest, pods: Iterable[Manifest]) -> list[Seen]:
+    """Return a trainer job's instances, each by its newest pod.
+
+    Without those that others have taken the place of, and those that have left by a resize.
+    """
+    by_index: dict[int, list[Manifest]] = defaultdict(list)
+    for pod in pods:
+        by_index[index_of(pod)].append(pod)
+    failed = set(failed_indexes(job))
+    completions: int = job["spec"]["completions"]
+    unreplaced = wanted(job) - (completions - len([index for index in failed if index < completions]))
+    shown = sorted(failed, reverse=True)[: max(0, unreplaced)]
+    return [
+        _of_trainer(max(of_index, key=_age), given_up=index in failed)
+        for index, of_index in sorted(by_index.items())
+        if (index in shown or index not in failed) and (index < completions or not _is_over(of_index))
+    ]
+
+
+def _is_over(pods: Iterable[Manifest]) -> bool:
+    return all(pod.get("status", {}).get("phase") in ("Succeeded", "Failed") for pod in pods)
+
+
+def index_of(pod: Manifest) -> int:
+    """Return which instance of its Job a pod is."""
+    return int(pod["metadata"].get("annotations", {}).get(names.INDEX, 0))
+
+
+def _age(pod: Manifest) -> tuple[int, str]:
+    metadata = pod["metadata"]
+    annotations = metadata.get("annotations", {})
+    lives = sum(int(annotations.get(name, 0)) for name in (names.FAILURES, names.DISRUPTIONS))
+    return lives, metadata["creationTimestamp"]
+
+
+def _is_replaced(pod: Manifest) -> bool:
+    """Whether a pod of a Deployment has failed as a whole, as by an eviction: another takes its place."""
+    return bool(pod.get("status", {}).get("phase") == "Failed")
+
+
+def _of_trainer(pod: Manifest, *, given_up: bool) -> Seen:
+    annotations = pod["metadata"].get("annotations", {})
+    restarts = sum(int(annotations.get(name, 0)) for name in (names.FAILURES, names.DISRUPTIONS))
+    container = _container(pod)
+    terminated = container.get("state", {}).get("terminated")
+    phase = _phase(pod, container)
+    exit_code = _exit_code(terminated)
+    index = index_of(pod)
+    trouble, hopeless = _cannot_start(pod, index)
+    if not trouble and phase == "failed":
+        trouble, hopeless = _how_it_ended(pod, index, terminated)
+        if given_up and exit_code == EX_CONFIG:
+            trouble = f"{trouble}, which says that it can never work as configured"
+        elif given_up:
+            trouble = f"instance {index} ended {restarts + 1} times, the last time it {_ending(pod, terminated)}"
+    return Seen(
+        status=InstanceStatus(
+            index=index,
+            phase=phase,
+            started_at=_started(pod, container),
+            restarts=restarts,
+            exit_code=exit_code,
+            given_up=given_up,
+        ),
+        pod=pod["metadata"]["name"],
+        trouble=trouble,
+        last_lines=_last_lines(terminated) if phase == "failed" else (),
+        result=_result(terminated),
+        ended_at=_time(terminated.get("finishedAt")) if terminated else 0.0,
+        hopeless=hopeless,
+    )
+
+
+def _of_pool(pod: Manifest, index: int, now: float) -> Seen:
+    container = _container(pod)
+    state = container.get("state", {})
+    ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
+    restarts = int(container.get("restartCount", 0))
+    exit_code = _exit_code(ended)
+    settled = "running" in state and now >= _started(pod, container) + SETTLED_S
+    given_up = exit_code == EX_CONFIG and not settled  # the kubelet tries it again, now and then
+    down = "running" not in state and ended is not None
+    phase: InstancePhase = "failed" if given_up or down else _phase(pod, container)
+    trouble, hopeless = _cannot_start(pod, index)
+    if given_up:
+        trouble = f"instance {index} exited with {EX_CONFIG}, which says that it can never work as configured"
+    elif down and restarts >= MOST_LIVES - 1 and not trouble:
+        trouble = f"instance {index} ended {restarts + 1} times, the last time it {_ending(pod, ended)}"
+    if not trouble and down:
+        _, hopeless = _how_it_ended(pod, index, ended)
+        trouble = _how_it_ended(pod, index, ended)[0] if hopeless else ""
+    return Seen(
+        status=InstanceStatus(
+            index=index,
+            phase=phase,
+            started_at=_started(pod, container),
+            restarts=restarts,
+            exit_code=exit_code if phase == "failed" else None,
+            given_up=given_up,
+        ),
+        pod=pod["metadata"]["name"],
+        trouble=trouble,
+        last_lines=_last_lines(ended) if trouble else (),
+        hopeless=hopeless,
+    )
+
+
+def _pool_phase(seen: Sequence[Seen]) -> tuple[Phase, Seen | None]:
+    """Return how a pool fares and which instance tells why: it fails when it has none to go on with."""
+    troubled = [one for one in seen if one.trouble]
+    lost = [one for one in troubled if one.hopeless or one.status.phase == "failed"]
+    if seen and len(lost) == len(seen):
+        return "failed", lost[-1]
+    return "running", troubled[0] if troubled else None
+
+
+def _trainer_phase(job: Manifest, seen: Sequence[Seen], *, elastic: bool) -> tuple[Phase, Seen | None]:
+    """Return how a trainer job fares and which instance tells why."""
+    troubled = [one for one in seen if one.trouble]
+    deciding = [one for one in troubled if one.status.phase == "failed" and not _is_for_itself(one, elastic=elastic)]
+    left = [one for one in seen if not one.status.given_up]
+    if left and len(left) == len([one for one in left if one.status.phase == "succeeded"]) and has_ended(job):
+        return "succeeded", None
+    ended_badly = _condition(job, "Failed") or _condition(job, "FailureTarget")
+    if ended_badly or deciding or any(one.hopeless for one in troubled):
+        about = [*deciding, *(one for one in troubled if one.hopeless), *reversed(troubled)]
+        return "failed", about[0] if about else None
+    if job["spec"].get("suspend"):
+        return "pending", None
+    if _condition(job, "Complete"):
+        return "succeeded", None
+    return "running", troubled[0] if troubled else None
+
+
+def _is_for_itself(one: Seen, *, elastic: bool) -> bool:
+    """Whether a failed instance says nothing of the job: the Job starts it again, or gives it up alone."""
+    exit_code = one.status.exit_code
+    if exit_code is None or (elastic and exit_code == EX_CONFIG):
+        return True
+    restarted = exit_code < 0 if elastic else exit_code == -signal.SIGTERM
+    return restarted and not one.status.given_up
+
+
+def _reason(owner: Manifest, phase: Phase, refusals: Sequence[str]) -> str:
+    """Return what is to be said where no instance tells why."""
+    if phase == "pending":
+        queue = owner["metadata"]["labels"].get(names.QUEUE)
+        return f"suspended: it waits in Kueue's queue {queue!r}" if queue else "suspended"
+    failure = _condition(owner, "Failed" if phase == "failed" else "ReplicaFailure")
+    if failure and phase != "succeeded":
+        return str(failure.get("message") or failure.get("reason", ""))
+    return f"its pods can't be created: {refusals[-1]}" if phase == "running" and refusals else ""
+
+
+def _container(pod: Manifest) -> Manifest:
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    return next((one for one in statuses if one["name"] == names.CONTAINER), {})
+
+
+def _phase(pod: Manifest, container: Manifest) -> InstancePhase:
+    state = container.get("state", {})
+    if terminated := state.get("terminated"):
+        return "failed" if terminated["exitCode"] else "succeeded"
+    if "running" in state:
+        return "running"
+    phases: dict[str, InstancePhase] = {"Failed": "failed", "Succeeded": "succeeded"}
+    return phases.get(pod.get("status", {}).get("phase", ""), "pending")
+
+
+def _exit_code(terminated: Manifest | None) -> int | None:
+    """Return a process's exit status, negative for a signal, where the container has 128 and its number."""
+    if not terminated:
+        return None
+    code: int = terminated["exitCode"]
+    return 128 - code if 128 < code <= 128 + 64 else code
+
+
+def _ending(pod: Manifest, terminated: Manifest | None) -> str:
+    code = _exit_code(terminated)
+    if code is None:
+        status = pod.get("status", {})
+        return f"was ended by the cluster ({status.get('message') or status.get('reason') or 'no reason given'})"
+    more = " (OOMKilled: it took more memory than its limit)" if terminated and _is_oom(terminated) else ""
+    return ending(code) + more
+
+
+def _is_oom(terminated: Manifest) -> bool:
+    return bool(terminated.get("reason") == "OOMKilled")
+
+
+def _how_it_ended(pod: Manifest, index: int, terminated: Manifest | None) -> tuple[str, bool]:
+    message = (terminated or {}).get("message") or ""
+    if any(words in message for words in _NO_RUNTIME):
+        image = _container(pod).get("image", "")
+        return f"instance {index} can't start: its image {image} has no edl_runtime", True
+    if terminated and terminated.get("reason") in _CANT_START:
+        return f"instance {index} can't start: {message}", True
+    return f"instance {index} {_ending(pod, terminated)}", False
+
+
+def _cannot_start(pod: Manifest, index: int) -> tuple[str, bool]:
+    """Return why an instance that is to come does not, and whether it never will."""
+    waiting = _container(pod).get("state", {}).get("waiting") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in _PULLING_FAILED:
+        never = reason in _NEVER_PULLED or any(words in message.lower() for words in _NO_SUCH_IMAGE)
+        return f"instance {index} can't start: {reason}: {message}", never
+    if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
+        return f"instance {index} can't start: {reason}: {message}", any(words in message for words in _NO_RUNTIME)
+    scheduled = _condition(pod, "PodScheduled", status="False")
+    if scheduled:
+        return f"instance {index} finds no place: {scheduled.get('message') or scheduled.get('reason', '')}", False
+    return "", False
+
+
+def _last_lines(terminated: Manifest | None) -> tuple[str, ...]:
+    message = (terminated or {}).get("message") or ""
+    return tuple(message.splitlines()[-LAST_LINES:]) if _result(terminated) is None else ()
+
+
+def _result(terminated: Manifest | None) -> dict[str, Any] | None:
+    """Return the result that was left as a termination message, which may be the end of a log in its place."""
+    message = (terminated or {}).get("message") or ""
+    try:
+        found = msgspec.json.decode(message)
+    except msgspec.DecodeError:
+        return None
+    return found if isinstance(found, dict) and found.keys() == {"checkpoint", "metrics"} else None
+
+
+def _started(pod: Manifest, container: Manifest) -> float:
+    state = container.get("state", {})
+    for part in ("running", "terminated"):
+        if started := (state.get(part) or {}).get("startedAt"):
+            return _time(started)
+    return _time(pod["metadata"]["creationTimestamp"])
+
+
+def _time(text: str | None) -> float:
+    return datetime.fromisoformat(text).timestamp() if text else math.nan
+
+
+def _condition(thing: Manifest, kind: str, *, status: str = "True") -> Manifest | None:
+    conditions = thing.get("status", {}).get("conditions") or []
+    return next((one for one in conditions if one["type"] == kind and one["status"] == status), None)
