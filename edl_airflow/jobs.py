@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from edl_runtime.elastic.messages import Gear
+from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, JobSpec, TeacherSpec, TrainerSpec
 
@@ -18,11 +19,12 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """A Python callable, `package.module:function`."""
 
 
-def pool_job(pool: str, teacher: TeacherSpec, bounds: Bounds, *, namespace: str, folder: Path) -> JobSpec:
+def pool_job(pool: str, teacher: TeacherSpec, bounds: Bounds, *, namespace: str, folder: Path | None) -> JobSpec:
     """Return the job whose instances are the pool's teachers, `bounds.min` of them to begin with.
 
     A relative model path is one below `folder`, where the teachers also start, so that `module:function` finds a
-    module that lies there; -P, so that no file there takes the place of a library.
+    module that lies there; -P, so that no file there takes the place of a library. None: what instances have is not
+    this machine's, so paths stay as they are.
     """
     words = [
         "python",
@@ -51,7 +53,9 @@ def pool_job(pool: str, teacher: TeacherSpec, bounds: Bounds, *, namespace: str,
         bounds=bounds,
         instances=bounds.min,
         env={**settings.to_env(), **teacher.env},
-        cwd=str(folder),
+        cwd=str(folder or ""),
+        serves_http=True,
+        pod=teacher.pod,
     )
 
 
@@ -60,7 +64,7 @@ def trainer_job(
     bounds: Bounds | None,
     *,
     settings: RuntimeSettings,
-    folder: Path,
+    folder: Path | None,
     gear: Gear = "live",
     checkpoint: Checkpoint | None = None,
     pool_digest: str = "",
@@ -69,8 +73,8 @@ def trainer_job(
 
     With `bounds` it is one of elastic trainers, `bounds.min` of them to begin with, each an `edl agent` that runs the
     script; without, it is the script as one process. A relative `cwd`, and a relative path of checkpoints, is one below
-    `folder`, unless it begins with "~". `pool_digest`: of the pool that the task runs for it, so that other teachers
-    make another job.
+    `folder`, unless it begins with "~"; where there is none, a relative path of checkpoints is a SpecError.
+    `pool_digest`: of the pool that the task runs for it, so that other teachers make another job.
 
     Agents start with -P, so that no file in their folder takes the place of a library.
     """
@@ -83,6 +87,7 @@ def trainer_job(
         env={**settings.to_env(), **(_below(checkpoint, folder).to_env() if checkpoint else {}), **trainer.env},
         cwd=_path(trainer.cwd, folder) if trainer.cwd else "",
         pool_digest=pool_digest,
+        pod=trainer.pod,
     )
     if bounds is None:
         return spec
@@ -97,17 +102,20 @@ def trainer_job(
     )
 
 
-def _below(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
+def _below(checkpoint: Checkpoint, folder: Path | None) -> Checkpoint:
     if "://" in checkpoint.url:
         return checkpoint
+    if folder is None and not checkpoint.url.startswith("/"):
+        allowed = "a URL, or an absolute path on a volume that all pods have: see `volumes` of Pod"
+        raise SpecError("checkpoint.url", checkpoint.url, allowed)
     return msgspec.structs.replace(checkpoint, url=_path(checkpoint.url, folder))
 
 
-def _model(model: str, folder: Path) -> str:
+def _model(model: str, folder: Path | None) -> str:
     if "://" in model or _FUNCTION.fullmatch(model):
         return model
     return _path(model, folder)
 
 
-def _path(path: str, folder: Path) -> str:
-    return str(folder / Path(path).expanduser())
+def _path(path: str, folder: Path | None) -> str:
+    return str(folder / Path(path).expanduser()) if folder else path

@@ -55,7 +55,7 @@ def get_provider_info() -> dict[str, Any]:
                     "backend": {
                         "label": "Backend",
                         "description": "Where teachers and students run.",
-                        "schema": {"type": "string", "enum": ["local"], "default": "local"},
+                        "schema": {"type": "string", "enum": ["local", "kubernetes"], "default": "local"},
                     },
                     "tls": {
                         "label": "Redis over TLS",
@@ -70,6 +70,27 @@ def get_provider_info() -> dict[str, Any]:
                         "label": "Working folder",
                         "description": "Where the local backend keeps jobs and logs; ~/.edl when empty.",
                         "schema": {"type": ["string", "null"]},
+                    },
+                    "kubernetes_conn_id": {
+                        "label": "Kubernetes connection",
+                        "description": "Id of the connection of type kubernetes; empty for the rights of the pod that "
+                        "Airflow runs in.",
+                        "schema": {"type": ["string", "null"]},
+                    },
+                    "kubernetes_namespace": {
+                        "label": "Kubernetes namespace",
+                        "description": "Where pods run.",
+                        "schema": {"type": ["string", "null"], "default": "default"},
+                    },
+                    "redis_for_pods": {
+                        "label": "Redis for pods",
+                        "description": "host:port at which pods reach Redis, if it is another than Airflow's.",
+                        "schema": {"type": ["string", "null"]},
+                    },
+                    "pod": {
+                        "label": "Pod",
+                        "description": 'What specs of pods leave open, as JSON: {"image": "…", "resources": {…}}.',
+                        "schema": {"type": ["object", "string", "null"]},
                     },
                     "pass_on": {
                         "label": "Variables to pass on",

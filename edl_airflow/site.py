@@ -12,7 +12,7 @@ import msgspec
 
 from edl_airflow.hooks.edl import Surroundings
 from edl_airflow.joblog import Position
-from edl_airflow.work import LandedCheckpoint, Place, Training
+from edl_airflow.work import KubernetesPlace, LandedCheckpoint, LocalPlace, Place, Training
 from edl_runtime import progress
 from edl_runtime.store import keys
 from edl_runtime.store.client import connect, unavailable_if_lost
@@ -30,10 +30,15 @@ POSITION_KEPT_S = 24 * 3600
 
 
 def backend_at(place: Place) -> Backend:
-    """Return the backend: all that is needed to stop a job, without Redis and without a connection."""
-    from edl_runtime.backends.local import LocalBackend
+    """Return the backend: all that is needed to stop a job, without Redis and without the `edl` connection."""
+    if isinstance(place, LocalPlace):
+        from edl_runtime.backends.local import LocalBackend
 
-    return LocalBackend(place.work_dir)
+        return LocalBackend(place.work_dir)
+    from edl_airflow.cluster import way_to
+    from edl_runtime.backends.kubernetes import KubernetesBackend
+
+    return KubernetesBackend(way_to(place.conn_id), namespace=place.namespace, defaults=place.pod)
 
 
 @asynccontextmanager
@@ -42,6 +47,10 @@ async def open_site(surroundings: Surroundings) -> AsyncIterator[Site]:
 
     Nothing is sent to Redis yet, so work that needs only the backend goes on while Redis is away.
     """
+    if isinstance(surroundings.place, KubernetesPlace):
+        from edl_airflow.cluster import forget_way
+
+        forget_way(surroundings.place.conn_id)  # what it says may have been edited since
     site = await asyncio.to_thread(Site, surroundings)  # imports Redis's client, which takes a second
     try:
         yield site

@@ -62,6 +62,8 @@ class Teller:
         if not view.trainer:
             self._news("teachers", f"Waiting for teachers of pool {self._work.pool!r}: {lack(self._work, view)}")
             return
+        if view.trainer.reason and not view.trainer.has_ended:
+            self._news("trainer", f"{view.trainer.name!r}: {view.trainer.reason}")
         await self._log_of(view.trainer).tell()
         if time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + self._work.progress_every_s

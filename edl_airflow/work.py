@@ -9,15 +9,31 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
+from edl_runtime.pods import Pod
 from edl_runtime.progress import Progress
 from edl_runtime.specs import JobSpec
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Which backend runs a job, so that it can be found and stopped when its connection can't be looked up."""
+class LocalPlace(msgspec.Struct, frozen=True, tag="local", tag_field="backend"):
+    """Processes of this machine, by the local backend's folder."""
 
     work_dir: str
-    backend: Literal["local"] = "local"
+
+
+class KubernetesPlace(msgspec.Struct, frozen=True, kw_only=True, tag="kubernetes", tag_field="backend"):
+    """Pods in a namespace of a cluster.
+
+    - `conn_id`: the Airflow connection of type `kubernetes`; empty for the service account of the pod that asks.
+    - `pod`: what specs of pods leave open.
+    """
+
+    namespace: str
+    conn_id: str = ""
+    pod: Pod = Pod()
+
+
+Place = LocalPlace | KubernetesPlace
+"""Which backend runs a job, so that it can be found and stopped when its `edl` connection can't be looked up."""
 
 
 class LandedCheckpoint(TypedDict):

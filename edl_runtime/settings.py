@@ -15,6 +15,8 @@ import msgspec
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import SECRET_VARIABLES, Checkpoint
 
+BACKENDS = ("local", "kubernetes")
+
 
 class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance knows of its surroundings.
@@ -27,7 +29,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `job` (EDL_JOB): the job's name; empty when started by hand.
     - `run` (EDL_RUN): which run of the job this is; another run of the same name has another. Empty by hand.
     - `instance` (EDL_INSTANCE): this instance's number in its job, from 0.
-    - `host` (EDL_HOST): the address at which the job's other instances reach this one.
+    - `host` (EDL_HOST): the address at which the job's other instances, and a teacher's students, reach this one.
+    - `port` (EDL_PORT): the port that a teacher serves at; 0 for a free one.
     - `grace_s` (EDL_GRACE_S): how long after SIGTERM this instance is killed.
     - `step_limit_s` (EDL_STEP_LIMIT_S): how long all other trainers wait at the end of a step for one that lives.
     - `pool` (EDL_POOL): the pool that a teacher joins or a student asks.
@@ -47,7 +50,10 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
       writes one; 0 for not by steps or time, and with neither it is every 300 s.
     - `checkpoint_keep_last`, `checkpoint_keep_every` (EDL_CHECKPOINT_KEEP_LAST, EDL_CHECKPOINT_KEEP_EVERY): how many of
       the newest are kept, and each how many steps one for good; 0 for none of these.
+    - `backend` (EDL_BACKEND): where the `edl` command finds jobs: "local" or "kubernetes".
     - `work_dir` (EDL_WORK_DIR): the local backend's folder, for the `edl` command.
+    - `kube_context`, `kube_namespace` (EDL_KUBE_CONTEXT, EDL_KUBE_NAMESPACE): of the kubeconfig that KUBECONFIG names,
+      for the `edl` command; by default its current context, and that one's namespace.
 
     Raises SpecError for times that can't be waited for, tokens that can't be sent and ports that don't exist.
     """
@@ -60,6 +66,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     instance: int = 0
     host: str = "127.0.0.1"
+    port: int = 0
     grace_s: float = 10.0
     step_limit_s: float = 600.0
     pool: str = ""
@@ -76,7 +83,10 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every_s: float = 0.0
     checkpoint_keep_last: int = 3
     checkpoint_keep_every: int = 0
+    backend: str = "local"
     work_dir: str = "~/.edl"
+    kube_context: str = ""
+    kube_namespace: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.teacher_wait_s < math.inf:
@@ -87,8 +97,16 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise SpecError(_named(field), seconds, "a number of seconds above 0")
         if self.instance < 0:
             raise SpecError(_named("instance"), self.instance, "0 or more")
-        if not 0 <= self.metrics_port < 2**16:
-            raise SpecError(_named("metrics_port"), self.metrics_port, "a port, 1 to 65535, or 0 for none")
+        for field in ("metrics_port", "port"):
+            if not 0 <= getattr(self, field) < 2**16:
+                raise SpecError(_named(field), getattr(self, field), "a port, 1 to 65535, or 0 for none in particular")
+        self._check_checkpoint()
+        if self.backend not in BACKENDS:
+            raise SpecError(_named("backend"), self.backend, " or ".join(map(repr, BACKENDS)))
+        check_token(_named("teacher_token"), self.teacher_token)
+        check_token(_named("discovery_token"), self.discovery_token)
+
+    def _check_checkpoint(self) -> None:
         for field in ("checkpoint_every_steps", "checkpoint_keep_every"):
             if getattr(self, field) < 0:
                 raise SpecError(_named(field), getattr(self, field), "a whole number of steps, or 0 for none")
@@ -96,8 +114,6 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise SpecError(_named("checkpoint_every_s"), self.checkpoint_every_s, "a number of seconds, or 0 for none")
         if self.checkpoint_keep_last < 1:
             raise SpecError(_named("checkpoint_keep_last"), self.checkpoint_keep_last, "1 or more")
-        check_token(_named("teacher_token"), self.teacher_token)
-        check_token(_named("discovery_token"), self.discovery_token)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Self:

@@ -98,6 +98,7 @@ class TeacherSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `hung_after_s`: a teacher that takes longer over one run counts as hung and is started anew. For slower
       models raise the students' EDL_TEACHER_TIMEOUT_S, too (30 s by default).
     - `env`: further environment variables, by name. No secrets: specs are kept and shown.
+    - `pod`: what each teacher needs as a pod; processes don't look at it.
     """
 
     model: str
@@ -107,6 +108,7 @@ class TeacherSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = MAX_BATCH
     hung_after_s: float = HUNG_AFTER_S
     env: dict[str, str] = {}
+    pod: Pod | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -126,11 +128,13 @@ class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `command`: program and arguments. "python" stands for the interpreter that the backend runs with.
     - `env`: further environment variables, by name. No secrets: specs are kept and shown.
     - `cwd`: the folder to start in; empty for one of its own, which is kept and dropped together with its logs.
+    - `pod`: what each instance needs as a pod; processes don't look at it.
     """
 
     command: Sequence[str]
     env: dict[str, str] = {}
     cwd: str = ""
+    pod: Pod | None = None
 
     def __post_init__(self) -> None:
         allowed = "a non-empty list of words, as in ['python', 'student.py']"

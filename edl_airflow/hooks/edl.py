@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import re
 import tempfile
 from collections.abc import Mapping
@@ -14,8 +15,9 @@ from urllib.parse import quote
 import msgspec
 from airflow.sdk import BaseHook
 
-from edl_airflow.work import Place
+from edl_airflow.work import KubernetesPlace, LocalPlace, Place
 from edl_runtime.errors import EdlError, RegistryUnavailableError, SpecError
+from edl_runtime.pods import Pod
 from edl_runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
@@ -27,6 +29,10 @@ DEFAULT_PORT = 6379
 _DEFAULTS = RuntimeSettings()
 _HOST = re.compile(r"[\w.-]+|[\da-fA-F:.]+(%\w+)?")
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]+")
+_HOST_AND_PORT = re.compile(r"[\w.-]+(:\d{1,5})?")
+_BACKEND = re.compile("local|kubernetes")
+_CONN_ID = re.compile(r"[\w.-]+")
+_DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _FOLDER = re.compile(r"[/~].*")
 _VARIABLE = r"(?!EDL_)[A-Za-z_]\w*\*?"
 _VARIABLES = re.compile(rf"{_VARIABLE}([\s,]+{_VARIABLE})*", re.ASCII)
@@ -36,13 +42,18 @@ _YES = frozenset({"true", "1", "yes", "on"})
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """What an `edl` connection says. `redis_url` holds the password: this is never logged, kept or serialised.
 
-    `pass_on`: names of environment variables that instances see too, each with a "*" at its end for all that begin so.
+    - `pass_on`: names of environment variables that instances see too, each with a "*" at its end for all that begin
+      so.
+    - `redis_url_inside`: of the same Redis, as instances reach it; empty if that is no other.
+    - `teacher_token`: what students show to teachers; empty where these serve their own machine alone.
     """
 
     redis_url: str
     namespace: str
     place: Place
     pass_on: tuple[str, ...] = ()
+    redis_url_inside: str = ""
+    teacher_token: str = ""
 
     def __repr__(self) -> str:
         return f"Surroundings(namespace={self.namespace!r}, place={self.place!r})"
@@ -53,7 +64,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
         fields = _Fields(f"connection {connection.conn_id!r}", extra)
         if connection.conn_type != EdlHook.conn_type:
             raise SpecError(f"{fields.where}, type", connection.conn_type, repr(EdlHook.conn_type))
-        fields.check("Backend", "backend", re.compile("local"), "'local'", "local")
+        backend = fields.check("Backend", "backend", _BACKEND, "'local' or 'kubernetes'", "local")
         host, allowed = connection.host or "", "the name or address of a Redis 6.2 or newer, as in 127.0.0.1"
         if not _HOST.fullmatch(host):
             shown = host.rpartition("@")[2]  # before it may stand a password
@@ -64,16 +75,25 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
         namespace = fields.check(
             "Namespace", "namespace", _NAMESPACE, "letters, digits and . _ - alone", _DEFAULTS.namespace
         )
-        work_dir = fields.check(
-            "Working folder", "work_dir", _FOLDER, "a path that starts with / or ~", _DEFAULTS.work_dir
-        )
+        tls = str(extra.get("tls") or "").lower() in _YES
         allowed = "names of variables, as in 'AWS_PROFILE, AWS_ACCESS_*', and none that begins with EDL_"
         pass_on = fields.check("Variables to pass on", "pass_on", _VARIABLES, allowed, "")
-        return cls(
-            redis_url=_redis_url(connection, host, port, tls=str(extra.get("tls") or "").lower() in _YES),
+        known = cls(
+            redis_url=_redis_url(connection, host, port, tls=tls),
             namespace=namespace,
-            place=Place(str(Path(work_dir).expanduser())),
+            place=_local_place(fields) if backend == "local" else _kubernetes_place(fields),
             pass_on=tuple(pass_on.replace(",", " ").split()),
+        )
+        if backend == "local":
+            return known
+        if not connection.password:
+            allowed = "the password of Redis: pods reach it, and each other, over a network"
+            raise SpecError(f"{fields.where}, field 'Redis password'", "", allowed)
+        inside, inside_port = _inside(fields, host, port)
+        return msgspec.structs.replace(
+            known,
+            redis_url_inside=_redis_url(connection, inside, inside_port, tls=tls),
+            teacher_token=_teacher_token(connection.password, namespace),
         )
 
     def secrets(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -81,7 +101,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
         passed = {
             name: value for name, value in environ.items() if any(fnmatchcase(name, each) for each in self.pass_on)
         }
-        return {**passed, "EDL_REDIS_URL": self.redis_url}
+        token = {"EDL_TEACHER_TOKEN": self.teacher_token} if self.teacher_token else {}
+        return {**passed, **token, "EDL_REDIS_URL": self.redis_url_inside or self.redis_url}
 
 
 class _Fields(msgspec.Struct, frozen=True):
@@ -128,10 +149,10 @@ class EdlHook(BaseHook):
         return Surroundings.of(connection, await aextra() if aextra else connection.extra_dejson)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether Redis answers and is new enough, and the work folder can be written to; and what is wrong if not."""
+        """Whether Redis answers and is new enough, and the backend can be used; and what is wrong if not."""
         try:
             surroundings = self.surroundings()
-            _check_folder(Path(surroundings.place.work_dir))
+            backend = _check_backend(surroundings.place)
             version = asyncio.run(_redis_version(surroundings))
         except (EdlError, OSError) as error:
             return False, str(error)
@@ -140,7 +161,62 @@ class EdlHook(BaseHook):
                 False,
                 f"Redis is {'.'.join(map(str, version))}, needed is {'.'.join(map(str, REDIS_AT_LEAST))} or newer",
             )
-        return True, f"Redis {'.'.join(map(str, version))} answers, and {surroundings.place.work_dir} can be written to"
+        return True, f"Redis {'.'.join(map(str, version))} answers, and {backend}"
+
+
+def _local_place(fields: _Fields) -> LocalPlace:
+    work_dir = fields.check("Working folder", "work_dir", _FOLDER, "a path that starts with / or ~", _DEFAULTS.work_dir)
+    return LocalPlace(str(Path(work_dir).expanduser()))
+
+
+def _kubernetes_place(fields: _Fields) -> KubernetesPlace:
+    allowed = "the name of a namespace in the cluster"
+    namespace = fields.check("Kubernetes namespace", "kubernetes_namespace", _DNS_NAME, allowed, "default")
+    allowed = "the id of an Airflow connection of type 'kubernetes'"
+    conn_id = fields.check("Kubernetes connection", "kubernetes_conn_id", _CONN_ID, allowed, "")
+    return KubernetesPlace(namespace=namespace, conn_id=conn_id, pod=_pod(fields))
+
+
+def _pod(fields: _Fields) -> Pod:
+    given = fields.extra.get("pod") or {}
+    field = f"{fields.where}, field 'Pod'"
+    allowed = 'JSON of what `Pod` has, as in {"image": "registry.example/edl-runtime:gpu"}'
+    try:
+        return msgspec.json.decode(given, type=Pod) if isinstance(given, str) else msgspec.convert(given, Pod)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, SpecError):
+            raise SpecError(
+                f"{field}: {error.__cause__.field}", error.__cause__.given, error.__cause__.allowed
+            ) from None
+        raise SpecError(field, str(error), allowed) from None
+    except msgspec.DecodeError as error:
+        raise SpecError(field, str(error), allowed) from None
+
+
+def _inside(fields: _Fields, host: str, port: int) -> tuple[str, int]:
+    """Return where pods reach Redis."""
+    allowed = "a host, or host:port, as in edl-redis.ml.svc:6379"
+    given = fields.check("Redis for pods", "redis_for_pods", _HOST_AND_PORT, allowed, "")
+    if not given:
+        return host, port
+    inside, _, inside_port = given.partition(":")
+    return inside, int(inside_port or port)
+
+
+def _teacher_token(password: str, namespace: str) -> str:
+    """Return a token that all who know Redis's password come to, and nobody can come back from."""
+    return hmac.new(password.encode(), f"edl teachers of {namespace}".encode(), "sha256").hexdigest()
+
+
+def _check_backend(place: Place) -> str:
+    """Return in words what can be done there. Raises OSError, EdlError."""
+    if isinstance(place, LocalPlace):
+        _check_folder(Path(place.work_dir))
+        return f"{place.work_dir} can be written to"
+    from edl_airflow.site import backend_at
+
+    jobs = asyncio.run(backend_at(place).list())
+    return f"namespace {place.namespace!r} has {len(jobs)} jobs and pools"
 
 
 def _redis_url(connection: Connection, host: str, port: int, *, tls: bool) -> str:

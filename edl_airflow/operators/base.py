@@ -21,7 +21,7 @@ from edl_airflow.identity import owner
 from edl_airflow.links import push_links
 from edl_airflow.operators.templates import TextTemplates
 from edl_airflow.site import Site, backend_at, open_site
-from edl_airflow.work import Outcome, Work
+from edl_airflow.work import KubernetesPlace, Outcome, Place, Work
 from edl_runtime.backends.base import owner_of
 
 if TYPE_CHECKING:
@@ -97,8 +97,10 @@ class EdlOperator(TextTemplates):
             thread.start()
             thread.join()
 
-    def folder(self) -> Path:
-        """Return the folder of the DAG's file, which relative paths in specs start from."""
+    def folder(self, place: Place) -> Path | None:
+        """Return the folder of the DAG's file, which relative paths in specs start from; None where pods have none."""
+        if isinstance(place, KubernetesPlace):
+            return None
         return Path(self.dag.fileloc).absolute().parent if self.has_dag() else Path.cwd()  # type: ignore[no-untyped-call]
 
     async def _begin(self, work: Work, surroundings: Surroundings) -> Outcome | None:

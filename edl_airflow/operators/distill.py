@@ -115,7 +115,7 @@ class EdlDistillOperator(EdlOperator):
         check_seconds("progress_every_s", progress_every_s)
 
     def plan(self, context: Context, surroundings: Surroundings) -> Work:
-        ti, namespace, folder = context["ti"], surroundings.namespace, self.folder()
+        ti, namespace, folder = context["ti"], surroundings.namespace, self.folder(surroundings.place)
         pool = check_name("teacher_pool", pool_name(ti) if self.teacher_pool is None else self.teacher_pool)
         bounds = as_bounds(1 if self.teachers is None else self.teachers)
         stream = "" if self.students is None else checkpoint_stream(ti.dag_id, ti.task_id, ti.map_index)

@@ -81,7 +81,9 @@ class EdlTeacherPoolOperator(EdlOperator):
             place=surroundings.place,
             token=try_token(context["ti"]),
             pool=pool,
-            pool_job=pool_job(pool, self.teacher, bounds, namespace=surroundings.namespace, folder=self.folder()),
+            pool_job=pool_job(
+                pool, self.teacher, bounds, namespace=surroundings.namespace, folder=self.folder(surroundings.place)
+            ),
             at_least=bounds.min,
             waits_s=self.wait_timeout_s,
             pool_deadline=time.time() + self.wait_timeout_s,

@@ -125,7 +125,7 @@ class EdlTrainOperator(EdlOperator):
                     job=job_name(ti) if self.job is None else check_name("job", self.job),
                     checkpoint_stream=stream,
                 ),
-                folder=self.folder(),
+                folder=self.folder(surroundings.place),
                 gear=self.gear,
                 checkpoint=as_checkpoint(self.checkpoint),
             ),

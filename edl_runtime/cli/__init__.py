@@ -19,7 +19,7 @@ SUMMARIES = {
     "compare": "Compare ways to distil with your own model and script.",
     "discovery": "Tell students behind HTTP which teachers are theirs.",
     "events": "Show what happened to a job's trainers.",
-    "jobs": "Show the jobs and pools of this machine.",
+    "jobs": "Show jobs and pools.",
     "logs": "Show what a job's instances wrote.",
     "pools": "Show pools and the teachers registered in them.",
     "resize": "Change the number of a pool's or job's instances.",
@@ -63,14 +63,15 @@ def main() -> None:
     except EdlError as error:
         click.echo(f"edl: {error}", err=True)
         if isinstance(error, UnknownJobError):
-            click.echo(f"edl: looked in {_work_dir()}; EDL_WORK_DIR names another folder", err=True)
+            click.echo(f"edl: looked in {_where()}", err=True)
         sys.exit(EX_CONFIG if isinstance(error, _NOT_MENDED_BY_A_RESTART) else 1)
     except PermissionError as error:
         click.echo(f"edl: {error.strerror}: {error.filename}; EDL_WORK_DIR names another folder", err=True)
         sys.exit(1)
 
 
-def _work_dir() -> str:
+def _where() -> str:
+    from edl_runtime.cli import places
     from edl_runtime.settings import RuntimeSettings
 
-    return RuntimeSettings.from_env(os.environ).work_dir
+    return places.where(RuntimeSettings.from_env(os.environ))

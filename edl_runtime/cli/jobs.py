@@ -1,4 +1,4 @@
-"""`edl jobs`: which jobs and pools run on this machine, and how far they are."""
+"""`edl jobs`: which jobs and pools run, and how far they are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from edl_runtime.backends.base import JobStatus
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.cli import places
 from edl_runtime.cli.tables import print_table
 from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.progress import Progress, read
@@ -24,7 +24,9 @@ from edl_runtime.store.client import connect
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of jobs, or with NAME that job.")
 def jobs(name: str | None, *, as_json: bool) -> None:
-    """Show the jobs and pools in the work folder EDL_WORK_DIR; with NAME, that one.
+    """Show the jobs and pools in the work folder EDL_WORK_DIR, or of a cluster; with NAME, that one.
+
+    EDL_BACKEND=kubernetes asks the cluster of the kubeconfig; EDL_KUBE_CONTEXT and EDL_KUBE_NAMESPACE say which.
 
     How far they are is known when EDL_REDIS_URL names the Redis that they report to.
     """
@@ -36,11 +38,11 @@ def jobs(name: str | None, *, as_json: bool) -> None:
     elif statuses:
         _print_table(statuses, reports)
     else:
-        click.echo(f"no jobs in {settings.work_dir}")
+        click.echo(f"no jobs in {places.where(settings)}")
 
 
 async def _look(settings: RuntimeSettings, name: str | None) -> tuple[list[JobStatus], dict[str, Progress]]:
-    backend = LocalBackend(settings.work_dir)
+    backend = places.backend(settings)
     statuses = [await backend.get(name)] if name else await backend.list()
     try:
         return statuses, await _progress(settings, [status.name for status in statuses])

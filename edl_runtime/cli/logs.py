@@ -8,7 +8,7 @@ import os
 import click
 import msgspec
 
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.cli import places
 from edl_runtime.settings import RuntimeSettings
 
 
@@ -26,7 +26,7 @@ def logs(name: str, *, instance: int | None, tail: int | None, follow: bool, as_
     settings = RuntimeSettings.from_env(os.environ)
 
     async def show() -> None:
-        backend = LocalBackend(settings.work_dir)
+        backend = places.backend(settings)
         async for line in backend.logs(name, instance=instance, tail=tail, follow=follow):
             if as_json:
                 click.echo(msgspec.json.encode(line))

@@ -8,7 +8,7 @@ import os
 import click
 import msgspec
 
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.cli import places
 from edl_runtime.settings import RuntimeSettings
 
 
@@ -22,7 +22,7 @@ def resize(name: str, instances: int, *, as_json: bool) -> None:
     Returns when the wish is recorded; the instance with the highest number leaves first.
     """
     settings = RuntimeSettings.from_env(os.environ)
-    status = asyncio.run(LocalBackend(settings.work_dir).resize(name, instances))
+    status = asyncio.run(places.backend(settings).resize(name, instances))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(status)))
     else:

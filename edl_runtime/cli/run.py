@@ -199,7 +199,7 @@ async def _make_way(backend: LocalBackend, name: str) -> None:
         status = await backend.get(name)
     except UnknownJobError:
         return
-    if status.phase == "running":
+    if not status.has_ended:
         raise JobRunsError(name, datetime.fromtimestamp(status.created_at).astimezone(), status.cwd)
     await backend.delete(name, token=status.token)
 

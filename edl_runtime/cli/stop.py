@@ -8,8 +8,8 @@ import os
 import click
 import msgspec
 
-from edl_runtime.backends.base import JobStatus
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.backends.base import Backend, JobStatus
+from edl_runtime.cli import places
 from edl_runtime.settings import RuntimeSettings
 
 
@@ -25,7 +25,7 @@ def stop(name: str, *, as_json: bool) -> None:
     Returns when its last process is gone. A task that still waits for it fails.
     """
     settings = RuntimeSettings.from_env(os.environ)
-    status, last_words = asyncio.run(_stop(LocalBackend(settings.work_dir), name))
+    status, last_words = asyncio.run(_stop(places.backend(settings), name))
     for words in last_words:
         click.echo(words, err=True)
     if as_json:
@@ -34,11 +34,11 @@ def stop(name: str, *, as_json: bool) -> None:
         click.echo(f"{name} is gone; `edl logs {name}` shows what it wrote")
 
 
-async def _stop(backend: LocalBackend, name: str) -> tuple[JobStatus, list[str]]:
+async def _stop(backend: Backend, name: str) -> tuple[JobStatus, list[str]]:
     """Return the status that it had, and what agents of trainers said when they ended, if not all went well."""
     status = await backend.get(name)
     await backend.delete(name)
-    if not status.elastic or status.phase != "running":
+    if not status.elastic or status.has_ended:
         return status, []
     last = {line.text async for line in backend.logs(name, tail=1)}
     return status, sorted(line for line in last if line.startswith("edl: "))

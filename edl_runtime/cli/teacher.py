@@ -21,9 +21,11 @@ from edl_runtime.specs import HUNG_AFTER_S, MAX_BATCH, check_name
     "--model", required=True, help="Folder of a Paddle inference model, .onnx file, or package.module:function."
 )
 @click.option("--pool", default="", help="Pool to join; by default EDL_POOL, and none without it.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind; off loopback only with a token.")
+@click.option(
+    "--host", default="", help="Address to bind; by default EDL_HOST, else 127.0.0.1. Off loopback with a token."
+)
 @click.option("--advertise", metavar="HOST", default="", help="Host that students reach it at; by default its own.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port; by default a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port; by default EDL_PORT, else a free one.")
 @click.option("--name", default="teacher", show_default=True, help="Name of the served model.")
 @click.option("--outputs", default="", help="Outputs to serve, as in logits=fetch_name_0,hidden; by default all.")
 @click.option("--gpu_ids", default="", help="GPUs to run on, as in 0,1; by default the CPU.")
@@ -76,9 +78,9 @@ def teacher(
     options = TeacherOptions(
         model=ModelOptions(model=model, name=name, outputs=words(outputs), mem_optim=mem_optim, max_batch=max_batch),
         gpu_ids=parse_gpu_ids(gpu_ids),
-        host=host,
+        host=host or settings.host,
         advertise=advertise,
-        port=port,
+        port=port or settings.port,
         pool=check_name("pool", pool) if pool else "",
         weight=weight,
         hung_after_s=hung_after,

@@ -11,7 +11,7 @@ import pytest
 from edl_airflow.hooks.edl import Surroundings
 from edl_airflow.joblog import Position
 from edl_airflow.site import Site, open_site
-from edl_airflow.work import Place
+from edl_airflow.work import LocalPlace
 from edl_runtime.checkpoint import landed
 from edl_runtime.checkpoint.landed import Landed
 from edl_runtime.store import keys
@@ -30,7 +30,7 @@ async def redis(redis_url: str) -> AsyncIterator[Any]:
 @pytest.fixture
 async def site(redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[Site]:
     """What a connection leads to."""
-    given = Surroundings(redis_url=redis_url, namespace=namespace, place=Place(str(tmp_path)))
+    given = Surroundings(redis_url=redis_url, namespace=namespace, place=LocalPlace(str(tmp_path)))
     async with open_site(given) as site:
         yield site
 

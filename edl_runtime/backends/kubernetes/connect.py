@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
@@ -30,31 +31,27 @@ def by_kubeconfig(
         try:
             await load_kube_config(config_file=file, context=context, client_configuration=configuration)
         except (ConfigException, OSError) as error:
-            allowed = "a kubeconfig, as the one that `kubectl` uses"
-            raise SpecError("KUBECONFIG", file or "~/.kube/config", f"{allowed} ({error})") from error
+            raise _no_kubeconfig(file, error) from error
         async with ApiClient(configuration) as client:
             yield client
 
     return connect
 
 
-def inside_the_cluster() -> Callable[[], AbstractAsyncContextManager[ApiClient]]:
-    """Return what opens a client by the service account of the pod that this runs in.
+def namespace_of(file: str | None = None, context: str | None = None) -> str:
+    """Return the namespace that a kubeconfig's context names, "default" if none. Raises SpecError."""
+    from kubernetes_asyncio.config import ConfigException, list_kube_config_contexts
 
-    Raises SpecError when it is opened in no pod.
-    """
+    try:
+        contexts, current = list_kube_config_contexts(config_file=file)
+    except (ConfigException, OSError) as error:
+        raise _no_kubeconfig(file, error) from error
+    chosen = next((each for each in contexts if each["name"] == context), None) if context else current
+    if chosen is None:
+        raise SpecError("EDL_KUBE_CONTEXT", context, " or ".join(repr(each["name"]) for each in contexts))
+    return chosen["context"].get("namespace") or "default"
 
-    @asynccontextmanager
-    async def connect() -> AsyncIterator[ApiClient]:
-        from kubernetes_asyncio.client import ApiClient, Configuration
-        from kubernetes_asyncio.config import ConfigException, load_incluster_config
 
-        configuration = Configuration()
-        try:
-            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-        except ConfigException as error:
-            raise SpecError("in_cluster", "outside of a pod", f"a pod with a service account ({error})") from error
-        async with ApiClient(configuration) as client:
-            yield client
-
-    return connect
+def _no_kubeconfig(file: str | None, error: Exception) -> SpecError:
+    given = file or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    return SpecError("KUBECONFIG", given, f"a kubeconfig, as the one that `kubectl` uses ({error})")

@@ -12,7 +12,7 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
 from edl_airflow.joblog import Position
-from edl_airflow.work import LandedCheckpoint, Outcome, Place, Training, Work
+from edl_airflow.work import LandedCheckpoint, LocalPlace, Outcome, Training, Work
 from edl_runtime.backends.base import InstanceStatus, JobStatus, LogLine, refuse_strangers
 from edl_runtime.errors import EX_CONFIG, RegistryUnavailableError, UnknownJobError
 from edl_runtime.progress import Progress
@@ -196,7 +196,7 @@ def work_of(**changes: Any) -> Work:
     """A pool of two and a student, unless changed."""
     given: dict[str, Any] = {
         "conn_id": "edl_default",
-        "place": Place("/w"),
+        "place": LocalPlace("/w"),
         "token": "try-1",
         "pool": "digits",
         "pool_job": POOL,

@@ -6,11 +6,11 @@ from typing import Any
 
 from edl_airflow.hooks.edl import Surroundings
 from edl_airflow.operators.distill import EdlDistillOperator
-from edl_airflow.work import Place
+from edl_airflow.work import LocalPlace
 from edl_runtime.specs import TeacherSpec, TrainerSpec
 
 TEACHER = TeacherSpec(model="/models/{{ params.high }}", outputs=("logits",))
-SURROUNDINGS = Surroundings(redis_url="redis://nowhere:1/0", namespace="team", place=Place("/w"))
+SURROUNDINGS = Surroundings(redis_url="redis://nowhere:1/0", namespace="team", place=LocalPlace("/w"))
 STUDENT = TrainerSpec(command=("python", "s.py", "{{ run_id }}"), env={"LOW": "{{ params.low }}"})
 
 

@@ -13,8 +13,10 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from edl_airflow.hooks.edl import EdlHook, Surroundings
-from edl_airflow.work import Place
+from edl_airflow.work import KubernetesPlace, LocalPlace
 from edl_runtime.errors import SpecError
+from edl_runtime.pods import Pod
+from edl_runtime.settings import RuntimeSettings
 
 
 def _surroundings(extra: dict[str, Any] | None = None, **given: Any) -> Surroundings:
@@ -25,7 +27,9 @@ def _surroundings(extra: dict[str, Any] | None = None, **given: Any) -> Surround
 def test_a_host_is_enough() -> None:
     """Everything else has a default."""
     assert _surroundings() == Surroundings(
-        redis_url="redis://redis.example:6379/0", namespace="default", place=Place(str(Path("~/.edl").expanduser()))
+        redis_url="redis://redis.example:6379/0",
+        namespace="default",
+        place=LocalPlace(str(Path("~/.edl").expanduser())),
     )
 
 
@@ -37,7 +41,7 @@ def test_every_field_counts() -> None:
     url = urlsplit(given.redis_url)
     assert (url.scheme, url.hostname, url.port, url.username) == ("rediss", "redis.example", 7, "me")
     assert url.password == "p%40%3A%2F%C3%9F"
-    assert (given.namespace, given.place) == ("team", Place("/w"))
+    assert (given.namespace, given.place) == ("team", LocalPlace("/w"))
 
 
 @pytest.mark.parametrize(
@@ -86,6 +90,59 @@ def test_nothing_shows_the_password() -> None:
     assert "top-secret" not in repr(_surroundings(password="top-secret"))
     with pytest.raises(SpecError) as caught:
         _surroundings(host="redis://:top-secret@127.0.0.1")
+    assert "top-secret" not in str(caught.value)
+
+
+def _cluster(extra: dict[str, Any] | None = None, **given: Any) -> Surroundings:
+    return _surroundings({"backend": "kubernetes", **(extra or {})}, **{"password": "top-secret", **given})
+
+
+@pytest.mark.parametrize(
+    "pod", ['{"image": "edl:1", "resources": {"gpu": 1}}', {"image": "edl:1", "resources": {"gpu": 1}}]
+)
+def test_a_cluster_is_a_namespace_and_what_pods_have_in_common(pod: Any) -> None:
+    """By a connection of Airflow's own provider; the pod's fields are JSON, as text or as such."""
+    given = _cluster({"kubernetes_conn_id": "gpus", "kubernetes_namespace": "ml", "pod": pod})
+    assert given.place == KubernetesPlace(namespace="ml", conn_id="gpus", pod=Pod(image="edl:1", resources={"gpu": 1}))
+    assert _cluster().place == KubernetesPlace(namespace="default")
+
+
+def test_pods_reach_redis_by_a_name_of_their_own() -> None:
+    """Where they need one; the password is the same."""
+    assert _cluster().secrets({})["EDL_REDIS_URL"] == _cluster().redis_url
+    inside = _cluster({"redis_for_pods": "edl-redis.ml.svc:6380"})
+    assert inside.redis_url == "redis://:top-secret@redis.example:6379/0"
+    assert inside.secrets({})["EDL_REDIS_URL"] == "redis://:top-secret@edl-redis.ml.svc:6380/0"
+    assert urlsplit(_cluster({"redis_for_pods": "edl-redis"}).secrets({})["EDL_REDIS_URL"]).port == 6379
+
+
+def test_students_and_teachers_in_pods_have_a_token_in_common() -> None:
+    """The same for all who have the connection, another for each namespace, and nothing of the password is in it."""
+    token = _cluster().secrets({})["EDL_TEACHER_TOKEN"]
+    assert token == _cluster(host="elsewhere").secrets({})["EDL_TEACHER_TOKEN"]
+    assert token != _cluster({"namespace": "team"}).secrets({})["EDL_TEACHER_TOKEN"]
+    assert token != _cluster(password="other").secrets({})["EDL_TEACHER_TOKEN"]
+    assert RuntimeSettings.from_env(_cluster().secrets({})).teacher_token == token
+    assert "EDL_TEACHER_TOKEN" not in _surroundings(password="top-secret").secrets({})
+
+
+@pytest.mark.parametrize(
+    ("mistake", "field"),
+    [
+        ({"password": ""}, "Redis password"),
+        ({"extra": {"kubernetes_namespace": "A b"}}, "Kubernetes namespace"),
+        ({"extra": {"kubernetes_conn_id": "a b"}}, "Kubernetes connection"),
+        ({"extra": {"redis_for_pods": "redis://x"}}, "Redis for pods"),
+        ({"extra": {"pod": "{"}}, "Pod"),
+        ({"extra": {"pod": "[]"}}, "Pod"),
+        ({"extra": {"pod": {"image": 7}}}, "Pod"),
+        ({"extra": {"pod": {"resources": {"gpus": 1}}}}, "Pod.*pod.resources"),
+    ],
+)
+def test_a_mistake_about_a_cluster_names_the_field_to_fill(mistake: dict[str, Any], field: str) -> None:
+    """And shows no password."""
+    with pytest.raises(SpecError, match=f"connection 'c'.*{field}") as caught:
+        _cluster(**mistake)
     assert "top-secret" not in str(caught.value)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from edl_airflow.jobs import pool_job, trainer_job
+from edl_runtime.errors import SpecError
+from edl_runtime.pods import Pod
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, JobSpec, TeacherSpec, TrainerSpec
 
@@ -107,3 +109,23 @@ def test_a_students_folder_starts_from_the_dags(cwd: str, given: str, monkeypatc
     """An empty one is the job's own work folder."""
     monkeypatch.setenv("HOME", "/home/ada")
     assert _student(command=["a"], cwd=cwd).cwd == given
+
+
+def test_in_pods_paths_are_those_of_the_pods() -> None:
+    """The DAG's folder is not there: relative paths start where the image says, and checkpoints need a volume."""
+    pod = Pod(image="edl:1")
+    pool = pool_job("p", TeacherSpec(model="models/m", pod=pod), Bounds(1, 3), namespace="team", folder=None)
+    assert (pool.command[pool.command.index("--model") + 1], pool.cwd, pool.pod) == ("models/m", "", pod)
+    settings = RuntimeSettings(job="job")
+    trainer = TrainerSpec(command=["python", "train.py"], cwd="work", pod=pod)
+    for url in ("/checkpoints/job", "s3://bucket/job"):
+        job = trainer_job(trainer, Bounds(1, 2), settings=settings, folder=None, checkpoint=Checkpoint(url=url))
+        assert (job.cwd, job.pod, job.env["EDL_CHECKPOINT"]) == ("work", pod, url)
+    with pytest.raises(SpecError, match=r"checkpoint.url.*'runs/job'.*a volume"):
+        trainer_job(trainer, Bounds(1, 2), settings=settings, folder=None, checkpoint=Checkpoint(url="runs/job"))
+
+
+def test_teachers_answer_whether_they_are_well() -> None:
+    """A backend may ask each at its port."""
+    assert _pool(model="m").serves_http
+    assert not _student(command=["python", "s.py"]).serves_http

@@ -19,12 +19,12 @@ from edl_airflow.pool_wait import GONE, PoolView, PoolWait
 from edl_airflow.triggers.job import EdlJobTrigger
 from edl_airflow.triggers.wait import EdlWaitTrigger
 from edl_airflow.waiting import judge
-from edl_airflow.work import Outcome, Place, Work
+from edl_airflow.work import LocalPlace, Outcome, Work
 from edl_runtime.errors import BackendError
 
 WORK = Work(
     conn_id="edl_default",
-    place=Place("/w"),
+    place=LocalPlace("/w"),
     token="try-1",
     pool="digits",
     pool_deadline=1e12,
@@ -149,8 +149,8 @@ async def test_the_job_is_followed_where_it_was_begun(site: MadeUpSite, monkeypa
 
     monkeypatch.setattr("edl_airflow.triggers.job.open_site", note)
     site.backend.jobs = {"student": job_status("student", phase="succeeded")}
-    await _only_event(_job_trigger(place=Place("/begun/here")))
-    assert [surroundings.place for surroundings in opened] == [Place("/begun/here")]
+    await _only_event(_job_trigger(place=LocalPlace("/begun/here")))
+    assert [surroundings.place for surroundings in opened] == [LocalPlace("/begun/here")]
 
 
 async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: MadeUpSite) -> None:

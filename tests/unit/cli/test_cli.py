@@ -13,9 +13,10 @@ import msgspec
 import pytest
 
 from edl_runtime.backends.base import JobStatus
+from edl_runtime.backends.kubernetes.connect import namespace_of
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.cli import SUMMARIES, main
-from edl_runtime.errors import EX_CONFIG
+from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.progress import Progress, publish
 from edl_runtime.specs import Bounds, JobKind, JobSpec
 from edl_runtime.store.client import connect
@@ -99,7 +100,7 @@ def test_the_module_is_the_command(work_dir: Path) -> None:
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr.splitlines() == [
         "edl: no job or pool named 'nobody'; there are none",
-        f"edl: looked in {work_dir}; EDL_WORK_DIR names another folder",
+        f"edl: looked in {work_dir}; EDL_WORK_DIR names another folder, and EDL_BACKEND=kubernetes looks in a cluster",
     ]
 
 
@@ -113,6 +114,28 @@ def test_an_unknown_name_is_an_error_that_says_where_it_was_looked_for(
     assert (status, printed) == (1, "")
     assert "no job or pool named 'nobody'; there are none" in complaint
     assert f"looked in {work_dir}; EDL_WORK_DIR" in complaint
+
+
+KUBECONFIG = """
+current-context: a
+contexts: [{name: a, context: {cluster: a, user: a}}]
+clusters: [{name: a, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: a, user: {token: secret}}]
+"""
+
+
+def test_a_cluster_needs_a_kubeconfig(edl: Edl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, or with a context that is not in it, the error says what to set."""
+    monkeypatch.setenv("EDL_BACKEND", "kubernetes")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    status, printed, complaint = edl("jobs")
+    assert (status, printed) == (EX_CONFIG, "")
+    assert f"KUBECONFIG: got '{tmp_path / 'none'}', allowed is a kubeconfig" in complaint
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(KUBECONFIG)
+    assert namespace_of(str(kubeconfig)) == "default"
+    with pytest.raises(SpecError, match="EDL_KUBE_CONTEXT: got 'b', allowed is 'a'"):
+        namespace_of(str(kubeconfig), "b")
 
 
 def test_a_folder_that_cant_be_read_is_no_traceback(edl: Edl, work_dir: Path) -> None:

@@ -1,0 +1,35 @@
+"""Where the commands find jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edl_runtime.settings import RuntimeSettings
+
+if TYPE_CHECKING:
+    from edl_runtime.backends.base import Backend
+
+
+def backend(settings: RuntimeSettings) -> Backend:
+    """Return the backend that EDL_BACKEND names. Raises SpecError for a kubeconfig that can't be used."""
+    if settings.backend == "local":
+        from edl_runtime.backends.local import LocalBackend
+
+        return LocalBackend(settings.work_dir)
+    from edl_runtime.backends.kubernetes import KubernetesBackend
+    from edl_runtime.backends.kubernetes.connect import by_kubeconfig, namespace_of
+
+    context = settings.kube_context or None
+    return KubernetesBackend(
+        by_kubeconfig(context=context), namespace=settings.kube_namespace or namespace_of(context=context)
+    )
+
+
+def where(settings: RuntimeSettings) -> str:
+    """Say where jobs are looked for, and how to look elsewhere."""
+    if settings.backend == "local":
+        folder = Path(settings.work_dir).expanduser()
+        return f"{folder}; EDL_WORK_DIR names another folder, and EDL_BACKEND=kubernetes looks in a cluster"
+    namespace = f"namespace {settings.kube_namespace!r}" if settings.kube_namespace else "the kubeconfig's namespace"
+    return f"{namespace} of the cluster; EDL_KUBE_NAMESPACE and EDL_KUBE_CONTEXT name others"
