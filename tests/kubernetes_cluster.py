@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+from urllib.parse import quote
 
-from edl_runtime.backends.kubernetes import KubernetesBackend
+from edl_runtime.backends.kubernetes import KubernetesBackend, names
 from edl_runtime.backends.kubernetes.connect import by_kubeconfig
 from edl_runtime.pods import Pod, Volume
 
 IMAGE = "EDL_TEST_IMAGE"
 """The variable that names an image of the runtime that the cluster has."""
+
+PADDLE_IMAGE = "EDL_TEST_PADDLE_IMAGE"
+"""The variable that names one with Paddle in it."""
+
+REDIS_IMAGE = os.environ.get("EDL_TEST_REDIS_IMAGE", "redis:7-alpine")
 
 
 class Cluster:
@@ -35,6 +42,18 @@ class Cluster:
             volumes = [Volume(path=str(shared), source={"hostPath": {"path": str(shared)}})]
         defaults = Pod(image=self.image, resources={"cpu": "20m"}, volumes=volumes, **more)
         return KubernetesBackend(self.connect, namespace=self.namespace, defaults=defaults)
+
+    def left(self) -> list[str]:
+        """Return everything of any job that is there, by kind and name."""
+        kinds = ("apps/v1/deployments", "batch/v1/jobs", "policy/v1/poddisruptionbudgets", "v1/pods", "v1/secrets")
+        return sorted(name for kind in kinds for name in asyncio.run(self._names(kind)))
+
+    async def _names(self, kind: str) -> list[str]:
+        group, _, plural = kind.rpartition("/")
+        root = "/api" if group == "v1" else "/apis"
+        path = f"{root}/{group}/namespaces/{self.namespace}/{plural}?labelSelector={quote(names.selector())}"
+        found = await self.ask("GET", path)
+        return [f"{plural} {item['metadata']['name']}" for item in found["items"]]
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Ask the API server something that the backend has no verb for."""
@@ -77,3 +96,84 @@ def why_none(kubeconfig: str) -> str:
     if not os.environ.get(IMAGE):
         return f"{IMAGE} names no image of the runtime that the cluster has; see deploy/Dockerfile"
     return ""
+
+
+class RedisService:
+    """A Redis in a pod behind the Service `edl-redis` of a cluster's namespace. `host`: its address for everybody."""
+
+    name = "edl-redis"
+    port = 6379
+
+    def __init__(self, cluster: Cluster, password: str) -> None:
+        self.password = password
+        self.host = ""
+        self.inside = f"{self.name}.{cluster.namespace}.svc:{self.port}"
+        self._cluster = cluster
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self.password}@{self.host}:{self.port}/0"
+
+    def __enter__(self) -> Self:
+        asyncio.run(self._start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run(self._stop())
+
+    async def _start(self) -> None:
+        labels = {"app": self.name}
+        container = {
+            "name": "redis",
+            "image": REDIS_IMAGE,
+            "args": ["redis-server", "--requirepass", self.password, "--save", "", "--protected-mode", "no"],
+            "readinessProbe": {"tcpSocket": {"port": self.port}, "periodSeconds": 1},
+            "resources": {"requests": {"cpu": "20m"}},
+        }
+        space = f"/namespaces/{self._cluster.namespace}"
+        await self._cluster.ask(
+            "POST",
+            f"/apis/apps/v1{space}/deployments",
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": self.name},
+                "spec": {
+                    "selector": {"matchLabels": labels},
+                    "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+                },
+            },
+        )
+        service = await self._cluster.ask(
+            "POST",
+            f"/api/v1{space}/services",
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": self.name},
+                "spec": {"selector": labels, "ports": [{"port": self.port}]},
+            },
+        )
+        self.host = service["spec"]["clusterIP"]
+        await asyncio.to_thread(self._wait)
+
+    async def _stop(self) -> None:
+        space = f"/namespaces/{self._cluster.namespace}"
+        await self._cluster.ask("DELETE", f"/apis/apps/v1{space}/deployments/{self.name}")
+        await self._cluster.ask("DELETE", f"/api/v1{space}/services/{self.name}")
+
+    def _wait(self) -> None:
+        from redis import Redis
+        from redis.exceptions import RedisError
+
+        deadline = time.monotonic() + 120
+        with Redis.from_url(self.url, socket_timeout=2.0, socket_connect_timeout=2.0) as client:
+            while True:
+                try:
+                    client.ping()
+                except RedisError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.2)
+                else:
+                    return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 USER = "admin"
@@ -20,11 +21,13 @@ def components_environment(
     work_dir: Path,
     passwords: Path,
     options: Mapping[str, str] | None = None,
+    connections: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, str]:
     """Return `environ`, without what it says of another Airflow, with all that a small one needs.
 
     The API server listens on loopback only. Short intervals make it quick to see new DAG files and to start tasks.
-    `options` are further options of Airflow, which win: {"CORE__PARALLELISM": "8"}.
+    `options` are further options of Airflow, which win: {"CORE__PARALLELISM": "8"}; `connections` further connections,
+    by id, or another `edl_default`.
     """
     kept = {name: value for name, value in environ.items() if not name.startswith(("AIRFLOW", "EDL_"))}
     url = f"http://127.0.0.1:{port}"
@@ -48,19 +51,20 @@ def components_environment(
     return {
         **kept,
         "AIRFLOW_HOME": str(home),
-        "AIRFLOW_CONN_EDL_DEFAULT": _connection(redis_url, work_dir),
+        **{
+            f"AIRFLOW_CONN_{conn_id.upper()}": json.dumps(connection)
+            for conn_id, connection in {"edl_default": _connection(redis_url, work_dir), **(connections or {})}.items()
+        },
         **{f"AIRFLOW__{name}": value for name, value in settings.items()},
     }
 
 
-def _connection(redis_url: str, work_dir: Path) -> str:
+def _connection(redis_url: str, work_dir: Path) -> dict[str, Any]:
     redis = urlsplit(redis_url)
-    return json.dumps(
-        {
-            "conn_type": "edl",
-            "host": redis.hostname,
-            "port": redis.port,
-            "password": unquote(redis.password or ""),
-            "extra": {"backend": "local", "work_dir": str(work_dir)},
-        }
-    )
+    return {
+        "conn_type": "edl",
+        "host": redis.hostname,
+        "port": redis.port,
+        "password": unquote(redis.password or ""),
+        "extra": {"backend": "local", "work_dir": str(work_dir)},
+    }

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
@@ -68,6 +68,7 @@ class Laptop:
     - `environ`: the environment to start from.
     - `say`: told what is being done.
     - `options`: further options of Airflow, as in {"CORE__PARALLELISM": "8"}.
+    - `connections`: further connections of Airflow by id, or another `edl_default`: as JSON has them.
 
     Raises LaptopInUseError, RegistryUnavailableError without a redis-server, ComponentError when a component ends, and
     TimeoutError when they are not up in five minutes.
@@ -81,6 +82,7 @@ class Laptop:
         environ: Mapping[str, str],
         say: Say,
         options: Mapping[str, str] | None = None,
+        connections: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.home = home.absolute()
         self.dags = dags.absolute()
@@ -93,6 +95,7 @@ class Laptop:
         self.redis = RedisServer(self.home / "redis")
         self._environ = environ
         self._options = options
+        self._connections = connections
         self._say = say
         self._components: list[Component] = []
         self._started_at = datetime.now(UTC)
@@ -155,6 +158,7 @@ class Laptop:
             work_dir=self.work_dir,
             passwords=self._passwords,
             options=self._options,
+            connections=self._connections,
         )
         self._exit.callback(self._stop_components)
         self._migrate(env, lock)
