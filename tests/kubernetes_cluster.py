@@ -6,8 +6,8 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
@@ -54,6 +54,38 @@ class Cluster:
         path = f"{root}/{group}/namespaces/{self.namespace}/{plural}?labelSelector={quote(names.selector())}"
         found = await self.ask("GET", path)
         return [f"{plural} {item['metadata']['name']}" for item in found["items"]]
+
+    @asynccontextmanager
+    async def volume(self, folder: Path) -> AsyncIterator[str]:
+        """Give the name of a PersistentVolumeClaim that is bound to a folder of this machine, the only node."""
+        name = f"edl-test-{secrets.token_hex(3)}"
+        size = {"storage": "1Gi"}
+        volume = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": name},
+            "spec": {
+                "capacity": size,
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": name,
+                "hostPath": {"path": str(folder)},
+                "persistentVolumeReclaimPolicy": "Retain",
+            },
+        }
+        claim = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name},
+            "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": name, "resources": {"requests": size}},
+        }
+        claims = f"/api/v1/namespaces/{self.namespace}/persistentvolumeclaims"
+        await self.ask("POST", "/api/v1/persistentvolumes", volume)
+        await self.ask("POST", claims, claim)
+        try:
+            yield name
+        finally:
+            await self.ask("DELETE", f"{claims}/{name}")
+            await self.ask("DELETE", f"/api/v1/persistentvolumes/{name}")
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Ask the API server something that the backend has no verb for."""
@@ -113,6 +145,10 @@ class RedisService:
     @property
     def url(self) -> str:
         return f"redis://:{self.password}@{self.host}:{self.port}/0"
+
+    @property
+    def url_inside(self) -> str:
+        return f"redis://:{self.password}@{self.inside}/0"
 
     def __enter__(self) -> Self:
         asyncio.run(self._start())
