@@ -16,7 +16,10 @@ from edl_runtime.errors import SpecError
 GPU = "nvidia.com/gpu"
 """The extended resource that "gpu" stands for."""
 
-_QUANTITY = re.compile(r"\d+(\.\d*)?|\.\d+")
+HOME = "/edl"
+"""The folder of its own that an instance starts in; it is as long-lived as the pod."""
+
+_QUANTITY = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _SUFFIXES = frozenset({"", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"})
 _LABEL_PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _DNS_PART = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -24,12 +27,17 @@ _LABEL_KEY = re.compile(rf"({_DNS_PART}(\.{_DNS_PART})*/)?{_LABEL_PART}")
 _LABEL_VALUE = re.compile(rf"({_LABEL_PART})?")
 _OBJECT_NAME = re.compile(rf"{_DNS_PART}(\.{_DNS_PART})*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OURS = re.compile(r"edl-airflow/.*|app\.kubernetes\.io/managed-by|batch\.kubernetes\.io/.*", re.DOTALL)
+"""Labels and annotations by which jobs and their pods are known."""
+
+_KINDS = {"Pod": "", "PodTemplateSpec": "", "PodTemplate": "template"}
+"""Objects that have a template's parts, and where."""
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True):
     """A volume in the pod's file system.
 
-    - `path`: where it is seen, an absolute path.
+    - `path`: where it is seen, an absolute path. At "/tmp" and "/dev/shm" it takes the place of ours.
     - `claim`: the PersistentVolumeClaim that it is; or
     - `source`: any other source as in a pod's `volumes`, as {"configMap": {"name": "lexicon"}}.
     - `read_only`: nothing can be written to it.
@@ -41,16 +49,25 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True):
     read_only: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.path, str) or not self.path.startswith("/") or "\0" in self.path:
+        if not isinstance(self.path, str) or not self.path.strip("/") or not self.path.startswith("/"):
             raise SpecError("pod.volumes[].path", self.path, "an absolute path, as in '/data'")
+        if ":" in self.path or "\0" in self.path or ".." in self.path.split("/"):
+            raise SpecError("pod.volumes[].path", self.path, "a path without ':', '..' and null bytes")
+        if self.path.rstrip("/") == HOME:
+            raise SpecError(
+                "pod.volumes[].path", self.path, f"another folder than {HOME}, which each instance has alone"
+            )
         if bool(self.claim) == bool(self.source):
             given = "both" if self.claim else "neither"
             raise SpecError(f"pod.volumes[{self.path!r}]", given, "either a claim or a source")
-        if self.claim and not _OBJECT_NAME.fullmatch(self.claim):
-            raise SpecError(f"pod.volumes[{self.path!r}].claim", self.claim, "the name of a PersistentVolumeClaim")
-        if not isinstance(self.source, dict) or len(self.source) > 1:
-            allowed = "one volume source by its name, as in {'configMap': {'name': 'lexicon'}}"
-            raise SpecError(f"pod.volumes[{self.path!r}].source", self.source, allowed)
+        _check_object_name(f"pod.volumes[{self.path!r}].claim", self.claim, empty=True)
+        field = f"pod.volumes[{self.path!r}].source"
+        source = _checked_dict(field, _plain(self.source, field))
+        if len(source) > 1 or not all(isinstance(about, dict) for about in source.values()):
+            raise SpecError(field, source, "one volume source by its name, as in {'configMap': {'name': 'lexicon'}}")
+        if not isinstance(self.read_only, bool):
+            raise SpecError(f"pod.volumes[{self.path!r}].read_only", self.read_only, "True or False")
+        msgspec.structs.force_setattr(self, "source", source)
 
 
 class Pod(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +85,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     - `env_from_secrets`: secrets of which every key is an environment variable.
     - `service_account`: empty for the namespace's default. Its token is not mounted.
     - `pull_secrets`: for the image.
-    - `labels`, `annotations`: of the pods and of what owns them, as Kueue's `kueue.x-k8s.io/queue-name`.
+    - `labels`, `annotations`: of the pods and of what owns them, as Kueue's `kueue.x-k8s.io/queue-name`. Those by which
+      jobs are known (`edl-airflow/...`, `batch.kubernetes.io/...`, `app.kubernetes.io/managed-by`) are not to be had.
     - `template`: anything else that a PodTemplateSpec may say: as a dict, as YAML, or as the official client's
       V1PodTemplateSpec. Its container "instance" is this one; `edl_runtime.backends.kubernetes.merge` says how the two
       become one.
@@ -95,8 +113,17 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(self.image, str) or any(letter.isspace() for letter in self.image):
             raise SpecError("pod.image", self.image, "an image's name, as in 'registry.example/train:1'")
         self._check_mappings()
-        for field in ("tolerations", "volumes", "env_from_secrets", "pull_secrets"):
-            _keep_as_tuple(self, field)
+        for field, kind in (
+            ("tolerations", dict),
+            ("volumes", Volume),
+            ("env_from_secrets", str),
+            ("pull_secrets", str),
+        ):
+            _keep_as_tuple(self, field, kind)
+        paths = [volume.path.rstrip("/") for volume in self.volumes]
+        for path in paths:
+            if paths.count(path) > 1:
+                raise SpecError("pod.volumes", path, "each path once")
         for field in ("priority_class", "service_account"):
             _check_object_name(f"pod.{field}", getattr(self, field), empty=True)
         for field in ("env_from_secrets", "pull_secrets"):
@@ -105,22 +132,43 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "template", _as_dict(self.template))
 
     def _check_mappings(self) -> None:
-        for name, quantity in _checked_dict("pod.resources", self.resources).items():
-            _check_resource(name, quantity)
+        for field in ("resources", "node_selector", "labels", "annotations", "secret_env"):
+            copied = dict(_checked_dict(f"pod.{field}", getattr(self, field)))
+            msgspec.structs.force_setattr(self, field, copied)
+        affinity = _checked_dict("pod.affinity", _plain(self.affinity, "pod.affinity"))
+        msgspec.structs.force_setattr(self, "affinity", affinity)
+        self._check_resources()
         for field in ("node_selector", "labels"):
-            for key, value in _checked_dict(f"pod.{field}", getattr(self, field)).items():
+            for key, value in getattr(self, field).items():
                 _check_label(f"pod.{field}", key, value)
-        for key, text in _checked_dict("pod.annotations", self.annotations).items():
+                _check_owner(f"pod.{field}", key)
+        for key, text in self.annotations.items():
             _check_label("pod.annotations", key, "")
+            _check_owner("pod.annotations", key)
             if not isinstance(text, str):
                 raise SpecError(f"pod.annotations[{key!r}]", text, "text")
-        for variable, where in _checked_dict("pod.secret_env", self.secret_env).items():
+        for variable, where in self.secret_env.items():
             _check_secret(variable, where)
-        _checked_dict("pod.affinity", self.affinity)
+
+    def _check_resources(self) -> None:
+        for name, quantity in self.resources.items():
+            _check_resource(name, quantity)
+        if {"gpu", GPU} <= self.resources.keys():
+            raise SpecError("pod.resources", GPU, f"'gpu' or {GPU!r}, which are the same, and not both")
+        if GPU in self.resources:
+            self.resources["gpu"] = self.resources.pop(GPU)
 
     def over(self, defaults: Pod) -> Pod:
-        """Return this with what `defaults` say beside it: of a mapping each key, of a list the entries before."""
-        return Pod(**{name: _both(getattr(defaults, name), getattr(self, name)) for name in self.__struct_fields__})
+        """Return this with what `defaults` say beside it.
+
+        Of a mapping that is each key, of a list the entries before, of volumes those at other paths; of a template the
+        keys of mappings as deep as they go.
+        """
+        both = {name: _both(getattr(defaults, name), getattr(self, name)) for name in self.__struct_fields__}
+        taken = {volume.path.rstrip("/") for volume in self.volumes}
+        others = [volume for volume in defaults.volumes if volume.path.rstrip("/") not in taken]
+        template = _deeply(defaults.template, self.template)
+        return Pod(**{**both, "volumes": (*others, *self.volumes), "template": template})
 
     def amounts(self) -> dict[str, str]:
         """Return `resources` by the names and in the notation that Kubernetes has for them."""
@@ -135,16 +183,32 @@ def _both(default: Any, given: Any) -> Any:
     return given or default
 
 
+def _deeply(default: Any, given: Any) -> Any:
+    """Return both in one: mappings key by key, lists one after the other; of all else what is given."""
+    if isinstance(default, dict) and isinstance(given, dict):
+        common = {key: _deeply(default[key], given[key]) for key in default if key in given}
+        return {**default, **given, **common}
+    if isinstance(default, list) and isinstance(given, list):
+        return [*default, *(entry for entry in given if entry not in default)]
+    return given
+
+
 def _check_resource(name: object, quantity: object) -> None:
     field = f"pod.resources[{name!r}]"
-    if not isinstance(name, str) or not (name in ("cpu", "memory", "gpu", "ephemeral-storage") or "/" in name):
+    if name not in ("cpu", "memory", "gpu", "ephemeral-storage") and not (
+        isinstance(name, str) and "/" in name and _LABEL_KEY.fullmatch(name)
+    ):
         raise SpecError(
             field, name, "'cpu', 'memory', 'gpu', 'ephemeral-storage' or an extended resource as 'rdma/hca'"
         )
     text = str(quantity)
     number = _QUANTITY.match(text)
-    if isinstance(quantity, bool) or not number or text[number.end() :] not in _SUFFIXES:
+    if isinstance(quantity, bool) or not number:
         raise SpecError(field, quantity, "a quantity, as in 2, '500m' or '8Gi'")
+    if text[number.end() :] not in ({""} if number[3] else _SUFFIXES):
+        raise SpecError(field, quantity, "a quantity, as in 2, '500m' or '8Gi'")
+    if isinstance(quantity, int) and quantity >= 1 << 63:
+        raise SpecError(field, quantity, "a number below 2 ** 63")
     if (name == "gpu" or "/" in name) and not text.isdecimal():
         raise SpecError(field, quantity, "a whole number")
 
@@ -155,6 +219,11 @@ def _check_label(field: str, key: object, value: object) -> None:
     if not isinstance(value, str) or not _LABEL_VALUE.fullmatch(value):
         allowed = "at most 63 letters, digits and - _ . that start and end with a letter or digit"
         raise SpecError(f"{field}[{key!r}]", value, allowed)
+
+
+def _check_owner(field: str, key: str) -> None:
+    if field != "pod.node_selector" and _OURS.fullmatch(key):
+        raise SpecError(field, key, "names that are not ours: jobs are known by that one")
 
 
 def _check_object_name(field: str, name: object, *, empty: bool = False) -> None:
@@ -178,11 +247,15 @@ def _checked_dict(field: str, given: Any) -> dict[Any, Any]:
     return given
 
 
-def _keep_as_tuple(pod: Pod, name: str) -> None:
+def _keep_as_tuple(pod: Pod, name: str, kind: type) -> None:
     given = getattr(pod, name)
     if not isinstance(given, list | tuple):
         raise SpecError(f"pod.{name}", given, "a list")
-    msgspec.structs.force_setattr(pod, name, tuple(given))
+    entries = [entry if kind is Volume else _plain(entry, f"pod.{name}[]") for entry in given]
+    for entry in entries:
+        if not isinstance(entry, kind):
+            raise SpecError(f"pod.{name}[]", entry, f"a {kind.__name__}")
+    msgspec.structs.force_setattr(pod, name, tuple(entries))
 
 
 def _as_dict(template: object) -> dict[str, Any]:
@@ -192,21 +265,50 @@ def _as_dict(template: object) -> dict[str, Any]:
 
         try:
             template = yaml.safe_load(template)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:  # the second: a date that is none
             raise SpecError("pod.template", str(error), "YAML of a PodTemplateSpec") from None
-    plain = _plain(template)
-    if not isinstance(plain, dict) or not plain.keys() <= {"apiVersion", "kind", "metadata", "spec", "template"}:
-        raise SpecError("pod.template", plain, "a PodTemplateSpec: 'metadata' and 'spec'")
-    return {part: plain[part] for part in ("metadata", "spec") if plain.get(part)}
+    allowed = "a PodTemplateSpec: 'metadata' and 'spec'"
+    try:
+        plain = _plain(template, "pod.template")
+    except RecursionError:
+        raise SpecError("pod.template", "data that is its own part", allowed) from None
+    kind = plain.get("kind", "Pod") if isinstance(plain, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise SpecError("pod.template", plain, allowed)
+    plain = {key: part for key, part in plain.items() if key not in ("apiVersion", "kind")}
+    plain = plain.get(_KINDS[kind], {}) if _KINDS[kind] else plain
+    if not isinstance(plain, dict) or not plain.keys() <= {"metadata", "spec"}:
+        raise SpecError("pod.template", plain, allowed)
+    for part, about in plain.items():
+        _checked_dict(f"pod.template.{part}", about)
+    for part in ("labels", "annotations"):
+        _checked_dict(f"pod.template.metadata.{part}", plain.get("metadata", {}).get(part, {}))
+    for part in ("containers", "initContainers"):
+        _check_containers(f"pod.template.spec.{part}", plain.get("spec", {}).get(part, []))
+    return {part: about for part, about in plain.items() if about}
 
 
-def _plain(value: Any) -> Any:
-    """Return a model of the official client as the data that it stands for; what is data already, as it is."""
+def _check_containers(field: str, containers: object) -> None:
+    if not isinstance(containers, list):
+        raise SpecError(field, containers, "a list")
+    for container in containers:
+        if not isinstance(container, dict) or not isinstance(container.get("name"), str):
+            raise SpecError(field, container, "containers, each with its name; ours is 'instance'")
+
+
+def _plain(value: Any, field: str) -> Any:
+    """Return data, or a model of the official client as the data that it stands for, without what is null."""
     if attributes := getattr(value, "attribute_map", None):
-        fields = {key: _plain(getattr(value, name)) for name, key in attributes.items()}
-        return {key: field for key, field in fields.items() if field is not None}
+        value = {key: getattr(value, name) for name, key in attributes.items()}
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        for key in value:
+            if not isinstance(key, str):
+                raise SpecError(field, key, "names that are text; YAML wants quotes around such a one")
+        return {key: _plain(each, f"{field}.{key}") for key, each in value.items() if each is not None}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(each, f"{field}[{number}]") for number, each in enumerate(value)]
+    if value is not None and not isinstance(value, str | bool | int | float):
+        raise SpecError(field, value, "data as in JSON; YAML wants quotes around what would be a date")
+    if isinstance(value, int | float) and not -(1 << 63) <= value < 1 << 63:
+        raise SpecError(field, value, "a number of at most 64 bits")
     return value

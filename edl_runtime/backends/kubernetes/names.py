@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from edl_runtime import pods
+
 MANAGER = "edl-airflow"
 """Who writes our objects, in labels and in the fields that server-side apply keeps of each writer."""
 
@@ -29,8 +31,7 @@ RUN = "batch.kubernetes.io/controller-uid"
 CONTAINER = "instance"
 """The container of a pod that is the instance."""
 
-HOME = "/edl"
-"""The folder of its own that an instance starts in; it is as long-lived as the pod."""
+HOME = pods.HOME
 
 PORT = 8000
 """At which an instance that serves HTTP does so."""

@@ -1,0 +1,321 @@
+"""What a pod is given is valid once made, and the same however it was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from edl_runtime.errors import SpecError
+from edl_runtime.pods import HOME, Pod, Volume
+from edl_runtime.specs import Bounds, JobSpec
+
+YAML = """
+metadata:
+  labels: {team: vision}
+spec:
+  hostNetwork: true
+  runtimeClassName:
+  containers:
+  - name: instance
+    tty: true
+"""
+AS_DICT = {
+    "metadata": {"labels": {"team": "vision"}},
+    "spec": {"hostNetwork": True, "containers": [{"name": "instance", "tty": True}]},
+}
+
+
+def job(pod: Pod | None) -> JobSpec:
+    return JobSpec(name="job", kind="pool", command=("true",), bounds=Bounds(1, 1), instances=1, pod=pod)
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("pod.image", {"image": "train: 1"}),
+        ("pod.image", {"image": None}),
+        ("pod.resources", {"resources": [("cpu", 1)]}),
+        ("pod.resources['disk']", {"resources": {"disk": 1}}),
+        ("pod.resources['rdma/']", {"resources": {"rdma/": 1}}),
+        ("pod.resources['a b/c']", {"resources": {"a b/c": 1}}),
+        ("pod.resources[5]", {"resources": {5: 1}}),
+        ("pod.resources", {"resources": {"gpu": 1, "nvidia.com/gpu": 1}}),
+        ("pod.node_selector", {"node_selector": "gpu"}),
+        ("pod.node_selector", {"node_selector": {"a b": "c"}}),
+        ("pod.node_selector['disk']", {"node_selector": {"disk": True}}),
+        ("pod.tolerations", {"tolerations": {"key": "gpu"}}),
+        ("pod.tolerations[]", {"tolerations": ["gpu"]}),
+        ("pod.affinity", {"affinity": "near"}),
+        ("pod.priority_class", {"priority_class": "Very High"}),
+        ("pod.volumes", {"volumes": Volume(path="/data", claim="data")}),
+        ("pod.volumes[]", {"volumes": [{"path": "/data", "claim": "data"}]}),
+        ("pod.volumes", {"volumes": [Volume(path="/data", claim="a"), Volume(path="/data/", claim="b")]}),
+        ("pod.secret_env", {"secret_env": ["KEY"]}),
+        ("pod.secret_env", {"secret_env": {"A KEY": "aws/key"}}),
+        ("pod.secret_env['KEY']", {"secret_env": {"KEY": "aws"}}),
+        ("pod.secret_env['KEY']", {"secret_env": {"KEY": "aws/"}}),
+        ("pod.secret_env['KEY']", {"secret_env": {"KEY": 5}}),
+        ("pod.env_from_secrets", {"env_from_secrets": "aws"}),
+        ("pod.env_from_secrets[]", {"env_from_secrets": [5]}),
+        ("pod.env_from_secrets", {"env_from_secrets": ["AWS"]}),
+        ("pod.service_account", {"service_account": "a_b"}),
+        ("pod.service_account", {"service_account": None}),
+        ("pod.pull_secrets", {"pull_secrets": ["a" * 254]}),
+        ("pod.pull_secrets", {"pull_secrets": [""]}),
+        ("pod.labels['team']", {"labels": {"team": "a" * 64}}),
+        ("pod.labels['team']", {"labels": {"team": "two words"}}),
+        ("pod.labels", {"labels": {"-team": "a"}}),
+        ("pod.labels", {"labels": {"edl-airflow/job": "x"}}),
+        ("pod.labels", {"labels": {"app.kubernetes.io/managed-by": "Helm"}}),
+        ("pod.labels", {"labels": {"batch.kubernetes.io/controller-uid": "x"}}),
+        ("pod.annotations", {"annotations": {"edl-airflow/token": "x"}}),
+        ("pod.annotations", {"annotations": {"": "x"}}),
+        ("pod.annotations['a']", {"annotations": {"a": 1}}),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_name_of_its_field(field: str, given: dict[str, Any]) -> None:
+    """So that who wrote it finds the place."""
+    with pytest.raises(SpecError) as caught:
+        Pod(**given)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("quantity", [1, 0, 1.5, "500m", "8Gi", "1e3", "1E3", "1E", ".5", "5.", 1e22, 1e-05, "9" * 30])
+def test_quantities_are_those_of_kubernetes(quantity: float | str) -> None:
+    """Numbers, with or without a suffix or an exponent; the cluster itself caps what is huge."""
+    assert Pod(resources={"memory": quantity}).amounts() == {"memory": str(quantity)}
+
+
+@pytest.mark.parametrize(
+    "quantity",
+    [
+        -1,
+        "-1",
+        "+1",
+        "",
+        " 1",
+        "1 ",
+        "1\n",
+        "1gb",
+        "8GI",
+        "1e3Gi",
+        "1e",
+        "1.2.3",
+        ".",
+        "\u0661",
+        "Gi",
+        True,
+        None,
+        float("nan"),
+        float("inf"),
+        1 << 63,
+        [1],
+    ],
+)
+def test_what_is_no_quantity_is_refused(quantity: Any) -> None:
+    """By the resource's name."""
+    with pytest.raises(SpecError) as caught:
+        Pod(resources={"memory": quantity})
+    assert caught.value.field == "pod.resources['memory']"
+
+
+@pytest.mark.parametrize("quantity", ["1.5", 1.5, "500m", "1Ki", 1.0, "1e3", -1, "\u0663"])
+@pytest.mark.parametrize("name", ["gpu", "nvidia.com/gpu", "rdma/hca"])
+def test_devices_come_whole(name: str, quantity: Any) -> None:
+    """There is no half a GPU to be had from Kubernetes."""
+    with pytest.raises(SpecError):
+        Pod(resources={name: quantity})
+
+
+def test_a_gpu_has_one_name() -> None:
+    """Both ways to write it are the same pod, so neither starts a running job anew."""
+    short, long = Pod(resources={"gpu": 2}), Pod(resources={"nvidia.com/gpu": 2})
+    assert short == long
+    assert short.amounts() == long.amounts() == {"nvidia.com/gpu": "2"}
+    assert long.over(Pod(resources={"gpu": 1})).amounts() == {"nvidia.com/gpu": "2"}
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("pod.volumes[].path", {"path": "data"}),
+        ("pod.volumes[].path", {"path": "/"}),
+        ("pod.volumes[].path", {"path": ""}),
+        ("pod.volumes[].path", {"path": 5}),
+        ("pod.volumes[].path", {"path": "/data\0"}),
+        ("pod.volumes[].path", {"path": "/data:ro"}),
+        ("pod.volumes[].path", {"path": "/data/../etc"}),
+        ("pod.volumes[].path", {"path": HOME}),
+        ("pod.volumes['/data']", {"claim": ""}),
+        ("pod.volumes['/data']", {"source": {"emptyDir": {}}}),
+        ("pod.volumes['/data'].claim", {"claim": "My_Data"}),
+        ("pod.volumes['/data'].claim", {"claim": 5}),
+        ("pod.volumes['/data'].source", {"claim": "", "source": "emptyDir"}),
+        ("pod.volumes['/data'].source", {"claim": "", "source": {"emptyDir": {}, "hostPath": {}}}),
+        ("pod.volumes['/data'].source", {"claim": "", "source": {"configMap": "lexicon"}}),
+        ("pod.volumes['/data'].read_only", {"read_only": "yes"}),
+    ],
+)
+def test_a_volume_has_a_place_and_one_source(field: str, given: dict[str, Any]) -> None:
+    """The error names the volume by its path where it has one."""
+    with pytest.raises(SpecError) as caught:
+        Volume(**{"path": "/data", "claim": "data", **given})
+    assert caught.value.field == field
+
+
+def test_a_template_is_the_same_however_it_is_written() -> None:
+    """As a dict, as YAML, as a whole PodTemplate or as models of the official client."""
+    from kubernetes import client
+
+    models = client.V1PodTemplateSpec(
+        metadata=client.V1ObjectMeta(labels={"team": "vision"}),
+        spec=client.V1PodSpec(host_network=True, containers=[client.V1Container(name="instance", tty=True)]),
+    )
+    whole = {"apiVersion": "v1", "kind": "PodTemplate", "template": AS_DICT}
+    pods = [Pod(template=template) for template in (AS_DICT, YAML, models, whole)]  # type: ignore[arg-type]
+    assert [pod.template for pod in pods] == [AS_DICT] * 4
+    assert len({job(pod).digest for pod in pods}) == 1
+
+
+def test_other_parts_may_be_models_too() -> None:
+    """Tolerations, an affinity and a volume's source are often at hand as such."""
+    from kubernetes import client
+
+    volume = Volume(path="/words", source={"configMap": client.V1ConfigMapVolumeSource(name="lexicon")})
+    pod = Pod(
+        tolerations=[client.V1Toleration(key="gpu", operator="Exists")],
+        affinity=client.V1Affinity(node_affinity=client.V1NodeAffinity()),
+        volumes=[volume],
+    )
+    assert volume.source == {"configMap": {"name": "lexicon"}}
+    assert (pod.tolerations, pod.affinity) == (({"key": "gpu", "operator": "Exists"},), {"nodeAffinity": {}})
+
+
+@pytest.mark.parametrize(
+    ("field", "template"),
+    [
+        ("pod.template", None),
+        ("pod.template", []),
+        ("pod.template", ""),
+        ("pod.template", "a: [b"),
+        ("pod.template", "metadata: {annotations: {day: 2024-13-45}}"),
+        ("pod.template", "--- {}\n--- {}"),
+        ("pod.template", {"containers": []}),
+        ("pod.template", {"kind": "Deployment", "spec": {"template": {}}}),
+        ("pod.template", {"kind": ["Pod"]}),
+        ("pod.template", {"template": {"spec": {}}}),
+        ("pod.template", "&a {spec: *a}"),
+        ("pod.template.spec", {"spec": "none"}),
+        ("pod.template.metadata.labels", {"metadata": {"labels": ["team"]}}),
+        ("pod.template.metadata.annotations.day", "metadata: {annotations: {day: 2024-01-01}}"),
+        ("pod.template.metadata.labels", "metadata: {labels: {yes: a}}"),
+        ("pod.template.spec.containers", {"spec": {"containers": {"name": "instance"}}}),
+        ("pod.template.spec.containers", {"spec": {"containers": [{"image": "a"}]}}),
+        ("pod.template.spec.containers", {"spec": {"containers": ["instance"]}}),
+        ("pod.template.spec.initContainers", {"spec": {"initContainers": [{}]}}),
+        ("pod.template.spec.priority", {"spec": {"priority": 1 << 63}}),
+        ("pod.template.spec.priority", {"spec": {"priority": float("nan")}}),
+        ("pod.template.spec.tags", {"spec": {"tags": {"a", "b"}}}),
+    ],
+)
+def test_what_is_no_template_is_refused(field: str, template: Any) -> None:
+    """By its place: what isn't JSON could not be sent, nor have a digest."""
+    with pytest.raises(SpecError) as caught:
+        Pod(template=template)
+    assert caught.value.field == field
+
+
+def test_what_is_changed_later_does_not_change_the_pod() -> None:
+    """A spec that is valid stays as it is."""
+    labels, template, source = {"team": "a"}, {"spec": {"nodeName": "a"}}, {"configMap": {"name": "a"}}
+    tolerations = [{"key": "a"}]
+    volume = Volume(path="/data", source=source)
+    pod = Pod(labels=labels, template=template, tolerations=tolerations, volumes=[volume])
+    labels["team"] = template["spec"]["nodeName"] = source["configMap"]["name"] = tolerations[0]["key"] = "b"
+    assert (pod.labels, pod.template["spec"], volume.source) == (
+        {"team": "a"},
+        {"nodeName": "a"},
+        {"configMap": {"name": "a"}},
+    )
+    assert pod.tolerations == ({"key": "a"},)
+
+
+EVERYTHING: dict[str, Any] = {
+    "image": "registry.example/train:1",
+    "resources": {"cpu": 1.5, "memory": "8Gi", "gpu": 1},
+    "node_selector": {"disk": "ssd"},
+    "tolerations": [{"key": "gpu"}],
+    "affinity": {"nodeAffinity": {}},
+    "priority_class": "high",
+    "volumes": [Volume(path="/data", claim="data", read_only=True), Volume(path="/x", source={"emptyDir": {}})],
+    "secret_env": {"KEY": "aws/secret-key"},
+    "env_from_secrets": ["more"],
+    "service_account": "trainer",
+    "pull_secrets": ["pull"],
+    "labels": {"kueue.x-k8s.io/queue-name": "gpus"},
+    "annotations": {"example.com/why": "any text: at all\n"},
+    "template": YAML,
+}
+
+
+@pytest.mark.parametrize("given", [EVERYTHING, {}, *({field: EVERYTHING[field]} for field in EVERYTHING)])
+def test_a_job_with_a_pod_survives_json(given: dict[str, Any]) -> None:
+    """It is the same afterwards, by comparison and by digest."""
+    spec = job(Pod(**given))
+    again = msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec)
+    assert again == spec
+    assert again.digest == spec.digest
+    assert Pod(**given).over(Pod()) == Pod(**given) == Pod().over(Pod(**given))
+
+
+def test_the_order_of_keys_makes_no_other_job() -> None:
+    """A digest is of what is said, not of how."""
+    one, other = Pod(labels={"a": "1", "b": "2"}), Pod(labels={"b": "2", "a": "1"})
+    assert one == other
+    assert job(one).digest == job(other).digest != job(Pod(labels={"a": "1"})).digest != job(None).digest
+
+
+def test_what_is_left_open_comes_from_the_defaults() -> None:
+    """Of a mapping each key, of a list the entries before, of volumes those at other paths; the pod's own wins."""
+    defaults = Pod(
+        image="default",
+        resources={"cpu": 1, "memory": "1Gi"},
+        tolerations=[{"key": "a"}, {"key": "b"}],
+        volumes=[Volume(path="/data", claim="all"), Volume(path="/words", claim="words")],
+        service_account="default",
+        pull_secrets=["pull"],
+        labels={"team": "x"},
+    )
+    pod = Pod(
+        image="own",
+        resources={"memory": "8Gi", "gpu": 1},
+        tolerations=[{"key": "b"}, {"key": "c"}],
+        volumes=[Volume(path="/data/", claim="own")],
+        labels={"stage": "test"},
+    )
+    both = pod.over(defaults)
+    assert both == Pod(
+        image="own",
+        resources={"cpu": 1, "memory": "8Gi", "gpu": 1},
+        tolerations=[{"key": "a"}, {"key": "b"}, {"key": "c"}],
+        volumes=[Volume(path="/words", claim="words"), Volume(path="/data/", claim="own")],
+        service_account="default",
+        pull_secrets=["pull"],
+        labels={"team": "x", "stage": "test"},
+    )
+    assert both.over(defaults) == both
+
+
+def test_a_template_does_not_drop_that_of_the_defaults() -> None:
+    """Each says what it says; of one key the pod's own wins."""
+    defaults = Pod(template={"spec": {"hostNetwork": True, "dnsPolicy": "None", "containers": [{"name": "audit"}]}})
+    pod = Pod(template={"spec": {"dnsPolicy": "Default", "containers": [{"name": "instance", "tty": True}]}})
+    assert pod.over(defaults).template == {
+        "spec": {
+            "hostNetwork": True,
+            "dnsPolicy": "Default",
+            "containers": [{"name": "audit"}, {"name": "instance", "tty": True}],
+        }
+    }
