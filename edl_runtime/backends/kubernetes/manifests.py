@@ -10,11 +10,13 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.merge import merge, with_defaults
 from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.pods import Pod
-from edl_runtime.specs import JobSpec
+from edl_runtime.specs import SECRET_VARIABLES, JobSpec
 
 Manifest = dict[str, Any]
 
@@ -40,7 +42,12 @@ def owner_of_all(spec: JobSpec, *, token: str, created_at: float, defaults: Pod)
 
     Raises SpecError for a pod template that fights the spec, and for a spec without an image.
     """
-    pod = (spec.pod or Pod()).over(defaults)
+    if spec.cwd and not spec.cwd.startswith("/"):
+        raise SpecError("cwd", spec.cwd, "an absolute path, as in '/data': pods have no folder in common")
+    own = spec.pod or Pod()
+    if _image_of(own.template) and not own.image:
+        defaults = msgspec.structs.replace(defaults, image="")
+    pod = own.over(defaults)
     labels = {**pod.labels, **_labels(spec)}
     metadata = {
         "name": spec.name,
@@ -111,6 +118,10 @@ def pod_template(spec: JobSpec, pod: Pod) -> Manifest:
     """
     template = merge(_stated(spec, pod), pod.template)
     containers = template["spec"]["containers"]
+    for variable in containers[0]["env"]:
+        if variable["name"] in SECRET_VARIABLES and "value" in variable:
+            place = f"pod.template.spec.containers[{names.CONTAINER!r}].env"
+            raise SpecError(place, variable["name"], "none that may hold a secret, unless it comes from a Secret")
     for part in ("containers", "initContainers"):
         if part in template["spec"]:
             template["spec"][part] = [with_defaults(one, _container_defaults()) for one in template["spec"][part]]
@@ -187,6 +198,9 @@ def _environment(spec: JobSpec, pod: Pod) -> list[Manifest]:
     told = {"EDL_HOST": "status.podIP"}
     if spec.kind == "trainer":
         told |= {"EDL_INSTANCE": f"metadata.annotations['{names.INDEX}']", "EDL_RUN": f"metadata.labels['{names.RUN}']"}
+    plain = {name: value for name, value in plain.items() if name not in told}
+    for variable in pod.secret_env.keys() & {*plain, *told}:
+        raise SpecError("pod.secret_env", variable, "variables that are set neither by 'env' nor by the backend")
     secrets = (
         {"name": variable, "valueFrom": {"secretKeyRef": dict(zip(("name", "key"), where.split("/", 1), strict=True))}}
         for variable, where in pod.secret_env.items()
@@ -205,11 +219,11 @@ def _literal(text: str) -> str:
 
 def _volumes(pod: Pod) -> tuple[list[Manifest], list[Manifest]]:
     """Return the pod's volumes and where the instance sees them: its folders for writing, and the spec's."""
+    taken = {volume.path.rstrip("/") for volume in pod.volumes}
     own = {names.HOME: {}, "/tmp": {}, "/dev/shm": {"medium": "Memory"}}  # noqa: S108 - of the pod's own
-    volumes: list[Manifest] = [
-        {"name": f"edl-{number}", "emptyDir": source} for number, source in enumerate(own.values())
-    ]
-    mounts: list[Manifest] = [{"name": f"edl-{number}", "mountPath": path} for number, path in enumerate(own)]
+    folders = [(f"edl-{number}", path) for number, path in enumerate(own) if path not in taken]
+    volumes: list[Manifest] = [{"name": name, "emptyDir": own[path]} for name, path in folders]
+    mounts: list[Manifest] = [{"name": name, "mountPath": path} for name, path in folders]
     for number, volume in enumerate(pod.volumes):
         name = f"volume-{number}"
         claim = {"persistentVolumeClaim": {"claimName": volume.claim}}

@@ -2,7 +2,8 @@
 
 - Mappings are merged key by key.
 - Lists of things that have a name (containers, variables, volumes, ports, secrets) are merged thing by thing, volume
-  mounts by their path; the template's come after ours.
+  mounts by their path, ports by number and protocol; the template's come after ours.
+- A variable is a value or comes from somewhere, a volume has one source: saying the other is a contradiction, too.
 - Of other lists the template's entries follow ours; commands and arguments are one value.
 - What only one says, holds. What both say must be the same: a template that says otherwise than the spec, or than what
   a backend needs to do its work, is an error that names the place.
@@ -17,6 +18,7 @@ from typing import Any
 from edl_runtime.errors import SpecError
 
 _KEYS = {"volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort"}
+_OF_ONE_KIND = frozenset({"env", "volumes"})
 _WHOLE = frozenset({"command", "args"})
 
 
@@ -52,11 +54,28 @@ def _merged(ours: Any, theirs: Any, path: str) -> Any:
 
 
 def _joined(ours: list[Any], theirs: list[Any], path: str) -> list[Any]:
-    key = _KEYS.get(path.rpartition(".")[2], "name")
-    if not all(isinstance(entry, Mapping) and key in entry for entry in [*ours, *theirs]):
+    part = path.rpartition(".")[2]
+    key = _KEYS.get(part, "name")
+    if not all(isinstance(entry, Mapping) and isinstance(entry.get(key), str | int) for entry in [*ours, *theirs]):
         return [*ours, *(entry for entry in theirs if entry not in ours)]
-    named = {entry[key]: entry for entry in ours}
+    named = {_identity(entry, key): entry for entry in ours}
     for entry in theirs:
-        name = entry[key]
-        named[name] = _merged(named[name], entry, f"{path}[{name!r}]") if name in named else entry
+        name = _identity(entry, key)
+        if name not in named:
+            named[name] = entry
+            continue
+        place = f"{path}[{entry[key]!r}]"
+        if part in _OF_ONE_KIND:
+            _check_kind(named[name], entry, place)
+        named[name] = _merged(named[name], entry, place)
     return list(named.values())
+
+
+def _identity(entry: Mapping[str, Any], key: str) -> tuple[Any, ...]:
+    return (entry[key], entry.get("protocol", "TCP")) if key == "containerPort" else (entry[key],)
+
+
+def _check_kind(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> None:
+    kinds = [sorted(entry.keys() - {"name"}) for entry in (ours, theirs)]
+    if all(kinds) and kinds[0] != kinds[1]:
+        raise SpecError(path, " and ".join(kinds[1]), f"{' and '.join(kinds[0])}, or nothing: that is set already")
