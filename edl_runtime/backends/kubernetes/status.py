@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -29,6 +28,7 @@ SETTLED_S = 10.0
 _NO_SUCH_IMAGE = ("not found", "notfound", "manifest unknown", "does not exist", "invalid reference format")
 _NEVER_PULLED = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 _PULLING_FAILED = frozenset({"ErrImagePull", "ImagePullBackOff"}) | _NEVER_PULLED
+_NOT_CREATED = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 _CANT_START = frozenset({"StartError", "ContainerCannotRun", "RunContainerError", "CreateContainerError"})
 _NO_RUNTIME = ("No module named edl_runtime", "No module named 'edl_runtime'", '"python": executable file not found')
 
@@ -47,7 +47,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 def job_status(owner: Manifest, pods: Sequence[Manifest], now: float, refusals: Sequence[str] = ()) -> JobStatus:
     """Return what a Deployment or Job, its pods and `refusals` to create some say of the job at a time (Unix)."""
-    annotations = owner["metadata"]["annotations"]
+    annotations = _at(owner, "metadata", "annotations")
     is_pool = owner["kind"] == "Deployment"
     seen = pool_instances(pods, now) if is_pool else trainer_instances(owner, pods)
     elastic = annotations.get(names.ELASTIC) == "true"
@@ -62,7 +62,7 @@ def job_status(owner: Manifest, pods: Sequence[Manifest], now: float, refusals: 
         digest=annotations.get(names.DIGEST, ""),
         wanted=wanted(owner),
         instances=tuple(one.status for one in seen),
-        created_at=float(annotations.get(names.CREATED_AT, 0.0)),
+        created_at=float(annotations.get(names.CREATED_AT) or _created(owner)),
         elastic=elastic,
         cwd=annotations.get(names.CWD, ""),
         reason=about.trouble if about else _reason(owner, phase, refusals),
@@ -74,7 +74,8 @@ def job_status(owner: Manifest, pods: Sequence[Manifest], now: float, refusals: 
 
 def wanted(owner: Manifest) -> int:
     """Return how many instances were asked for last."""
-    return int(owner["metadata"]["annotations"][names.WANTED])
+    size = "replicas" if owner["kind"] == "Deployment" else "completions"
+    return int(_at(owner, "metadata", "annotations").get(names.WANTED) or owner["spec"].get(size) or 0)
 
 
 def bounds(owner: Manifest) -> Bounds:
@@ -84,7 +85,7 @@ def bounds(owner: Manifest) -> Bounds:
 
 def failed_indexes(job: Manifest) -> list[int]:
     """Return the indexes that the Job has given up, sorted, as it writes them: "1,3-5"."""
-    text = job.get("status", {}).get("failedIndexes") or ""
+    text = _at(job, "status").get("failedIndexes") or ""
     found: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -116,55 +117,69 @@ def has_ended(owner: Manifest) -> bool:
 
 def pool_instances(pods: Iterable[Manifest], now: float) -> list[Seen]:
     """Return a pool's instances. They are all the same, so each one's index is its place by age."""
-    ordered = sorted(pods, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
+    ordered = sorted(pods, key=lambda pod: (_created(pod), pod["metadata"]["name"]))
     return [_of_pool(pod, index, now) for index, pod in enumerate(pod for pod in ordered if not _is_replaced(pod))]
 
 
 def trainer_instances(job: Manifest, pods: Iterable[Manifest]) -> list[Seen]:
     """Return a trainer job's instances, each by its newest pod.
 
-    Without those that others have taken the place of, and those that have left by a resize.
+    Without those that others have taken the place of, and those that have left by a resize; with those that were given
+    up and whose pods are gone.
     """
     by_index: dict[int, list[Manifest]] = defaultdict(list)
     for pod in pods:
         by_index[index_of(pod)].append(pod)
-    failed = set(failed_indexes(job))
     completions: int = job["spec"]["completions"]
-    unreplaced = wanted(job) - (completions - len([index for index in failed if index < completions]))
-    shown = sorted(failed, reverse=True)[: max(0, unreplaced)]
-    return [
-        _of_trainer(max(of_index, key=_age), given_up=index in failed)
-        for index, of_index in sorted(by_index.items())
+    failed = _failed_below(job, completions)
+    unreplaced = wanted(job) - (completions - len(failed))
+    shown = failed[len(failed) - max(0, min(unreplaced, len(failed))) :]
+    present = {
+        index: _of_trainer(max(of_index, key=_age), given_up=index in failed)
+        for index, of_index in by_index.items()
         if (index in shown or index not in failed) and (index < completions or not _is_over(of_index))
-    ]
+    }
+    gone = {index: _gone(index) for index in shown if index not in present}
+    return [one for _, one in sorted({**present, **gone}.items())]
+
+
+def _failed_below(job: Manifest, completions: int) -> list[int]:
+    return [index for index in failed_indexes(job) if index < completions]
+
+
+def _gone(index: int) -> Seen:
+    status = InstanceStatus(index=index, phase="failed", started_at=0.0, given_up=True)
+    return Seen(status=status, pod="", trouble=f"instance {index} was given up, and its pod is gone")
 
 
 def _is_over(pods: Iterable[Manifest]) -> bool:
-    return all(pod.get("status", {}).get("phase") in ("Succeeded", "Failed") for pod in pods)
+    return all(_at(pod, "status").get("phase") in ("Succeeded", "Failed") for pod in pods)
 
 
 def index_of(pod: Manifest) -> int:
     """Return which instance of its Job a pod is."""
-    return int(pod["metadata"].get("annotations", {}).get(names.INDEX, 0))
+    return int(_at(pod, "metadata", "annotations").get(names.INDEX, 0))
 
 
-def _age(pod: Manifest) -> tuple[int, str]:
-    metadata = pod["metadata"]
-    annotations = metadata.get("annotations", {})
-    lives = sum(int(annotations.get(name, 0)) for name in (names.FAILURES, names.DISRUPTIONS))
-    return lives, metadata["creationTimestamp"]
+def _age(pod: Manifest) -> tuple[int, float]:
+    return _lives(pod), _created(pod)
+
+
+def _lives(pod: Manifest) -> int:
+    """Return how many pods of its index there were before."""
+    annotations = _at(pod, "metadata", "annotations")
+    return sum(int(annotations.get(name, 0)) for name in (names.FAILURES, names.DISRUPTIONS))
 
 
 def _is_replaced(pod: Manifest) -> bool:
     """Whether a pod of a Deployment has failed as a whole, as by an eviction: another takes its place."""
-    return bool(pod.get("status", {}).get("phase") == "Failed")
+    return bool(_at(pod, "status").get("phase") == "Failed")
 
 
 def _of_trainer(pod: Manifest, *, given_up: bool) -> Seen:
-    annotations = pod["metadata"].get("annotations", {})
-    restarts = sum(int(annotations.get(name, 0)) for name in (names.FAILURES, names.DISRUPTIONS))
+    restarts = _lives(pod)
     container = _container(pod)
-    terminated = container.get("state", {}).get("terminated")
+    terminated = _at(container, "state").get("terminated")
     phase = _phase(pod, container)
     exit_code = _exit_code(terminated)
     index = index_of(pod)
@@ -186,7 +201,9 @@ def _of_trainer(pod: Manifest, *, given_up: bool) -> Seen:
         ),
         pod=pod["metadata"]["name"],
         trouble=trouble,
-        last_lines=_last_lines(terminated) if phase == "failed" else (),
+        last_lines=_last_lines(terminated or _at(_failed_before(pod), "state", "terminated"))
+        if phase == "failed"
+        else (),
         result=_result(terminated),
         ended_at=_time(terminated.get("finishedAt")) if terminated else 0.0,
         hopeless=hopeless,
@@ -195,8 +212,8 @@ def _of_trainer(pod: Manifest, *, given_up: bool) -> Seen:
 
 def _of_pool(pod: Manifest, index: int, now: float) -> Seen:
     container = _container(pod)
-    state = container.get("state", {})
-    ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
+    state = _at(container, "state")
+    ended = state.get("terminated") or _at(container, "lastState").get("terminated")
     restarts = int(container.get("restartCount", 0))
     exit_code = _exit_code(ended)
     settled = "running" in state and now >= _started(pod, container) + SETTLED_S
@@ -240,8 +257,7 @@ def _trainer_phase(job: Manifest, seen: Sequence[Seen], *, elastic: bool) -> tup
     """Return how a trainer job fares and which instance tells why."""
     troubled = [one for one in seen if one.trouble]
     deciding = [one for one in troubled if one.status.phase == "failed" and not _is_for_itself(one, elastic=elastic)]
-    left = [one for one in seen if not one.status.given_up]
-    if left and len(left) == len([one for one in left if one.status.phase == "succeeded"]) and has_ended(job):
+    if _condition(job, "Complete") or (elastic and has_ended(job) and _all_left_have_succeeded(job, seen)):
         return "succeeded", None
     ended_badly = _condition(job, "Failed") or _condition(job, "FailureTarget")
     if ended_badly or deciding or any(one.hopeless for one in troubled):
@@ -249,9 +265,14 @@ def _trainer_phase(job: Manifest, seen: Sequence[Seen], *, elastic: bool) -> tup
         return "failed", about[0] if about else None
     if job["spec"].get("suspend"):
         return "pending", None
-    if _condition(job, "Complete"):
-        return "succeeded", None
     return "running", troubled[0] if troubled else None
+
+
+def _all_left_have_succeeded(job: Manifest, seen: Sequence[Seen]) -> bool:
+    """Whether all indexes but those that were given up have; a Job that has given up some says that it failed."""
+    completions: int = job["spec"]["completions"]
+    left = [one.status.phase for one in seen if not one.status.given_up]
+    return set(left) == {"succeeded"} and len(left) >= completions - len(_failed_below(job, completions))
 
 
 def _is_for_itself(one: Seen, *, elastic: bool) -> bool:
@@ -266,27 +287,41 @@ def _is_for_itself(one: Seen, *, elastic: bool) -> bool:
 def _reason(owner: Manifest, phase: Phase, refusals: Sequence[str]) -> str:
     """Return what is to be said where no instance tells why."""
     if phase == "pending":
-        queue = owner["metadata"]["labels"].get(names.QUEUE)
+        queue = _at(owner, "metadata", "labels").get(names.QUEUE)
         return f"suspended: it waits in Kueue's queue {queue!r}" if queue else "suspended"
-    failure = _condition(owner, "Failed" if phase == "failed" else "ReplicaFailure")
-    if failure and phase != "succeeded":
+    kinds = {"failed": ("Failed", "FailureTarget"), "running": ("ReplicaFailure",)}.get(phase, ())
+    for failure in filter(None, (_condition(owner, kind) for kind in kinds)):
         return str(failure.get("message") or failure.get("reason", ""))
     return f"its pods can't be created: {refusals[-1]}" if phase == "running" and refusals else ""
 
 
 def _container(pod: Manifest) -> Manifest:
-    statuses = pod.get("status", {}).get("containerStatuses") or []
-    return next((one for one in statuses if one["name"] == names.CONTAINER), {})
+    return next(
+        (one for one in _at(pod, "status").get("containerStatuses") or [] if one["name"] == names.CONTAINER), {}
+    )
+
+
+def _failed_before(pod: Manifest) -> Manifest:
+    """Return the init container that has failed, so that the instance was never started; empty if none has."""
+    before = _at(pod, "status").get("initContainerStatuses") or []
+    return next((one for one in before if _at(one, "state", "terminated").get("exitCode")), {})
+
+
+def _at(thing: Manifest, *path: str) -> Manifest:
+    """Return what is there, empty if that is missing or null."""
+    for part in path:
+        thing = thing.get(part) or {}
+    return thing
 
 
 def _phase(pod: Manifest, container: Manifest) -> InstancePhase:
-    state = container.get("state", {})
+    state = _at(container, "state")
     if terminated := state.get("terminated"):
         return "failed" if terminated["exitCode"] else "succeeded"
     if "running" in state:
         return "running"
     phases: dict[str, InstancePhase] = {"Failed": "failed", "Succeeded": "succeeded"}
-    return phases.get(pod.get("status", {}).get("phase", ""), "pending")
+    return phases.get(_at(pod, "status").get("phase", ""), "pending")
 
 
 def _exit_code(terminated: Manifest | None) -> int | None:
@@ -299,11 +334,13 @@ def _exit_code(terminated: Manifest | None) -> int | None:
 
 def _ending(pod: Manifest, terminated: Manifest | None) -> str:
     code = _exit_code(terminated)
+    status = _at(pod, "status")
+    why = ": ".join(text.strip() for text in (status.get("reason"), status.get("message")) if text)
     if code is None:
-        status = pod.get("status", {})
-        return f"was ended by the cluster ({status.get('message') or status.get('reason') or 'no reason given'})"
-    more = " (OOMKilled: it took more memory than its limit)" if terminated and _is_oom(terminated) else ""
-    return ending(code) + more
+        return f"was ended by the cluster ({why or 'no reason given'})"
+    if terminated and _is_oom(terminated):
+        why = "OOMKilled: it took more memory than its limit"
+    return f"{ending(code)} ({why})" if why else ending(code)
 
 
 def _is_oom(terminated: Manifest) -> bool:
@@ -317,22 +354,38 @@ def _how_it_ended(pod: Manifest, index: int, terminated: Manifest | None) -> tup
         return f"instance {index} can't start: its image {image} has no edl_runtime", True
     if terminated and terminated.get("reason") in _CANT_START:
         return f"instance {index} can't start: {message}", True
+    if not terminated and (before := _failed_before(pod)):
+        ended = ending(_exit_code(before["state"]["terminated"]) or 0)
+        return f"instance {index} can't start: its init container {before['name']!r} {ended}", False
     return f"instance {index} {_ending(pod, terminated)}", False
 
 
 def _cannot_start(pod: Manifest, index: int) -> tuple[str, bool]:
     """Return why an instance that is to come does not, and whether it never will."""
-    waiting = _container(pod).get("state", {}).get("waiting") or {}
-    reason, message = waiting.get("reason", ""), waiting.get("message", "")
-    if reason in _PULLING_FAILED:
-        never = reason in _NEVER_PULLED or any(words in message.lower() for words in _NO_SUCH_IMAGE)
-        return f"instance {index} can't start: {reason}: {message}", never
-    if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
-        return f"instance {index} can't start: {reason}: {message}", any(words in message for words in _NO_RUNTIME)
+    for container in _waiting(pod):
+        waiting = container["state"]["waiting"]
+        reason, message = waiting.get("reason") or "", waiting.get("message") or ""
+        whose = "" if container["name"] == names.CONTAINER else f"container {container['name']!r}: "
+        trouble = f"instance {index} can't start: {whose}{reason}: {message}"
+        if reason in _PULLING_FAILED:
+            return trouble, reason in _NEVER_PULLED or any(words in message.lower() for words in _NO_SUCH_IMAGE)
+        if reason in _NOT_CREATED:
+            return trouble, any(words in message for words in _NO_RUNTIME)
+        if reason == "CrashLoopBackOff" and whose:
+            return trouble, False
     scheduled = _condition(pod, "PodScheduled", status="False")
     if scheduled:
         return f"instance {index} finds no place: {scheduled.get('message') or scheduled.get('reason', '')}", False
     return "", False
+
+
+def _waiting(pod: Manifest) -> list[Manifest]:
+    """Return the containers that an instance which has not started waits for, itself among them."""
+    status = _at(pod, "status")
+    if _at(_container(pod), "state").keys() & {"running", "terminated"}:
+        return []
+    containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    return [one for one in containers if _at(one, "state", "waiting")]
 
 
 def _last_lines(terminated: Manifest | None) -> tuple[str, ...]:
@@ -351,17 +404,24 @@ def _result(terminated: Manifest | None) -> dict[str, Any] | None:
 
 
 def _started(pod: Manifest, container: Manifest) -> float:
-    state = container.get("state", {})
     for part in ("running", "terminated"):
-        if started := (state.get(part) or {}).get("startedAt"):
-            return _time(started)
-    return _time(pod["metadata"]["creationTimestamp"])
+        if started := _time(_at(container, "state", part).get("startedAt")):
+            return started
+    return _created(pod)
+
+
+def _created(thing: Manifest) -> float:
+    return _time(thing["metadata"].get("creationTimestamp"))
 
 
 def _time(text: str | None) -> float:
-    return datetime.fromisoformat(text).timestamp() if text else math.nan
+    """Return a moment, which without a zone is one of UTC, as Unix time; 0 for none."""
+    if not text:
+        return 0.0
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _condition(thing: Manifest, kind: str, *, status: str = "True") -> Manifest | None:
-    conditions = thing.get("status", {}).get("conditions") or []
-    return next((one for one in conditions if one["type"] == kind and one["status"] == status), None)
+    conditions = _at(thing, "status").get("conditions") or []
+    return next((one for one in conditions if one.get("type") == kind and one.get("status") == status), None)

@@ -1,0 +1,567 @@
+"""What is said of a job, from objects as an API server has them (recorded, and cut to what matters)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from edl_runtime.backends.base import InstanceStatus, JobStatus
+from edl_runtime.backends.kubernetes.status import (
+    bounds,
+    completions_for,
+    failed_indexes,
+    has_ended,
+    job_status,
+    trainer_instances,
+    wanted,
+)
+from edl_runtime.specs import Bounds
+
+NOW = 1795338600.0  # 2026-11-22T09:10:00Z
+CREATED = "2026-11-22T09:08:44Z"
+CREATED_AT = 1795338524.0
+INDEX = "batch.kubernetes.io/job-completion-index"
+FAILURES = "batch.kubernetes.io/job-index-failure-count"
+DISRUPTIONS = "batch.kubernetes.io/job-index-ignored-failure-count"
+
+RUNNING = {"running": {"startedAt": "2026-11-22T09:08:46Z"}}
+PULL = (
+    "rpc error: code = NotFound desc = failed to pull and unpack image: failed to resolve reference "
+    '"docker.io/library/nothere:1": docker.io/library/nothere:1: not found'
+)
+NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+START = 'OCI runtime create failed: runc create failed: exec: "nosuchprogram": executable file not found in $PATH'
+RESULT = {"checkpoint": "/data/1", "metrics": {"loss": 0.5}}
+
+
+def ended(exit_code: int, reason: str = "Error", message: str = "", at: str = "2026-11-22T09:08:48Z") -> dict[str, Any]:
+    """A container's state that says how it ended."""
+    told = {"message": message} if message else {}
+    started = "2026-11-22T09:08:45Z"
+    return {"terminated": {"exitCode": exit_code, "reason": reason, "startedAt": started, "finishedAt": at, **told}}
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+
+
+def pod(index: int = 0, state: Any = None, phase: str = "Running", **more: Any) -> dict[str, Any]:
+    """A pod; `state`: of its container, if it has one; `status`: more of its status; `lives`: those before it."""
+    lives = more.pop("lives", 0)
+    container = {"name": "instance", "image": "train:1", "state": state, "lastState": {}, "restartCount": 0}
+    container |= more.pop("container", {})
+    status = {"phase": phase, **({"containerStatuses": [container]} if state else {}), **more.pop("status", {})}
+    annotations = {INDEX: str(index), FAILURES: str(lives), DISRUPTIONS: str(more.pop("disruptions", 0))}
+    name = more.pop("name", f"job-{index}-{lives}")
+    metadata = {"name": name, "creationTimestamp": more.pop("created", CREATED), "annotations": annotations}
+    return {"kind": "Pod", "metadata": metadata, "status": status}
+
+
+def unschedulable(index: int = 0) -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": NO_GPU}
+    return pod(index, phase="Pending", status={"conditions": [condition]})
+
+
+def owner(kind: str, size: int, **more: Any) -> dict[str, Any]:
+    annotations = {
+        "edl-airflow/token": "me/1",
+        "edl-airflow/digest": "d1",
+        "edl-airflow/bounds": f"1:{max(size, 4)}",
+        "edl-airflow/wanted": str(more.pop("wanted", size)),
+        "edl-airflow/elastic": str(more.pop("elastic", False)).lower(),
+        "edl-airflow/created-at": "1.5",
+        "edl-airflow/cwd": "/work",
+    }
+    labels = {"edl-airflow/job": "job", **more.pop("labels", {})}
+    metadata = {"name": "job", "creationTimestamp": CREATED, "labels": labels, "annotations": annotations}
+    conditions = [{"type": name, "status": "True", **about} for name, about in more.pop("conditions", {}).items()]
+    status = {"conditions": conditions, **more.pop("status", {})}
+    return {"kind": kind, "metadata": metadata, "spec": more, "status": status}
+
+
+def job(instances: int = 1, **more: Any) -> dict[str, Any]:
+    completions = more.pop("completions", instances)
+    return owner("Job", instances, **{"suspend": False, "completions": completions, "parallelism": completions, **more})
+
+
+def pool(instances: int = 1, **more: Any) -> dict[str, Any]:
+    return owner("Deployment", instances, **{"replicas": instances, **more})
+
+
+def of(thing: dict[str, Any], *pods: dict[str, Any], now: float = NOW, refusals: tuple[str, ...] = ()) -> JobStatus:
+    return job_status(thing, pods, now, refusals)
+
+
+def phases(status: JobStatus) -> list[tuple[int, str]]:
+    return [(one.index, one.phase) for one in status.instances]
+
+
+def test_a_job_tells_what_it_was_given() -> None:
+    """From the annotations that were written when it was made."""
+    status = of(job(2, elastic=True), pod(0, RUNNING), pod(1, RUNNING, disruptions=2, lives=1))
+    assert status == JobStatus(
+        name="job",
+        kind="trainer",
+        phase="running",
+        token="me/1",
+        digest="d1",
+        wanted=2,
+        instances=(
+            InstanceStatus(index=0, phase="running", started_at=CREATED_AT + 2),
+            InstanceStatus(index=1, phase="running", started_at=CREATED_AT + 2, restarts=3),
+        ),
+        created_at=1.5,
+        elastic=True,
+        cwd="/work",
+    )
+    assert of(pool()).kind == "pool"
+    assert (wanted(job(2)), bounds(job(2))) == (2, Bounds(1, 4))
+
+
+@pytest.mark.parametrize(
+    ("given", "phase", "exit_code", "reason", "mistaken"),
+    [
+        pytest.param(pod(phase="Pending"), "pending", None, "", False, id="just made"),
+        pytest.param(pod(0, waiting("ContainerCreating"), "Pending"), "pending", None, "", False, id="creating"),
+        pytest.param(unschedulable(), "pending", None, f"instance 0 finds no place: {NO_GPU}", False, id="no GPU"),
+        pytest.param(
+            pod(0, waiting("ErrImagePull", "dial tcp 10.0.0.1:443: i/o timeout"), "Pending"),
+            "pending", None, "instance 0 can't start: ErrImagePull: dial tcp 10.0.0.1:443: i/o timeout", False,
+            id="registry away",
+        ),
+        pytest.param(
+            pod(0, waiting("ImagePullBackOff", 'Back-off pulling image "train:1"'), "Pending"),
+            "pending", None, "instance 0 can't start: ImagePullBackOff: Back-off pulling image \"train:1\"", False,
+            id="registry away for a while",
+        ),
+        pytest.param(
+            pod(0, waiting("ErrImagePull", PULL), "Pending"),
+            "pending", None, f"instance 0 can't start: ErrImagePull: {PULL}", True,
+            id="no such image",
+        ),
+        pytest.param(
+            pod(0, waiting("ErrImageNeverPull", "Container image is not present"), "Pending"),
+            "pending", None, "instance 0 can't start: ErrImageNeverPull: Container image is not present", True,
+            id="image never pulled",
+        ),
+        pytest.param(
+            pod(0, waiting("InvalidImageName"), "Pending"),
+            "pending", None, "instance 0 can't start: InvalidImageName: ", True,
+            id="no name of an image",
+        ),
+        pytest.param(
+            pod(0, waiting("CreateContainerConfigError", 'secret "aws" not found'), "Pending"),
+            "pending", None, 'instance 0 can\'t start: CreateContainerConfigError: secret "aws" not found', False,
+            id="no such secret yet",
+        ),
+        pytest.param(
+            pod(0, ended(128, "StartError", START), "Failed"),
+            "failed", 128, f"instance 0 can't start: {START}", True,
+            id="no such program",
+        ),
+        pytest.param(
+            pod(0, ended(1, message="/usr/bin/python: No module named edl_runtime\n"), "Failed"),
+            "failed", 1, "instance 0 can't start: its image train:1 has no edl_runtime", True,
+            id="image without our runtime",
+        ),
+        pytest.param(pod(0, ended(1), "Failed"), "failed", 1, "instance 0 exited with 1", False, id="bad exit"),
+        pytest.param(pod(0, ended(78), "Failed"), "failed", 78, "instance 0 exited with 78", False, id="exit 78"),
+        pytest.param(pod(0, ended(255), "Failed"), "failed", 255, "instance 0 exited with 255", False, id="exit 255"),
+        pytest.param(
+            pod(0, ended(139), "Failed"), "failed", -11, "instance 0 was killed by SIGSEGV", False, id="signal"
+        ),
+        pytest.param(
+            pod(0, ended(137, "OOMKilled"), "Failed"),
+            "failed", -9, "instance 0 was killed by SIGKILL (OOMKilled: it took more memory than its limit)", False,
+            id="out of memory",
+        ),
+        pytest.param(
+            pod(0, ended(137), "Failed", status={"reason": "Evicted", "message": "Usage exceeds the limit 1Mi. "}),
+            "failed", -9, "instance 0 was killed by SIGKILL (Evicted: Usage exceeds the limit 1Mi.)", False,
+            id="evicted for what it took",
+        ),
+        pytest.param(
+            pod(phase="Failed", status={"reason": "Evicted", "message": "The node was low on resource: memory."}),
+            "failed", None, "instance 0 was ended by the cluster (Evicted: The node was low on resource: memory.)",
+            False,
+            id="evicted before it had a container",
+        ),
+        pytest.param(
+            pod(phase="Failed", status={"containerStatuses": None}),
+            "failed", None, "instance 0 was ended by the cluster (no reason given)", False,
+            id="failed for no reason",
+        ),
+    ],
+)  # fmt: skip
+def test_an_instance_says_what_is_wrong_with_it(
+    given: dict[str, Any], phase: str, exit_code: int | None, reason: str, *, mistaken: bool
+) -> None:
+    """The phase, the exit status, the reason for people, and whether what it was given can't work."""
+    status = of(job(2), given, pod(1, RUNNING))
+    (instance, _) = status.instances
+    assert (instance.phase, instance.exit_code) == (phase, exit_code)
+    assert (status.reason, status.mistaken) == (reason, mistaken)
+    assert status.phase == ("failed" if mistaken or exit_code is not None else "running")
+
+
+FETCH = {"name": "fetch", "image": "fetch:1", "lastState": {}, "restartCount": 0}
+
+
+@pytest.mark.parametrize(
+    ("before", "phase", "reason", "mistaken", "last_lines"),
+    [
+        (
+            ended(4, message="no data\n"), "Failed",
+            "instance 0 can't start: its init container 'fetch' exited with 4", False, ("no data",),
+        ),
+        (
+            waiting("ErrImageNeverPull", "Container image is not present"), "Pending",
+            "instance 0 can't start: container 'fetch': ErrImageNeverPull: Container image is not present", True, (),
+        ),
+        (
+            waiting("CrashLoopBackOff", "back-off 10s restarting failed container"), "Pending",
+            "instance 0 can't start: container 'fetch': CrashLoopBackOff: back-off 10s restarting failed container",
+            False, (),
+        ),
+        (ended(0, "Completed"), "Pending", "", False, ()),
+        (RUNNING, "Pending", "", False, ()),
+    ],
+)  # fmt: skip
+def test_an_instance_that_waits_for_another_container_says_so(
+    before: dict[str, Any], phase: str, reason: str, last_lines: tuple[str, ...], *, mistaken: bool
+) -> None:
+    """Init containers come from templates; the instance itself only knows that it waits."""
+    status = {"initContainerStatuses": [{**FETCH, "state": before}]}
+    found = of(job(), pod(0, waiting("PodInitializing"), phase, status=status))
+    assert (found.reason, found.mistaken, found.last_lines) == (reason, mistaken, last_lines)
+    assert found.instances[0].phase == phase.lower()
+
+
+def test_another_container_that_waits_is_no_trouble_of_an_instance_that_runs() -> None:
+    """The training goes on."""
+    status = of(
+        job(), pod(0, RUNNING, status={"initContainerStatuses": [{**FETCH, "state": waiting("ErrImageNeverPull")}]})
+    )
+    assert (status.phase, status.reason, status.mistaken) == ("running", "", False)
+
+
+@pytest.mark.parametrize("nothing", [None, "missing"])
+def test_what_is_missing_or_null_is_no_reason_to_fail(nothing: str | None) -> None:
+    """A pod that was just made has no status, and other writers leave out what they like."""
+
+    def holes(*names: str) -> dict[str, Any]:
+        return {} if nothing else dict.fromkeys(names)
+
+    bare = {"metadata": {"name": "p", **holes("annotations", "creationTimestamp")}, **holes("status")}
+    thin = {**bare, "status": holes("containerStatuses", "conditions", "initContainerStatuses", "phase")}
+    slim = {**bare, "status": {"containerStatuses": [{"name": "instance", **holes("state", "lastState")}]}}
+    for each in (bare, thin, slim):
+        assert phases(of(job(), each)) == phases(of(pool(), each)) == [(0, "pending")]
+        assert of(job(), each).instances[0].started_at == 0
+    unmarked = {"name": "job", "labels": {"edl-airflow/job": "job"}, **holes("annotations", "creationTimestamp")}
+    strange = {**job(3), "metadata": unmarked, **holes("status")}
+    assert (of(strange).wanted, of(strange).created_at, of(strange).phase) == (3, 0, "running")
+    assert not has_ended(strange)
+
+
+@pytest.mark.parametrize("text", ["2026-11-22T09:08:46Z", "2026-11-22T09:08:46", "2026-11-22T10:08:46+01:00"])
+def test_times_are_those_of_utc(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever whoever reads them is."""
+    import time
+
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert of(job(), pod(0, {"running": {"startedAt": text}})).instances[0].started_at == CREATED_AT + 2
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("text", "indexes"),
+    [(None, []), ("", []), ("1", [1]), ("1,3-5", [1, 3, 4, 5]), ("0-2,7,9-10", [0, 1, 2, 7, 9, 10])],
+)
+def test_indexes_are_read_as_a_job_writes_them(text: str | None, indexes: list[int]) -> None:
+    """As single numbers and ranges."""
+    assert failed_indexes({"status": {"failedIndexes": text}}) == indexes
+    assert failed_indexes({}) == []
+
+
+@pytest.mark.parametrize(
+    ("completions", "wanted_before", "failed", "instances", "needed"),
+    [
+        (1, 1, "", 3, 3),
+        (3, 3, "", 2, 2),
+        (3, 3, "", 3, 3),
+        (3, 3, "0", 3, 3),
+        (3, 3, "0", 4, 5),
+        (3, 3, "2", 4, 5),
+        (3, 3, "0-1", 4, 6),
+        (3, 3, "0-2", 4, 7),
+        (5, 4, "1", 5, 6),
+        (5, 4, "1", 3, 4),
+        (5, 4, "4", 3, 4),
+        (4, 2, "0-1", 1, 3),
+        (3, 3, "2", 2, 2),
+        (3, 3, "1,9", 4, 5),
+        (2, 4, "", 1, 1),
+    ],
+)
+def test_a_job_gets_as_many_indexes_as_it_needs(
+    completions: int, wanted_before: int, failed: str, instances: int, needed: int
+) -> None:
+    """New ones in place of those that were given up, when it grows; fewer from the top when it shrinks."""
+    before = job(wanted_before, completions=completions, status={"failedIndexes": failed})
+    assert completions_for(before, instances) == needed
+
+
+def test_a_job_is_pending_while_it_is_suspended() -> None:
+    """With the name of the queue that it waits in, if it is Kueue's."""
+    assert (of(job(suspend=True)).phase, of(job(suspend=True)).reason) == ("pending", "suspended")
+    queued = job(suspend=True, labels={"kueue.x-k8s.io/queue-name": "gpus"})
+    assert of(queued).reason == "suspended: it waits in Kueue's queue 'gpus'"
+    assert of(job(labels={"kueue.x-k8s.io/queue-name": "gpus"})).reason == ""
+
+
+def test_pods_that_cannot_be_created_are_told_of() -> None:
+    """As when the quota is used up; the last refusal says most."""
+    status = of(job(), refusals=("first", "exceeded quota: gpus"))
+    assert (status.phase, status.reason) == ("running", "its pods can't be created: exceeded quota: gpus")
+    refused = pool(conditions={"ReplicaFailure": {"reason": "FailedCreate", "message": "exceeded quota"}})
+    assert (of(refused).phase, of(refused).reason) == ("running", "exceeded quota")
+    assert of(job(conditions={"Complete": {}}), refusals=("old",)).reason == ""
+
+
+def test_a_job_has_succeeded_when_it_says_so() -> None:
+    """Also if its pods are gone, and only then: the last one may just have ended."""
+    all_done = [pod(0, ended(0, "Completed"), "Succeeded"), pod(1, ended(0, "Completed"), "Succeeded")]
+    assert of(job(2), *all_done).phase == "running"
+    assert phases(of(job(2), *all_done)) == [(0, "succeeded"), (1, "succeeded")]
+    done = job(2, conditions={"Complete": {}}, status={"completedIndexes": "0-1"})
+    assert has_ended(done)
+    assert [of(done, *pods).phase for pods in (all_done, all_done[:1], [])] == ["succeeded"] * 3
+
+
+@pytest.mark.parametrize("kind", ["Failed", "FailureTarget"])
+def test_a_job_that_failed_by_its_policy_tells_of_the_instance_that_did_it(kind: str) -> None:
+    """Others were deleted, or just are; without any pod the Job's own words have to do."""
+    failed = job(3, conditions={kind: {"reason": "PodFailurePolicy", "message": "Container instance failed with 1"}})
+    culprit = pod(1, ended(1, message="Traceback\nValueError: bad\n"), "Failed")
+    others = [pod(0, ended(143), "Failed"), pod(2, RUNNING)]
+    for pods in ([culprit], [*others, culprit]):
+        status = of(failed, *pods)
+        assert (status.phase, status.reason) == ("failed", "instance 1 exited with 1")
+        assert status.last_lines == ("Traceback", "ValueError: bad")
+    assert (of(failed).phase, of(failed).reason) == ("failed", "Container instance failed with 1")
+
+
+def test_a_job_that_failed_has_not_succeeded_for_an_instance_that_did() -> None:
+    """The pod of the other may be gone with its node."""
+    failed = job(2, conditions={"Failed": {"reason": "PodFailurePolicy", "message": "exit code 1"}})
+    status = of(failed, pod(0, ended(0, "Completed"), "Succeeded"))
+    assert (status.phase, status.reason) == ("failed", "exit code 1")
+
+
+@pytest.mark.parametrize(
+    ("elastic", "exit_code", "phase"),
+    [
+        (False, 1, "failed"),
+        (False, 78, "failed"),
+        (False, 143, "running"),  # it was told to go, and comes again
+        (False, 137, "failed"),
+        (True, 1, "failed"),
+        (True, 65, "failed"),
+        (True, 78, "running"),
+        (True, 143, "running"),
+        (True, 137, "running"),
+    ],
+)
+def test_a_bad_end_of_an_instance_is_one_of_the_job_or_of_it_alone(
+    exit_code: int, phase: str, *, elastic: bool
+) -> None:
+    """As the Job's own policy has it, before the Job says so."""
+    assert of(job(2, elastic=elastic), pod(0, ended(exit_code), "Failed"), pod(1, RUNNING)).phase == phase
+
+
+def test_an_elastic_job_goes_on_without_those_that_were_given_up() -> None:
+    """They are shown until others take their place; the job succeeds with the rest, though its Job has failed."""
+    given_up = pod(1, ended(78, message="no such data\n"), "Failed")
+    status = of(job(3, elastic=True, status={"failedIndexes": "1"}), pod(0, RUNNING), given_up, pod(2, RUNNING))
+    assert (status.phase, status.attainable) == ("running", 2)
+    assert status.instances[1].given_up
+    assert status.reason == "instance 1 exited with 78, which says that it can never work as configured"
+    assert status.last_lines == ("no such data",)
+    done = [pod(index, ended(0, "Completed"), "Succeeded") for index in (0, 2)]
+    over = {"failedIndexes": "1", "completedIndexes": "0,2"}
+    failed = {"Failed": {"reason": "FailedIndexes", "message": "Job has failed indexes"}}
+    assert of(job(3, elastic=True, conditions=failed, status=over), done[0], given_up, done[1]).phase == "succeeded"
+    assert of(job(3, elastic=True, conditions=failed, status=over), done[0], given_up).phase == "failed"
+
+
+def test_those_given_up_are_counted_also_when_their_pods_are_gone() -> None:
+    """A node takes its pods along, and nobody should wait for an instance that never comes."""
+    status = of(job(2, elastic=True, status={"failedIndexes": "1"}), pod(0, RUNNING))
+    assert phases(status) == [(0, "running"), (1, "failed")]
+    assert (status.phase, status.attainable) == ("running", 1)
+    assert status.reason == "instance 1 was given up, and its pod is gone"
+
+
+@pytest.mark.parametrize(
+    ("completions", "wanted_now", "failed", "indexes"),
+    [
+        (3, 3, "", [0, 1, 2]),
+        (4, 3, "0", [1, 2, 3]),  # 3 has taken the place of 0
+        (3, 3, "0", [0, 1, 2]),
+        (4, 3, "0-1", [1, 2, 3]),  # and nothing that of 1
+        (2, 2, "", [0, 1]),  # 2 and 3 have left
+        (3, 3, "1,3", [0, 1, 2]),  # 3 was given up, and has left
+    ],
+)
+def test_shown_are_those_that_count(completions: int, wanted_now: int, failed: str, indexes: list[int]) -> None:
+    """Neither those that others have taken the place of, nor those that have left."""
+    ends = set(failed_indexes({"status": {"failedIndexes": failed}}))
+    pods = [
+        pod(index, ended(78), "Failed") if index in ends else pod(index, *over)
+        for index in range(4)
+        for over in [(ended(143), "Failed") if index >= completions else (RUNNING,)]
+    ]
+    resized = job(wanted_now, completions=completions, elastic=True, status={"failedIndexes": failed})
+    seen = trainer_instances(resized, pods)
+    assert [one.status.index for one in seen] == indexes
+    assert [one.status.index for one in seen if one.status.given_up] == [index for index in indexes if index in ends]
+
+
+def test_an_instance_that_leaves_is_shown_until_it_is_gone() -> None:
+    """It still writes its checkpoint."""
+    assert phases(of(job(1), pod(0, RUNNING), pod(1, RUNNING))) == [(0, "running"), (1, "running")]
+
+
+def test_of_several_pods_of_an_instance_the_newest_speaks() -> None:
+    """By how often it has been started, whatever their order and age in seconds."""
+    pods = [
+        pod(0, ended(143), "Failed", lives=0),
+        pod(0, RUNNING, lives=2, disruptions=1),
+        pod(0, ended(137), "Failed", lives=2),
+        pod(0, ended(143), "Failed", lives=1, created="2026-11-22T09:09:59Z"),
+    ]
+    for some in (pods, pods[::-1]):
+        (instance,) = of(job(), *some).instances
+        assert (instance.phase, instance.restarts) == ("running", 3)
+
+
+def test_an_instance_that_kept_ending_says_how_often() -> None:
+    """Its lives are counted over all pods that it had."""
+    status = of(job(2, status={"failedIndexes": "0"}), pod(0, ended(143), "Failed", lives=4), pod(1, RUNNING))
+    assert (status.phase, status.reason) == (
+        "failed",
+        "instance 0 ended 5 times, the last time it was killed by SIGTERM",
+    )
+
+
+def test_the_newest_result_is_that_of_the_job() -> None:
+    """By when its instance ended, of two at once the higher index; one without a time is the oldest."""
+
+    def result(index: int, loss: float, at: str) -> dict[str, Any]:
+        text = json.dumps({"checkpoint": "", "metrics": {"loss": loss}})
+        return pod(index, ended(0, "Completed", text, at), "Succeeded")
+
+    first = result(0, 0.1, "2026-11-22T09:08:48Z")
+    second = result(1, 0.2, "2026-11-22T09:08:48Z")
+    third = result(2, 0.3, "2026-11-22T09:08:47Z")
+    timeless = result(3, 0.4, "")
+    for pods in ([first, second, third, timeless], [timeless, third, second, first]):
+        assert of(job(4), *pods).result == {"checkpoint": "", "metrics": {"loss": 0.2}}
+
+
+@pytest.mark.parametrize(
+    ("message", "result", "last_lines"),
+    [
+        (json.dumps(RESULT), RESULT, ()),
+        ("one\ntwo\n", None, ("one", "two")),
+        ('{"loss": 1}', None, ('{"loss": 1}',)),
+        ("[]", None, ("[]",)),
+        ('{"checkpoint": "", "met', None, ('{"checkpoint": "", "met',)),
+        ("\n".join(map(str, range(50))), None, tuple(map(str, range(20, 50)))),
+        ("", None, ()),
+    ],
+)
+def test_a_message_is_a_result_or_the_end_of_a_log(message: str, result: Any, last_lines: tuple[str, ...]) -> None:
+    """Whichever the container left."""
+    status = of(job(), pod(0, ended(1, message=message), "Failed"))
+    assert (status.result, status.last_lines) == (result, last_lines)
+
+
+def replica(name: str, state: Any, **more: Any) -> dict[str, Any]:
+    return pod(0, state, name=name, **more)
+
+
+def crashed(exit_code: int, restarts: int, message: str = "bad\n", **state: Any) -> dict[str, Any]:
+    """An instance of a pool that keeps ending, as it is between two lives."""
+    container = {"restartCount": restarts, "lastState": ended(exit_code, message=message)}
+    return replica("a", state or waiting("CrashLoopBackOff", "back-off 40s"), container=container)
+
+
+@pytest.mark.parametrize(
+    ("given", "phase", "instance", "reason"),
+    [
+        pytest.param(crashed(3, 1), "running", ("failed", 3, False), "", id="it comes again"),
+        pytest.param(
+            crashed(3, 4), "failed", ("failed", 3, False), "instance 0 ended 5 times, the last time it exited with 3",
+            id="too often",
+        ),
+        pytest.param(crashed(3, 4, **RUNNING), "running", ("running", None, False), "", id="up again"),
+        pytest.param(
+            crashed(78, 1), "failed", ("failed", 78, True),
+            "instance 0 exited with 78, which says that it can never work as configured",
+            id="exit 78",
+        ),
+        pytest.param(
+            crashed(78, 1, running={"startedAt": "2026-11-22T09:09:55Z"}), "failed", ("failed", 78, True),
+            "instance 0 exited with 78, which says that it can never work as configured",
+            id="exit 78, and tried again just now",
+        ),
+        pytest.param(
+            crashed(78, 1, **RUNNING), "running", ("running", None, False), "", id="exit 78 once, and it has settled"
+        ),
+        pytest.param(
+            crashed(1, 1, "No module named edl_runtime"), "failed", ("failed", 1, False),
+            "instance 0 can't start: its image train:1 has no edl_runtime",
+            id="image without our runtime",
+        ),
+        pytest.param(
+            replica("a", waiting("ErrImagePull", PULL), phase="Pending"), "failed", ("pending", None, False),
+            f"instance 0 can't start: ErrImagePull: {PULL}",
+            id="no such image",
+        ),
+        pytest.param(
+            replica("a", waiting("ContainerCreating"), phase="Pending"), "running", ("pending", None, False), "",
+            id="creating",
+        ),
+    ],
+)  # fmt: skip
+def test_a_pool_fails_when_it_has_no_instance_to_go_on_with(
+    given: dict[str, Any], phase: str, instance: tuple[str, int | None, bool], reason: str
+) -> None:
+    """With another one that works it goes on, and still says what is wrong."""
+    status = of(pool(), given)
+    (one,) = status.instances
+    assert (status.phase, status.reason) == (phase, reason)
+    assert (one.phase, one.exit_code, one.given_up) == instance
+    assert status.last_lines == (("bad",) if reason and instance[1] in (3, 78) else status.last_lines)
+    both = of(pool(2), given, replica("b", RUNNING))
+    assert (both.phase, both.reason) == ("running", reason)
+
+
+def test_the_instances_of_a_pool_are_numbered_by_age() -> None:
+    """One that was evicted has been replaced, and counts no more."""
+    pods = [
+        replica("c", RUNNING, created="2026-11-22T09:08:50Z"),
+        replica("b", RUNNING, created="2026-11-22T09:08:45Z"),
+        replica("a", RUNNING, created="2026-11-22T09:08:45Z", container={"restartCount": 7}),
+        replica("0", None, created="2026-11-22T09:08:40Z", phase="Failed", status={"reason": "Evicted"}),
+    ]
+    assert [(one.index, one.restarts) for one in of(pool(3), *pods).instances] == [(0, 7), (1, 0), (2, 0)]
+    assert of(pool(3)).phase == "running"
