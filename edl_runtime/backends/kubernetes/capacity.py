@@ -21,6 +21,14 @@ _UNITS = {
 }  # fmt: skip
 
 
+_LIMITED = {
+    "cpu": "cpu", "requests.cpu": "cpu",
+    "memory": "memory", "requests.memory": "memory", "limits.memory": "memory",
+    f"requests.{GPU}": GPU,
+}  # fmt: skip
+"""What a quota may limit that instances ask for; of memory, what they ask for is also their limit."""
+
+
 def amount(quantity: str | float) -> float:
     """Return a quantity in units: cores, bytes or pieces. Raises ValueError."""
     text = str(quantity)
@@ -29,25 +37,33 @@ def amount(quantity: str | float) -> float:
 
 
 def of_quotas(quotas: Iterable[Manifest]) -> Capacity | None:
-    """Return what the tightest of a namespace's quotas leave; None if none limits anything of it."""
+    """Return what the tightest of a namespace's quotas leave; None if none limits anything of it.
+
+    Quotas for some pods only, as for those of a priority class, say nothing of all others.
+    """
     left: dict[str, float] = {}
-    for quota in quotas:
-        status = quota.get("status", {})
-        for name, hard in status.get("hard", {}).items():
-            resource = name.removeprefix("requests.")
-            if resource in ("cpu", "memory", GPU):
-                free = max(0.0, amount(hard) - amount(status.get("used", {}).get(name, 0)))
+    for quota in filter(_is_for_instances, quotas):
+        status = quota.get("status") or {}
+        used = status.get("used") or {}
+        for name, hard in (status.get("hard") or {}).items():
+            if resource := _LIMITED.get(name):
+                free = max(0.0, amount(hard) - amount(used.get(name, 0)))
                 left[resource] = min(left.get(resource, math.inf), free)
     return _capacity(left) if left else None
 
 
+def _is_for_instances(quota: Manifest) -> bool:
+    spec = quota.get("spec") or {}
+    return not spec.get("scopeSelector") and {"NotTerminating", "NotBestEffort"}.issuperset(spec.get("scopes") or ())
+
+
 def of_nodes(nodes: Iterable[Manifest], pods: Iterable[Manifest]) -> Capacity:
     """Return what nodes that take pods have allocatable beyond what the pods on them have asked for."""
-    open_nodes = {node["metadata"]["name"]: node for node in nodes if not node.get("spec", {}).get("unschedulable")}
+    open_nodes = {node["metadata"]["name"]: node for node in nodes if _takes_pods(node)}
     left = dict.fromkeys(("cpu", "memory", GPU), 0.0)
     for node in open_nodes.values():
         for name in left:
-            left[name] += amount(node["status"]["allocatable"].get(name, 0))
+            left[name] += amount((node["status"].get("allocatable") or {}).get(name, 0))
     for pod in pods:
         if pod["spec"].get("nodeName") in open_nodes and pod["status"].get("phase") not in ("Succeeded", "Failed"):
             for name in left:
@@ -56,13 +72,28 @@ def of_nodes(nodes: Iterable[Manifest], pods: Iterable[Manifest]) -> Capacity:
 
 
 def requested(pod: Manifest, name: str) -> float:
-    """Return what a pod reserves: its containers together, or its greediest init container if that is more."""
+    """Return what a pod reserves: what its containers ask for together, or what it takes to get there if that is more.
 
-    def of(part: str) -> list[float]:
-        containers = pod["spec"].get(part) or []
-        return [amount(one.get("resources", {}).get("requests", {}).get(name, 0)) for one in containers]
+    Init containers that go on running count beside all that start after them, the others for themselves.
+    """
+    spec = pod["spec"]
+    sidecars = most = 0.0
+    for container in spec.get("initContainers") or []:
+        asked = _asked(container, name)
+        most = max(most, sidecars + asked)
+        sidecars += asked if container.get("restartPolicy") == "Always" else 0.0
+    together = sidecars + sum(_asked(container, name) for container in spec.get("containers") or [])
+    return max(most, together) + amount((spec.get("overhead") or {}).get(name, 0))
 
-    return max([sum(of("containers")), *of("initContainers")])
+
+def _asked(container: Manifest, name: str) -> float:
+    return amount(((container.get("resources") or {}).get("requests") or {}).get(name, 0))
+
+
+def _takes_pods(node: Manifest) -> bool:
+    conditions = node["status"].get("conditions") or []
+    is_ready = all(one["status"] == "True" for one in conditions if one["type"] == "Ready")
+    return is_ready and not (node.get("spec") or {}).get("unschedulable")
 
 
 def tightest(first: Capacity | None, second: Capacity | None) -> Capacity | None:
