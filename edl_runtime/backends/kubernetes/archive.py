@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -56,6 +57,16 @@ async def read(api: Api, job: str) -> list[LogLine] | None:
 
 
 def _pack(lines: Sequence[LogLine]) -> bytes:
-    while len(packed := gzip.compress(msgspec.json.encode(lines))) > BYTES_KEPT:
-        lines = lines[len(lines) // 4 + 1 :]
-    return packed
+    """Return the last lines of each instance, as many of each as there is room for."""
+    of_each: dict[int, list[LogLine]] = defaultdict(list)
+    for line in lines:
+        of_each[line.instance].append(line)
+    most = min(LINES_KEPT, max(map(len, of_each.values()), default=0))
+    while True:
+        kept = [
+            line for _, of_one in sorted(of_each.items()) for line in of_one[len(of_one) - min(most, len(of_one)) :]
+        ]
+        packed = gzip.compress(msgspec.json.encode(kept))
+        if len(packed) <= BYTES_KEPT or not most:
+            return packed
+        most = most * 3 // 4

@@ -1,0 +1,55 @@
+"""What is kept of a job's log fits into a ConfigMap."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+
+from edl_runtime.backends.base import LogLine
+from edl_runtime.backends.kubernetes import archive
+
+
+def unpacked(lines: list[LogLine]) -> list[LogLine]:
+    packed = archive._pack(lines)
+    assert len(packed) <= archive.BYTES_KEPT
+    return msgspec.json.decode(gzip.decompress(packed), type=list[LogLine])
+
+
+def noise(instance: int, number: int, size: int) -> list[LogLine]:
+    """Lines that can't be made smaller than half of them."""
+    random_bytes = random.Random(instance)
+    return [LogLine(instance, f"{line} {random_bytes.randbytes(size).hex()}") for line in range(number)]
+
+
+@pytest.mark.parametrize("texts", [[], ["one"], ["", "é\0\ud7ff", '"\\', "x" * 70_000]])
+def test_lines_are_kept_as_they_are(texts: list[str]) -> None:
+    """Whatever is in them."""
+    lines = [LogLine(3, text) for text in texts]
+    assert unpacked(lines) == lines
+
+
+def test_of_too_much_the_end_of_each_instance_is_kept() -> None:
+    """None is lost for the sake of another; who wrote little keeps it all."""
+    lines = [*noise(0, 2000, 400), LogLine(1, "short"), *noise(2, 2000, 400)]
+    kept = unpacked(lines)
+    count = Counter(line.instance for line in kept)
+    assert count[0] == count[2] > 300
+    assert count[1] == 1
+    for instance in (0, 1, 2):
+        of_one = [line for line in lines if line.instance == instance]
+        assert [line for line in kept if line.instance == instance] == of_one[-count[instance] :]
+
+
+def test_of_each_instance_only_the_last_lines_are_kept() -> None:
+    """However small they are."""
+    kept = unpacked([LogLine(0, str(number)) for number in range(archive.LINES_KEPT + 5)])
+    assert (len(kept), kept[0].text) == (archive.LINES_KEPT, "5")
+
+
+def test_a_line_that_is_too_long_on_its_own_is_dropped() -> None:
+    """Better than a job that can't be deleted."""
+    assert unpacked(noise(0, 1, archive.BYTES_KEPT * 2)) == []
