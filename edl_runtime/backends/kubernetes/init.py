@@ -24,7 +24,10 @@ def main(command: list[str]) -> int:
     exit_status = run(command, lifeline)
     result = Path(os.environ["EDL_RESULT_FILE"])
     if result.exists():
-        shutil.copyfile(result, TERMINATION_MESSAGE)
+        try:
+            shutil.copyfile(result, TERMINATION_MESSAGE)
+        except OSError as error:  # how the command ended counts for more
+            print(f"edl: can't hand over the result in {result}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log
     return exit_status if exit_status >= 0 else 128 - exit_status
 
 

@@ -1,0 +1,109 @@
+"""The first process of a pod, as a real process with real children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+START = """
+import sys
+from edl_runtime.backends.kubernetes import init
+init.TERMINATION_MESSAGE = sys.argv[1]
+sys.exit(init.main(sys.argv[2:]))
+"""
+
+
+class Pod:
+    """Starts commands as a pod's first process would; `message`: what it leaves as its last."""
+
+    def __init__(self, folder: Path) -> None:
+        self.result = folder / "result.json"
+        self.message = folder / "termination-log"
+
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        environ = {**os.environ, "EDL_RESULT_FILE": str(self.result)}
+        words = [sys.executable, "-c", START, str(self.message), *command]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(words, env=environ, stdout=pipe, stderr=pipe, text=True)
+
+    def run(self, *command: str) -> tuple[int, str, str]:
+        """Return the exit status and what was written to either stream."""
+        with self.start(*command) as process:
+            out, err = process.communicate(timeout=30)
+        return process.returncode, out, err
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Pod:
+    return Pod(tmp_path)
+
+
+@pytest.mark.parametrize("status", [0, 1, 78, 255])
+def test_it_ends_as_its_command_does(pod: Pod, status: int) -> None:
+    """With the same exit status, and nothing said."""
+    assert pod.run("sh", "-c", f"exit {status}") == (status, "", "")
+    assert not pod.message.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGINT])
+def test_a_signal_becomes_an_exit_status(pod: Pod, number: signal.Signals) -> None:
+    """As shells have it: a first process can't be killed by most signals itself."""
+    assert pod.run("sh", "-c", f"kill -{int(number)} $$")[0] == 128 + number
+
+
+def test_a_command_that_is_not_there_is_said_to_be(pod: Pod) -> None:
+    """With the exit status that shells have for it."""
+    status, _, err = pod.run("no-such-program")
+    assert status == 127
+    assert "can't run 'no-such-program'" in err
+
+
+def test_it_passes_sigterm_on_to_the_command_alone(pod: Pod) -> None:
+    """The command decides how it ends, and has its time for it; its children hear nothing."""
+    script = """
+sh -c 'trap "echo child told" TERM; while :; do sleep 0.05; done' &
+trap 'echo told; exit 5' TERM
+echo ready
+while :; do sleep 0.05; done
+"""
+    with pod.start("sh", "-c", script) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == "told\n"
+    assert process.returncode == 5
+
+
+def test_what_the_command_leaves_behind_is_killed(pod: Pod) -> None:
+    """Also what has left its session: a pod with a process is not over."""
+    script = "setsid sleep 300 & setsid sh -c 'sleep 301 & wait' & sleep 302 & echo started; exit 3"
+    assert pod.run("sh", "-c", script)[:2] == (3, "started\n")  # reads to the end, so nobody holds the pipe
+
+
+@pytest.mark.parametrize(("status", "end"), [(0, "exit 0"), (4, "exit 4"), (137, "kill -9 $$")])
+def test_the_result_becomes_the_last_message(pod: Pod, status: int, end: str) -> None:
+    """However the command ends."""
+    assert pod.run("sh", "-c", f'printf %s \'{{"metrics": {{}}}}\' > "$EDL_RESULT_FILE"; {end}')[0] == status
+    assert pod.message.read_text() == '{"metrics": {}}'
+
+
+def test_a_result_that_cannot_be_handed_over_changes_no_ending(pod: Pod) -> None:
+    """A training that has succeeded has; the log says what is missing."""
+    pod.message.mkdir()
+    status, _, err = pod.run("sh", "-c", 'echo {} > "$EDL_RESULT_FILE"')
+    assert status == 0
+    assert "can't hand over the result" in err
+
+
+def test_it_is_run_as_a_module(pod: Pod) -> None:
+    """As manifests have it: not from the folder it starts in, in which a script may have any name."""
+    (pod.result.parent / "shutil.py").write_text("raise SystemExit('the wrong one')")
+    words = [sys.executable, "-P", "-m", "edl_runtime.backends.kubernetes.init", "sh", "-c", "exit 6"]
+    environ = {**os.environ, "EDL_RESULT_FILE": str(pod.result)}
+    done = subprocess.run(words, env=environ, cwd=pod.result.parent, capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (6, b"")
