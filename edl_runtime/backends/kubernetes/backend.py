@@ -253,6 +253,7 @@ async def _resize(api: Api, owner: Manifest, instances: int) -> Manifest:
         return await _annotate(api, owner, size, spec)
     pods, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]))
     seen = {one.pod: one.status for one in pool_instances(pods, time.time())}
+    pods = [pod for pod in pods if pod["metadata"]["name"] in seen]  # the others have been replaced
     costs = {pod: {"annotations": {names.DELETION_COST: str(-status.index)}} for pod, status in seen.items()}
     if instances < len(seen):  # the highest index leaves first
         marked = (api.patch(pod, {"metadata": costs[pod["metadata"]["name"]]}) for pod in pods)
