@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -108,10 +108,11 @@ class Cluster:
 
 
 @contextmanager
-def own_namespace(kubeconfig: str, image: str) -> Iterator[Cluster]:
+def own_namespace(kubeconfig: str, image: str, labels: Mapping[str, str] | None = None) -> Iterator[Cluster]:
     """Make a namespace, and remove it with all that is in it."""
     cluster = Cluster(kubeconfig, image)
-    made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.namespace}}
+    metadata = {"name": cluster.namespace, "labels": dict(labels or {})}
+    made = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
     asyncio.run(cluster.ask("POST", "/api/v1/namespaces", made))
     try:
         yield cluster

@@ -1,0 +1,233 @@
+"""deploy/role.yaml has the verbs that the backend uses, all of them and no other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+import yaml
+from contract.asking import WAITS, add_places, eventually, followed, job, lines, reach, says, takes_a_place
+from kubernetes_asyncio.client import ApiClient
+from kubernetes_cluster import Cluster, own_namespace
+from kubernetes_manifests import create, manifests, path_of, remove
+
+from edl_runtime.backends.kubernetes import KubernetesBackend, archive, names
+from edl_runtime.backends.kubernetes.api import Api
+from edl_runtime.backends.kubernetes.capacity import UNLIMITED
+from edl_runtime.errors import BackendError
+from edl_runtime.pods import Pod
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+
+Verb = tuple[str, str, str]
+"""An API group, a resource and what is done to it, as in ("apps", "deployments", "create")."""
+
+_PATH = re.compile(
+    r"/(api|apis/(?P<group>[^/]+))/v1(?P<inside>/namespaces/[^/]+)?/(?P<resource>[^/]+)(/(?P<name>[^/]+)(?P<part>/.+)?)?"
+)
+
+
+class Recorder:
+    """An API client that notes in `used` and `outside` which verbs it needs, in a namespace and beyond.
+
+    `meddle`: called before the first change of each Job and Deployment, so that it meets a newer one than it expects.
+    """
+
+    def __init__(self, connect: Callable[[], AbstractAsyncContextManager[ApiClient]], admin: Cluster) -> None:
+        self.used: set[Verb] = set()
+        self.outside: set[Verb] = set()
+        self._connect = connect
+        self._admin = admin
+        self._met: set[str] = set()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[ApiClient]:
+        async with self._connect() as client:
+            yield cast(ApiClient, _Recorded(client, self))
+
+    async def before(self, kind: str, name: str) -> None:
+        """Change a Job or Deployment in its owner's place, once."""
+        if name not in self._met:
+            self._met.add(name)
+            async with self._admin.connect() as client:
+                thing = {"kind": kind, "metadata": {"name": name}}
+                change = {"metadata": {"annotations": {"example/seen": "yes"}}}
+                await Api(client, self._admin.namespace).patch(thing, change)
+
+
+class _Recorded:
+    def __init__(self, client: ApiClient, recorder: Recorder) -> None:
+        self.configuration = client.configuration
+        self._client = client
+        self._recorder = recorder
+
+    async def call_api(self, path: str, method: str, **more: Any) -> Any:
+        found = _PATH.fullmatch(path)
+        assert found, path
+        resource = found["resource"] + (found["part"] or "")
+        query = dict(more["query_params"])
+        if method == "PATCH" and resource in ("jobs", "deployments") and "dryRun" not in query:
+            await self._recorder.before(resource.removesuffix("s").capitalize(), found["name"])
+        response = await self._client.call_api(path, method, **more)
+        verbs = [_verb(method, named=bool(found["name"]), query=query)]
+        if method == "PATCH" and response.status == 201:  # what was applied was not there
+            verbs.append("create")
+        noted = self._recorder.used if found["inside"] else self._recorder.outside
+        noted.update((found["group"] or "", resource, verb) for verb in verbs)
+        return response
+
+
+def _verb(method: str, *, named: bool, query: dict[str, str]) -> str:
+    if method == "GET":
+        return "get" if named else "watch" if query.get("watch") else "list"
+    return {"POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]
+
+
+def verbs_of(role: dict[str, Any]) -> set[Verb]:
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def the(kind: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = [one for one in objects if one["kind"] == kind]
+    return found
+
+
+@pytest.fixture
+def home(cluster: Cluster) -> Iterator[Cluster]:
+    """A namespace of the test's own, of which the test is the administrator."""
+    with own_namespace(cluster.kubeconfig, cluster.image) as made:
+        yield made
+
+
+@pytest.fixture
+async def limited(home: Cluster, tmp_path: Path) -> Cluster:
+    """The same namespace by the token of role.yaml's service account alone."""
+    await create(home, *manifests("role.yaml", home.namespace))
+    return await as_account(home, tmp_path)
+
+
+async def as_account(home: Cluster, folder: Path) -> Cluster:
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+    token = await home.ask("POST", f"{path_of(home, 'ServiceAccount', 'edl')}/token", request)
+    async with home.connect() as client:
+        server, authority = client.configuration.host, client.configuration.ssl_ca_cert
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "here", "cluster": {"server": server, "certificate-authority": authority}}],
+        "users": [{"name": "edl", "user": {"token": token["status"]["token"]}}],
+        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "edl"}}],
+        "current-context": "here",
+    }
+    file = folder / "kubeconfig"
+    file.write_text(yaml.safe_dump(config))
+    made = Cluster(str(file), home.image)
+    made.namespace = home.namespace
+    return made
+
+
+async def live(backend: KubernetesBackend, folder: Path) -> None:
+    """Have a pool and an elastic trainer job do all that jobs do."""
+    gives_up = takes_a_place(folder) + WAITS
+    add_places(folder, 1)
+    await backend.submit(job(gives_up, name="pool", instances=2), token="mine", secrets={"WORD": "x"})
+    await says(backend, "up", name="pool")
+    await reach(backend, "pool", lambda status: any(one.given_up for one in status.instances))
+    await backend.resize("pool", 3)
+    add_places(folder, 9)
+    await says(backend, "up", name="pool", instances=3)
+    await backend.resize("pool", 1)
+
+    trainer = job(WAITS, name="trainer", kind="trainer", instances=1, elastic=True)
+    await backend.submit(trainer, token="mine", secrets={})
+    await says(backend, "up", name="trainer")
+    await backend.resize("trainer", 2)
+    await says(backend, "up", name="trainer", instances=2)
+
+    refused = msgspec.structs.replace(trainer, name="refused", pod=Pod(priority_class="unheard-of"))
+    await backend.submit(refused, token="mine", secrets={})
+    await reach(backend, "refused", lambda status: "unheard-of" in status.reason)
+    assert await backend.delete("refused")
+
+    assert [status.name for status in await backend.list()] == ["pool", "trainer"]
+    async with followed(backend, "trainer") as seen:
+        assert seen[0] == (0, "up")
+    await backend.capacity()
+
+    for name in ("pool", "trainer"):
+        assert await backend.delete(name)
+        assert (await lines(backend, name))[0] == (0, "up")
+
+
+async def test_the_role_has_the_verbs_that_are_used_and_no_other(
+    home: Cluster, limited: Cluster, tmp_path: Path
+) -> None:
+    """A life with the role alone; what it asked of the cluster is what the role has."""
+    for number in range(archive.JOBS_KEPT):  # so that the next log that is kept is one too many
+        label = {names.LOG_OF: f"old-{number}"}
+        metadata = {"name": f"old-{number}-log", "labels": label, "annotations": {"edl-airflow/deleted-at": "1.0"}}
+        await create(home, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
+    recorder = Recorder(limited.connect, home)
+    limited.connect = recorder.open
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    await live(limited.backend(shared), shared)
+    role = the("Role", manifests("role.yaml", home.namespace))
+    assert sorted(recorder.used) == sorted(verbs_of(role))
+
+
+async def test_to_apply_what_is_not_there_takes_the_verb_create(home: Cluster, tmp_path: Path) -> None:
+    """As the test above takes for granted; and who lacks a verb is told which."""
+    objects = manifests("role.yaml", home.namespace)
+    (rule,) = [rule for rule in the("Role", objects)["rules"] if rule["resources"] == ["secrets"]]
+    rule["verbs"].remove("create")
+    await create(home, *objects)
+    backend = (await as_account(home, tmp_path)).backend()
+    with pytest.raises(BackendError, match=r"cannot create resource .secrets.* in the namespace"):
+        await backend.submit(job(WAITS), token="mine", secrets={"WORD": "x"})
+
+
+async def test_capacity_is_the_quotas_until_the_nodes_may_be_seen(home: Cluster, limited: Cluster) -> None:
+    """Without cluster-role.yaml only what the quota limits is known; with it the nodes limit the rest."""
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
+    await create(home, {**quota, "spec": {"hard": {"requests.cpu": "10m"}}})
+    recorder = Recorder(limited.connect, home)
+    limited.connect = recorder.open
+    backend = limited.backend()
+
+    async def quota_counts() -> bool:
+        return (await backend.capacity()).cpus == 0.01
+
+    await eventually(quota_counts, "the quota in the capacity")
+    alone = await backend.capacity()
+    assert (alone.free_memory, alone.gpus) == (UNLIMITED.free_memory, UNLIMITED.gpus)
+
+    objects = manifests("cluster-role.yaml", home.namespace)
+    for one in objects:  # all namespaces share these names
+        one["metadata"]["name"] += f"-{home.namespace}"
+    the("ClusterRoleBinding", objects)["roleRef"]["name"] = the("ClusterRole", objects)["metadata"]["name"]
+    await create(home, *objects)
+    try:
+
+        async def nodes_count() -> bool:
+            return (await backend.capacity()).free_memory < UNLIMITED.free_memory
+
+        await eventually(nodes_count, "the nodes in the capacity")
+        both = await backend.capacity()
+    finally:
+        await remove(home, *objects)
+    assert both.cpus == 0.01
+    assert 0 < both.free_memory < 1 << 50
+    assert 0 <= both.gpus < 1 << 20
+    assert sorted(recorder.outside) == sorted(verbs_of(the("ClusterRole", objects)))
