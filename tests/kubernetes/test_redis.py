@@ -1,0 +1,122 @@
+"""deploy/redis.yaml and deploy/discovery.yaml in a namespace that takes none but `restricted` pods.
+
+EDL_TEST_REDIS_IMAGE names an image with a redis-server that the cluster has, or can pull: see redis/Dockerfile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes_cluster import REDIS_IMAGE, Cluster, own_namespace
+from kubernetes_manifests import RESTRICTED, create, manifests, path_of, ready_pod, remove, run_pod
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+
+PASSWORD = "5ecae7"
+TOKEN = "70c3a"
+
+ASKS = """
+import redis, sys
+try:
+    print(getattr(redis.Redis.from_url(sys.argv[1]), sys.argv[2])(*sys.argv[3:]))
+except redis.AuthenticationError as error:
+    sys.exit(f"refused: {error}")
+"""
+"""Asks Redis at a URL one thing and prints the answer."""
+
+LISTS_POOLS = """
+import sys, urllib.error, urllib.request
+request = urllib.request.Request(sys.argv[1], headers={"Authorization": f"Bearer {sys.argv[2]}"})
+try:
+    print(urllib.request.urlopen(request, timeout=30).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+def a_redis(namespace: str) -> list[dict[str, Any]]:
+    """Return redis.yaml with the image that the tests have."""
+    objects = manifests("redis.yaml", namespace)
+    container(objects)["image"] = REDIS_IMAGE
+    return objects
+
+
+def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = [one for one in objects if one["kind"] in ("StatefulSet", "Deployment")]
+    first: dict[str, Any] = found["spec"]["template"]["spec"]["containers"][0]
+    return first
+
+
+def secret(name: str, **texts: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": texts}
+
+
+def volume(home: Cluster, folder: Path) -> dict[str, Any]:
+    """Return a volume for Redis's claim and no other, for clusters that make none by themselves."""
+    folder.mkdir()
+    folder.chmod(0o777)
+    claim = {"namespace": home.namespace, "name": "data-edl-redis-0"}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": f"redis-{home.namespace}"},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "claimRef": {"kind": "PersistentVolumeClaim", "apiVersion": "v1", **claim},
+            "hostPath": {"path": str(folder)},
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def home(cluster: Cluster) -> Iterator[Cluster]:
+    """A namespace that takes no other pods than those of PodSecurity's level `restricted`."""
+    with own_namespace(cluster.kubeconfig, cluster.image, RESTRICTED) as made:
+        yield made
+
+
+@pytest.fixture
+async def redis(home: Cluster, tmp_path: Path) -> AsyncIterator[dict[str, Any]]:
+    """The pod of a Redis that is ready."""
+    objects = [volume(home, tmp_path / "data"), secret("edl-redis", password=PASSWORD), *a_redis(home.namespace)]
+    await create(home, *objects)
+    try:
+        yield await ready_pod(home, "app.kubernetes.io/name=edl-redis")
+    finally:
+        await remove(home, *objects)
+
+
+def url(password: str = "") -> str:
+    return f"redis://{f':{password}@' if password else ''}edl-redis:6379/0"
+
+
+async def ask(home: Cluster, name: str, address: str, *words: str) -> tuple[int, str]:
+    status, said = await run_pod(home, name, ["python", "-c", ASKS, address, *words])
+    return status, said.strip()
+
+
+async def test_redis_asks_for_its_password_and_keeps_its_data(home: Cluster, redis: dict[str, Any]) -> None:
+    """By its Service, from other pods; what was written before its pod was deleted is there in the next."""
+    for name, password in (("nobody", ""), ("stranger", "wrong")):
+        status, said = await ask(home, name, url(password), "get", "word")
+        assert (status, said[:8]) == (1, "refused:")
+    assert await ask(home, "writer", url(PASSWORD), "set", "word", "kept") == (0, "True")
+    await home.ask("DELETE", path_of(home, "Pod", redis["metadata"]["name"]))
+    await ready_pod(home, "app.kubernetes.io/name=edl-redis", other_than=redis["metadata"]["uid"])
+    assert await ask(home, "reader", url(PASSWORD), "get", "word") == (0, "b'kept'")
+    await discovery_needs_its_token(home)
+
+
+async def discovery_needs_its_token(home: Cluster) -> None:
+    objects = [secret("edl-discovery", token=TOKEN), *manifests("discovery.yaml", home.namespace)]
+    container(objects)["image"] = home.image
+    await create(home, *objects)
+    await ready_pod(home, "app.kubernetes.io/name=edl-discovery")
+    address = "http://edl-discovery:8000/v1/pools"
+    for name, token, answer in (("guest", "wrong", "401"), ("student", TOKEN, "200")):
+        assert await run_pod(home, name, ["python", "-c", LISTS_POOLS, address, token]) == (0, f"{answer}\n")
