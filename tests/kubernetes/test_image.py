@@ -1,0 +1,90 @@
+"""deploy/Dockerfile: the image that it makes, and what runs in one.
+
+EDL_TEST_BUILD is the command that builds images, with its options, as in "podman build --network=host"; without it
+`docker build` is taken where a Docker engine answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kubernetes_cluster import Cluster, own_namespace
+from kubernetes_manifests import RESTRICTED, run_pod
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+BUILT = "localhost/edl-runtime-test:built"
+OUR_LAYER = 5_000_000
+"""Bytes that a new version of ours may add to what nodes have already."""
+
+
+def builder() -> list[str]:
+    """Return the command that builds images, [] if there is none."""
+    if given := os.environ.get("EDL_TEST_BUILD"):
+        return shlex.split(given)
+    docker = shutil.which("docker")
+    answers = docker and subprocess.run([docker, "info"], capture_output=True, check=False).returncode == 0
+    return ["docker", "build"] if answers else []
+
+
+@pytest.fixture(scope="module")
+def engine() -> str:
+    """The program that has an image of this very source, without Paddle, as `BUILT`."""
+    command = builder()
+    if not command:
+        pytest.skip("no Docker engine answers, and EDL_TEST_BUILD names no other command that builds images")
+    options = ["-f", "deploy/Dockerfile", "--build-arg", "DEVICE=none", "-t", BUILT, "."]
+    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return command[0]
+
+
+def told(engine: str, *command: str) -> str:
+    return subprocess.run([engine, *command], capture_output=True, text=True, check=True).stdout
+
+
+def test_our_own_layer_is_small_and_nobody_is_root(engine: str) -> None:
+    """What was installed before comes from other layers, which stay when only our code changes."""
+    (image,) = json.loads(told(engine, "image", "inspect", BUILT))
+    assert image["Config"]["User"] == "10001:10001"
+    history = told(engine, "history", "--no-trunc", "--format", "{{.Size}}\t{{.CreatedBy}}", BUILT)
+    steps = [line.split("\t", 1) for line in history.splitlines() if line]
+    (others,) = [number for number, (_, step) in enumerate(steps) if "paddlepaddle-gpu" in step]
+    assert 0 < sum(size_of(size) for size, _ in steps[:others]) < OUR_LAYER  # the newest come first
+
+
+def size_of(text: str) -> float:
+    """Return the bytes that "3.57 MB" are, as Docker and Podman write it."""
+    found = re.fullmatch(r"([\d.]+) ?([kMG]?)B", text)
+    assert found, text
+    return float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]]
+
+
+@pytest.fixture(scope="module")
+def home(cluster: Cluster) -> Iterator[Cluster]:
+    """A namespace that takes no other pods than those of PodSecurity's level `restricted`."""
+    with own_namespace(cluster.kubeconfig, cluster.image, RESTRICTED) as made:
+        yield made
+
+
+async def test_the_command_runs_with_a_file_system_that_nobody_writes_to(home: Cluster) -> None:
+    """As another user than root, who could not write there either."""
+    status, said = await run_pod(home, "version", ["edl", "--version"])
+    assert (status, said.split(",")[0]) == (0, "edl")
+    status, said = await run_pod(home, "writer", ["touch", "/edl/here"])
+    assert (status, "Read-only file system" in said) == (1, True)
+
+
+async def test_there_is_no_airflow_in_the_image(home: Cluster) -> None:
+    """Nor what it brings; the provider's name alone is there, which holds the version."""
+    find = "import importlib.util as u; print([name for name in ('airflow', 'sqlalchemy') if u.find_spec(name)])"
+    assert await run_pod(home, "imports", ["python", "-c", find]) == (0, "[]\n")
