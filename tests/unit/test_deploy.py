@@ -1,0 +1,156 @@
+"""The files in deploy/, as far as they can be judged without a cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from airflow.sdk import Connection
+from prometheus_client.registry import Collector
+
+from edl_airflow.hooks.edl import Surroundings
+from edl_airflow.work import KubernetesPlace
+from edl_runtime.distill.metrics import ReaderCollector
+from edl_runtime.distill.stats import ReaderStats
+from edl_runtime.pods import Pod
+from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.metrics import Metrics
+from edl_runtime.teacher.predictors import Predictors
+from edl_runtime.teacher.server import Front
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+SERVICE_ACCOUNT = {"serviceAccount": {"create": ..., "name": ...}}
+
+CHART = {
+    "airflowVersion": ...,
+    "executor": ...,
+    "images": {"airflow": {"repository": ..., "tag": ..., "pullPolicy": ...}},
+    "logs": {"persistence": {"enabled": ..., "size": ..., "storageClassName": ..., "existingClaim": ...}},
+    "secret": [{"envName": ..., "secretName": ..., "secretKey": ...}],
+    "triggerer": {"enabled": ..., "replicas": ..., **SERVICE_ACCOUNT},
+    "workers": {"celery": SERVICE_ACCOUNT, "kubernetes": SERVICE_ACCOUNT},
+}
+"""The part of the values of Airflow's chart, in 1.22, that is of use here; `...` for any value."""
+
+
+def fits(given: Any, known: Any, where: str = "") -> Iterator[str]:
+    """Yield the fields of `given` that are not known."""
+    if known is ...:
+        return
+    if isinstance(known, list):
+        assert isinstance(given, list), where
+        for number, one in enumerate(given):
+            yield from fits(one, known[0], f"{where}[{number}]")
+        return
+    for key, value in given.items():
+        if key not in known:
+            yield f"{where}.{key}"
+        else:
+            yield from fits(value, known[key], f"{where}.{key}")
+
+
+@pytest.mark.parametrize("file", sorted(DEPLOY.glob("*.yaml")), ids=lambda file: file.name)
+def test_each_file_begins_with_what_it_is_and_how_to_apply_it(file: Path) -> None:
+    """In comments, with a command that names the file."""
+    text = file.read_text()
+    head = list(takewhile(lambda line: line.startswith("#"), text.splitlines()))
+    assert head
+    assert any(f"deploy/{file.name}" in line for line in head)
+    assert list(yaml.safe_load_all(text))
+
+
+@pytest.mark.parametrize("name", ["redis", "discovery"])
+def test_no_password_or_token_stands_in_a_file(name: str) -> None:
+    """The command that makes the secret stands there in its place, and names the key that is read."""
+    text = (DEPLOY / f"{name}.yaml").read_text()
+    objects = list(yaml.safe_load_all(text))
+    assert "Secret" not in {one["kind"] for one in objects}
+    (container,) = [
+        container
+        for one in objects
+        if "template" in one["spec"]
+        for container in one["spec"]["template"]["spec"]["containers"]
+    ]
+    keys = [entry["valueFrom"]["secretKeyRef"] for entry in container["env"] if "valueFrom" in entry]
+    (own,) = [one for one in keys if one["name"] == f"edl-{name}"]
+    assert f"kubectl create secret generic {own['name']} -n edl --from-literal={own['key']}=" in text
+
+
+def test_the_values_are_ones_that_airflows_chart_has() -> None:
+    """The connection comes from a secret, and who starts jobs has the role's service account."""
+    values = yaml.safe_load((DEPLOY / "airflow-values.yaml").read_text())
+    assert list(fits(values, CHART)) == []
+    (account,) = [
+        one for one in yaml.safe_load_all((DEPLOY / "role.yaml").read_text()) if one["kind"] == "ServiceAccount"
+    ]
+    used = {"create": False, "name": account["metadata"]["name"]}
+    assert values["workers"]["kubernetes"]["serviceAccount"] == values["triggerer"]["serviceAccount"] == used
+    (secret,) = values["secret"]
+    assert secret["envName"] == "AIRFLOW_CONN_EDL_DEFAULT"
+
+
+def test_the_connection_that_they_show_is_one() -> None:
+    """By the credentials of the pods that Airflow runs in."""
+    text = (DEPLOY / "airflow-values.yaml").read_text()
+    shown = re.search(r"^#   ({.*?}})$", text, re.DOTALL | re.MULTILINE)
+    assert shown
+    connection = Connection.from_json(shown[1].replace("\n#", "\n"))
+    surroundings = Surroundings.of(connection, connection.extra_dejson)
+    assert surroundings.place == KubernetesPlace(namespace="edl", pod=Pod(image="registry.example/edl-runtime:gpu"))
+    assert surroundings.redis_url == "redis://:PASSWORD@edl-redis:6379/0"
+
+
+def test_the_airflow_is_the_one_that_is_tested() -> None:
+    """In the chart's values and in the image."""
+    (locked,) = re.findall(r"^apache-airflow==(\S+)", (DEPLOY.parent / "requirements.lock").read_text(), re.MULTILINE)
+    values = yaml.safe_load((DEPLOY / "airflow-values.yaml").read_text())
+    assert values["airflowVersion"] == locked
+    assert f"ARG BASE=apache/airflow:{locked}\n" in (DEPLOY / "airflow.Dockerfile").read_text()
+
+
+def samples(collector: Collector) -> dict[str, set[str]]:
+    """Return the names under which Prometheus knows what is collected, each with its labels."""
+    return {sample.name: set(sample.labels) for metric in collector.collect() for sample in metric.samples}
+
+
+@pytest.fixture
+def shown() -> dict[str, set[str]]:
+    """All that students and teachers show Prometheus."""
+    stats = ReaderStats(answered={"a:1": 1})
+    metrics = Metrics()
+    metrics.answered(200)
+    signature = ModelSignature(name="model")
+    Front(signature, Predictors([], signature, metrics), Arena.create(1), metrics)
+    return samples(ReaderCollector(lambda: stats)) | samples(metrics)
+
+
+def test_the_dashboard_asks_for_metrics_and_labels_that_there_are(shown: dict[str, set[str]]) -> None:
+    """And for all of them, but for batches: samples tell more."""
+    panels = json.loads((DEPLOY / "grafana-dashboard.json").read_text())["panels"]
+    asked = [target for panel in panels for target in panel.get("targets", ())]
+    metrics = [re.findall(r"\bedl_\w+", target["expr"]) for target in asked]
+    assert {name for names in metrics for name in names} == shown.keys() - {"edl_distill_batches_total"}
+    for target, names in zip(asked, metrics, strict=True):
+        labels = re.findall(r"by \((\w+)\)", target["expr"]) + re.findall(r"{{(\w+)}}", target["legendFormat"])
+        assert set(labels) <= {"instance"}.union(*(shown[name] for name in names)), target
+
+
+def test_the_dashboards_panels_lie_side_by_side() -> None:
+    """None has the place or the number of another."""
+    panels = json.loads((DEPLOY / "grafana-dashboard.json").read_text())["panels"]
+    places = {
+        (panel["gridPos"]["x"] + right, panel["gridPos"]["y"] + down): panel["id"]
+        for panel in panels
+        for right in range(panel["gridPos"]["w"])
+        for down in range(panel["gridPos"]["h"])
+    }
+    assert len(places) == sum(panel["gridPos"]["w"] * panel["gridPos"]["h"] for panel in panels)
+    assert len({panel["id"] for panel in panels}) == len(panels)
