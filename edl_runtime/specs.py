@@ -120,6 +120,7 @@ class TeacherSpec(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(self.hung_after_s, int | float) or not 0 < self.hung_after_s < math.inf:
             raise SpecError("teacher.hung_after_s", self.hung_after_s, "seconds above 0")
         _check_env("teacher.env", self.env)
+        _check_pod("teacher.pod", self.pod)
 
 
 class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +144,7 @@ class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
         _keep_as_tuple(self, "command", "command", str, allowed)
         _check_env("env", self.env)
         _check_folder("cwd", self.cwd)
+        _check_pod("pod", self.pod)
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +218,11 @@ def _check_env(field: str, env: object) -> None:
 def _check_folder(field: str, folder: object) -> None:
     if not isinstance(folder, str) or "\0" in folder:
         raise SpecError(field, folder, "a folder's path as text, as in 'jobs/student'")
+
+
+def _check_pod(field: str, pod: object) -> None:
+    if pod is not None and not isinstance(pod, Pod):
+        raise SpecError(field, pod, "a Pod, as in Pod(image='registry.example/train:1'), or None")
 
 
 JobKind = Literal["pool", "trainer"]

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from edl_runtime.errors import SpecError
+from edl_runtime.pods import Pod
 from edl_runtime.specs import (
     NAME_LIMIT,
     SECRET_VARIABLES,
@@ -67,6 +68,14 @@ def test_bounds_are_whole_numbers_in_order(ends: tuple[Any, Any]) -> None:
     """At least 1, and min at most max."""
     with pytest.raises(SpecError, match="bounds"):
         Bounds(*ends)
+
+
+@pytest.mark.parametrize(("make", "field"), [(teacher, "teacher.pod"), (student, "pod")])
+def test_what_an_instance_needs_as_a_pod_is_a_pod(make: Any, field: str) -> None:
+    """A dict that looks like one is not checked, and so not taken."""
+    assert make(pod=Pod(image="i")).pod == Pod(image="i")
+    with pytest.raises(SpecError, match=rf"^{field}: got .* allowed is a Pod"):
+        make(pod={"image": "i"})
 
 
 def test_lists_are_kept_as_tuples() -> None:

@@ -21,6 +21,7 @@ from edl_airflow.identity import checkpoint_stream, job_name, try_token
 from edl_airflow.operators.train import EdlTrainOperator
 from edl_airflow.work import LandedCheckpoint, Outcome, Training, Work
 from edl_runtime.errors import JobFailedError, RegistryUnavailableError, SpecError
+from edl_runtime.pods import Pod, Volume
 from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, TrainerSpec
@@ -75,6 +76,19 @@ def test_relative_checkpoints_start_from_the_folder_of_the_dag(context: Any) -> 
     dag.fileloc = "/dags/nightly.py"
     job = rendered(operator, context).plan(context, SURROUNDINGS).trainer_job
     assert job.env["EDL_CHECKPOINT"] == str(Path("/dags/checkpoints/digits"))
+
+
+def test_templates_in_what_a_pod_needs_are_rendered(context: Any) -> None:
+    """All else of it comes through as it was."""
+    pod = Pod(
+        image="registry.example/train:{{run_id}}",
+        resources={"gpu": 1, "cpu": "500m"},
+        volumes=[Volume(path="/data", claim="digits")],
+        template={"spec": {"hostAliases": [{"ip": "10.0.0.1"}]}},
+    )
+    job = _plan(context, trainer=TrainerSpec(command=("a",), pod=pod)).trainer_job
+    assert job
+    assert job.pod == msgspec.structs.replace(pod, image="registry.example/train:manual__1")
 
 
 def test_a_stream_is_of_a_dag_and_task_and_outlives_the_run() -> None:
