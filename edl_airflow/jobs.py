@@ -7,13 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+from edl_runtime.elastic.job import elastic_job
 from edl_runtime.elastic.messages import Gear
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, JobSpec, TeacherSpec, TrainerSpec
-
-LEAVE_WITHIN_S = 30.0
-"""Between SIGTERM and SIGKILL of an elastic trainer: it finishes its step, and may write a checkpoint."""
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """A Python callable, `package.module:function`."""
@@ -75,8 +73,6 @@ def trainer_job(
     script; without, it is the script as one process. A relative `cwd`, and a relative path of checkpoints, is one below
     `folder`, unless it begins with "~"; where there is none, a relative path of checkpoints is a SpecError.
     `pool_digest`: of the pool that the task runs for it, so that other teachers make another job.
-
-    Agents start with -P, so that no file in their folder takes the place of a library.
     """
     spec = JobSpec(
         name=settings.job,
@@ -89,17 +85,7 @@ def trainer_job(
         pool_digest=pool_digest,
         pod=trainer.pod,
     )
-    if bounds is None:
-        return spec
-    agent = ("python", "-P", "-m", "edl_runtime.cli", "agent", "--instances", str(bounds), "--gear", gear, "--")
-    return msgspec.structs.replace(
-        spec,
-        command=(*agent, *spec.command),
-        bounds=bounds,
-        instances=bounds.min,
-        elastic=True,
-        grace_s=LEAVE_WITHIN_S,
-    )
+    return spec if bounds is None else elastic_job(spec, bounds, gear=gear)
 
 
 def _below(checkpoint: Checkpoint, folder: Path | None) -> Checkpoint:

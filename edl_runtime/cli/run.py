@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -21,11 +20,13 @@ import msgspec
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.checkpoint.storage import LocalStorage, storage_at
+from edl_runtime.cli.starting import make_way
 from edl_runtime.elastic import events
+from edl_runtime.elastic.job import elastic_job
 from edl_runtime.elastic.membership import request_stop
-from edl_runtime.elastic.messages import GEARS
+from edl_runtime.elastic.messages import GEARS, Gear
 from edl_runtime.elastic.script import read_script
-from edl_runtime.errors import EX_CONFIG, JobRunsError, RegistryUnavailableError, SpecError, UnknownJobError
+from edl_runtime.errors import EX_CONFIG, RegistryUnavailableError, SpecError, UnknownJobError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import NAME_LIMIT, Bounds, Checkpoint, JobSpec
 from edl_runtime.store.client import connect
@@ -55,7 +56,7 @@ def run(
     *,
     instances: str,
     start: int | None,
-    gear: str,
+    gear: Gear,
     name: str,
     checkpoint: str,
     every_steps: int | None,
@@ -78,29 +79,16 @@ def run(
     if detach and not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", "the Redis by which the instances agree, for it has to outlive --detach")
     keeping = _checkpoint(settings, checkpoint=checkpoint, every_steps=every_steps, every_s=every_s)
-    spec = JobSpec(
+    script = JobSpec(
         name=name or _name_of(command),
         kind="trainer",
-        elastic=True,
-        command=(
-            "python",
-            "-P",  # a module beside the script is the script's, and not the agent's
-            "-m",
-            "edl_runtime.cli",
-            "agent",
-            "--instances",
-            str(bounds),
-            "--gear",
-            gear,
-            "--",
-            *command,
-        ),
-        bounds=bounds,
-        instances=bounds.min if start is None else start,
+        command=command,
+        bounds=Bounds(1, 1),
+        instances=1,
         env=keeping.to_env() if keeping else {},
         cwd=str(Path.cwd()),
-        grace_s=grace_s,
     )
+    spec = elastic_job(script, bounds, gear=gear, start=start, grace_s=grace_s)
     read_script(command)
     if keeping:
         _check_place(keeping)
@@ -137,7 +125,7 @@ def _name_of(command: tuple[str, ...]) -> str:
 async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool, as_json: bool) -> int:
     backend = LocalBackend(settings.work_dir)
     token = f"edl-run-{secrets.token_hex(8)}/0"  # of this command alone: no other may take its job over
-    await _make_way(backend, spec.name)
+    await make_way(backend, spec.name)
     async with AsyncExitStack() as stack:
         url = settings.redis_url or await stack.enter_async_context(_own_redis())
         client = await stack.enter_async_context(connect(url))
@@ -188,20 +176,6 @@ async def _none_left(backend: LocalBackend, name: str, token: str) -> AsyncItera
     except BaseException:
         await backend.delete(name, token=token)
         raise
-
-
-async def _make_way(backend: LocalBackend, name: str) -> None:
-    """Forget an ended job of that name: who runs a script again means it, also when it has succeeded before.
-
-    Raises JobRunsError for one that runs.
-    """
-    try:
-        status = await backend.get(name)
-    except UnknownJobError:
-        return
-    if not status.has_ended:
-        raise JobRunsError(name, datetime.fromtimestamp(status.created_at).astimezone(), status.cwd)
-    await backend.delete(name, token=status.token)
 
 
 class _Show:
