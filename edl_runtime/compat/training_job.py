@@ -1,0 +1,347 @@
+"""The original's `TrainingJob` → a job of elastic trainers. Pure.
+
+It is read as its examples and tutorial had it (`paddlepaddle.org/v1`, with `passes` below `trainer`), and as its later
+resource definition had it (`paddlepaddle.org/v1` and `v1alpha1`, with `passes` beside `trainer`, and with volumes,
+environment, tolerations and node selectors). What scripts found in the environment is still there as far as it is
+still true:
+
+- PADDLE_JOB_NAME: the job's name; PADDLE_INIT_NUM_PASSES: `passes`, 1 by default; PADDLE_INIT_USE_GPU: "1" or "0";
+- `trainer.envs`, which win over these.
+
+TRAINERS, PSERVERS, PADDLE_INIT_NUM_GRADIENT_SERVERS and the like are gone: what they counted changes while the job runs
+(`run.world_size` and `run.rank`), or is no more. ENTRY, TOPOLOGY and TRAINER_PACKAGE are the script's own command and
+folder.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+
+from edl_runtime.compat import outdated
+from edl_runtime.compat.manifests import below, read_manifests
+from edl_runtime.compat.volumes import read_volumes
+from edl_runtime.errors import SpecError
+from edl_runtime.pods import GPU, Pod, Volume
+from edl_runtime.specs import Bounds, TrainerSpec, check_name
+
+API_VERSIONS = ("paddlepaddle.org/v1", "paddlepaddle.org/v1alpha1")
+KIND = "TrainingJob"
+
+
+class _Known(NamedTuple):
+    """The fields of a mapping: those that still mean something, and what is said of the others."""
+
+    now: tuple[str, ...]
+    gone: Mapping[str, str]
+
+
+TOP = _Known(("apiVersion", "kind", "metadata", "spec"), outdated.TOP)
+METADATA = _Known(("name", "namespace", "labels", "annotations"), outdated.METADATA)
+SPEC = _Known(
+    (
+        *("image", "fault_tolerant", "passes", "volumes", "VolumeMounts", "volumeMounts", "schedulerName"),
+        *("imagePullSecrets", "trainer"),
+    ),
+    outdated.SPEC,
+)
+TRAINER = _Known(
+    (
+        *("entrypoint", "workspace", "passes", "min-instance", "max-instance", "resources"),
+        *("envs", "tolerations", "node_selector", "imagePullSecrets"),
+    ),
+    outdated.TRAINER,
+)
+RESOURCES = _Known(("limits", "requests"), {})
+
+OLD_GPU = "alpha.kubernetes.io/nvidia-gpu"
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+_SHELLS = ("sh", "bash")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
+_OPERATOR = re.compile(r"[();<>|&]+")
+_ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
+
+
+class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What a manifest of the original asks for, in our own words.
+
+    - `name`; `namespace`: of the manifest, empty for none. Which one its pods are in is the connection's to say.
+    - `trainer`: the script and its pods. A relative `cwd` is one below the manifest's own folder.
+    - `bounds`: how many trainers there may be.
+    - `notes`: sentences on what means something else than it did, or nothing any more.
+    """
+
+    name: str
+    namespace: str
+    trainer: TrainerSpec
+    bounds: Bounds
+    notes: tuple[str, ...]
+
+
+def read_training_job(text: str, *, name: str = "") -> list[TrainingJob]:
+    """Return the jobs that the YAML asks for, in its order; with a `name`, the one that it asks for under this name.
+
+    Raises SpecError that names the field by its path, as in "spec.trainer.min-instance", for whatever is no such job:
+    fields that no TrainingJob has ever had, and names that are given twice, too.
+    """
+    jobs = [_job(where, manifest, name) for where, manifest in read_manifests(text)]
+    names = [job.name for job in jobs]
+    if name and len(jobs) > 1:
+        raise SpecError("name", name, f"no name for several TrainingJobs: here are {len(jobs)}")
+    if twice := next((known for number, known in enumerate(names) if known in names[:number]), None):
+        raise SpecError("metadata.name", twice, "another name for each TrainingJob in one text")
+    return jobs
+
+
+class _Parts(NamedTuple):
+    """A manifest's mappings, of which each has its known fields only, and where they stand."""
+
+    at: str
+    metadata: dict[str, Any]
+    spec: dict[str, Any]
+    trainer: dict[str, Any]
+
+    def path(self, field: str) -> str:
+        """Return how messages name a field."""
+        return below(self.at, field)
+
+
+def _job(where: str, manifest: dict[str, Any], new_name: str) -> TrainingJob:
+    notes: list[str] = []
+    parts = _parts(where, manifest, notes)
+    with _said_of(parts.path("metadata.name")):
+        name = check_name("name", parts.metadata.get("name"))
+    if new_name:
+        name = check_name("name", new_name)
+    namespace = _text(parts.path("metadata.namespace"), parts.metadata.get("namespace", ""))
+    if namespace:
+        at = parts.path("metadata.namespace")
+        notes.append(f"{at} is not looked at: pods are in the namespace of the connection or kubeconfig")
+    bounds = _bounds(parts)
+    notes += _fault_tolerance(parts, bounds)
+    resources = _resources(parts.path("spec.trainer.resources"), parts.trainer.get("resources", {}), notes)
+    env = _environment(parts, name, has_gpu="gpu" in resources)
+    trainer = TrainerSpec(
+        command=_command(parts.path("spec.trainer.entrypoint"), parts.trainer.get("entrypoint"), env),
+        env=env,
+        cwd=_text(parts.path("spec.trainer.workspace"), parts.trainer.get("workspace", "")),
+        pod=_pod(parts, resources, notes),
+    )
+    return TrainingJob(name=name, namespace=namespace, trainer=trainer, bounds=bounds, notes=tuple(notes))
+
+
+def _parts(where: str, manifest: dict[str, Any], notes: list[str]) -> _Parts:
+    top = _fields(where, manifest, TOP, notes)
+    for field, allowed in (("apiVersion", API_VERSIONS), ("kind", (KIND,))):
+        if top.get(field) not in allowed:
+            raise SpecError(below(where, field), top.get(field), " or ".join(map(repr, allowed)))
+    metadata = _part(where, top, "metadata", METADATA, notes)
+    spec = _part(where, top, "spec", SPEC, notes)
+    trainer = _part(below(where, "spec"), spec, "trainer", TRAINER, notes)
+    return _Parts(where, metadata, spec, trainer)
+
+
+def _bounds(parts: _Parts) -> Bounds:
+    at = parts.path("spec.trainer")
+    fewest = _whole(f"{at}.min-instance", parts.trainer.get("min-instance"), least=1)
+    most = _whole(f"{at}.max-instance", parts.trainer.get("max-instance", 0), least=0) or fewest
+    if most < fewest:
+        raise SpecError(f"{at}.max-instance", most, f"at least min-instance, which is {fewest}")
+    return Bounds(fewest, most)
+
+
+def _fault_tolerance(parts: _Parts, bounds: Bounds) -> Iterator[str]:
+    """Yield what is to be noted of it: the original asked for it wherever the fewest were not the most."""
+    at, tolerant = parts.path("spec.fault_tolerant"), parts.spec.get("fault_tolerant", False)
+    if not isinstance(tolerant, bool):
+        raise SpecError(at, tolerant, "true or false")
+    if tolerant:
+        yield f"{at} says what holds for every job: the others go on when a trainer falls"
+    elif "fault_tolerant" in parts.spec or bounds.min < bounds.max:
+        yield f"{at} need not be true: in every job the others go on when a trainer falls"
+
+
+def _environment(parts: _Parts, name: str, *, has_gpu: bool) -> dict[str, str]:
+    at = parts.path("spec.trainer.envs")
+    env = {
+        "PADDLE_JOB_NAME": name,
+        "PADDLE_INIT_NUM_PASSES": str(_passes(parts)),
+        "PADDLE_INIT_USE_GPU": "1" if has_gpu else "0",
+        **_mapping(at, parts.trainer.get("envs", {})),
+    }
+    with _said_of(at):
+        return TrainerSpec(command=["python"], env=env).env
+
+
+def _passes(parts: _Parts) -> int:
+    beside, within = (
+        _whole(parts.path(f"{part}.passes"), fields.get("passes", 0), least=0)
+        for part, fields in (("spec", parts.spec), ("spec.trainer", parts.trainer))
+    )
+    if beside and within and beside != within:
+        allowed = f"the same as spec.passes, which is {beside}, or nothing"
+        raise SpecError(parts.path("spec.trainer.passes"), within, allowed)
+    return within or beside or 1
+
+
+def _command(at: str, entrypoint: object, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the entrypoint's words, with the variables in place that it names. No shell runs it, unless it says so."""
+    allowed = "a command, as in 'python train.py'"
+    try:
+        lexer = shlex.shlex(_text(at, entrypoint), posix=True, punctuation_chars=True)
+        lexer.whitespace_split, lexer.commenters = True, ""
+        words = tuple(lexer)
+    except ValueError as error:
+        if isinstance(error, SpecError):
+            raise SpecError(at, entrypoint, allowed) from None
+        raise SpecError(at, entrypoint, f"{allowed} ({error})") from None
+    if not words or not words[0]:
+        raise SpecError(at, entrypoint, allowed)
+    if words[0].rpartition("/")[2] in _SHELLS:
+        return words
+    if _ASSIGNMENT.fullmatch(words[0]):
+        raise SpecError(at, words[0], "a command; variables have their place in trainer.envs")
+    if own := next(filter(_OPERATOR.fullmatch, words), None):
+        raise SpecError(at, own, "one command without a shell's signs, or the shell by name: sh -c '...'")
+
+    def value_of(found: re.Match[str]) -> str:
+        variable = found[1] or found[2]
+        if variable not in env:
+            raise SpecError(
+                at, found[0], f"{', '.join(f'${name}' for name in env)}; a shell knows others: sh -c 'exec ...'"
+            )
+        return env[variable]
+
+    return tuple(_VARIABLE.sub(value_of, word) for word in words)
+
+
+def _resources(at: str, given: object, notes: list[str]) -> dict[str, str | int | float]:
+    """Return what each instance gets: of the CPU what it requests, of all else its limit."""
+    known = _fields(at, given, RESOURCES, notes)
+    limits, requests = (_amounts(f"{at}.{part}", known.get(part, {})) for part in ("limits", "requests"))
+    if "cpu" in limits:
+        notes.append(f"{at}.limits.cpu is no limit any more: an instance may use more while nobody else needs it")
+    notes += [
+        f"{at}.requests.{name} is not looked at: an instance is given all of its limit"
+        for name, limit in limits.items()
+        if name != "cpu" and str(requests.get(name, limit)) != str(limit)
+    ]
+    amounts = {**requests, **limits, **({"cpu": requests["cpu"]} if "cpu" in requests else {})}
+    return {name: amount for name, amount in amounts.items() if name != "gpu" or int(amount)}
+
+
+def _amounts(at: str, given: object) -> dict[str, str | int | float]:
+    amounts: dict[str, str | int | float] = {}
+    for name, amount in _mapping(at, given).items():
+        known = "gpu" if name in (GPU, OLD_GPU) else name
+        try:
+            Pod(resources={known: amount})
+        except SpecError as error:
+            raise SpecError(f"{at}.{name}", error.given, error.allowed) from None
+        if str(amounts.setdefault(known, amount)) != str(amount):
+            raise SpecError(f"{at}.{name}", amount, f"{amounts[known]}, which the GPUs' other name says, or nothing")
+    return amounts
+
+
+def _pod(parts: _Parts, resources: dict[str, str | int | float], notes: list[str]) -> Pod:
+    spec, trainer = parts.spec, parts.trainer
+    volumes, template = _volumes(parts, notes)
+    scheduler = _text(parts.path("spec.schedulerName"), spec.get("schedulerName", ""))
+    annotations = _mapping(parts.path("metadata.annotations"), parts.metadata.get("annotations", {}))
+    given = {
+        "image": ("spec.image", spec.get("image", "")),
+        "labels": ("metadata.labels", parts.metadata.get("labels", {})),
+        "annotations": (
+            "metadata.annotations",
+            {name: text for name, text in annotations.items() if name != LAST_APPLIED},
+        ),
+        "node_selector": ("spec.trainer.node_selector", trainer.get("node_selector", {})),
+        "tolerations": ("spec.trainer.tolerations", trainer.get("tolerations", [])),
+    }
+    for field, (at, value) in given.items():
+        with _said_of(parts.path(at)):
+            Pod(**{field: value})
+    for number, toleration in enumerate(trainer.get("tolerations", [])):
+        _mapping(parts.path(f"spec.trainer.tolerations[{number}]"), toleration)
+    return Pod(
+        **{field: value for field, (_, value) in given.items()},
+        resources=resources,
+        volumes=volumes,
+        pull_secrets=list(dict.fromkeys(_pull_secrets(parts))),
+        template={"spec": {**template, **({"schedulerName": scheduler} if scheduler else {})}},
+    )
+
+
+def _volumes(parts: _Parts, notes: list[str]) -> tuple[list[Volume], dict[str, Any]]:
+    """Return them, and a pod template's spec. `VolumeMounts` is what the original wrote; it read the other as well."""
+    spec = parts.spec
+    if "VolumeMounts" in spec and "volumeMounts" in spec:
+        raise SpecError(parts.path("spec.volumeMounts"), spec["volumeMounts"], "nothing beside VolumeMounts")
+    mounts = "volumeMounts" if "volumeMounts" in spec else "VolumeMounts"
+    at_volumes, at_mounts = parts.path("spec.volumes"), parts.path(f"spec.{mounts}")
+    return read_volumes((at_volumes, spec.get("volumes", [])), (at_mounts, spec.get(mounts, [])), notes)
+
+
+def _pull_secrets(parts: _Parts) -> Iterator[str]:
+    for part, fields in (("spec", parts.spec), ("spec.trainer", parts.trainer)):
+        at, given = parts.path(f"{part}.imagePullSecrets"), fields.get("imagePullSecrets", [])
+        if not isinstance(given, list):
+            raise SpecError(at, given, "a list of secrets by name, as in [{name: registry}]")
+        for number, entry in enumerate(given):
+            name = _mapping(f"{at}[{number}]", entry).get("name")
+            with _said_of(f"{at}[{number}].name"):
+                Pod(pull_secrets=[name])  # type: ignore[list-item]  # what a name is, says Pod
+            yield str(name)
+
+
+def _part(where: str, fields: Mapping[str, Any], name: str, known: _Known, notes: list[str]) -> dict[str, Any]:
+    """Return the known fields of the mapping that is the field `name`."""
+    if name not in fields:
+        raise SpecError(below(where, name), None, f"a mapping: every TrainingJob has {name!r}")
+    return _fields(below(where, name), fields[name], known, notes)
+
+
+def _fields(path: str, given: object, known: _Known, notes: list[str]) -> dict[str, Any]:
+    """Return the fields that say something, and note those that once did. Raises SpecError for unknown ones."""
+    fields = {name: value for name, value in _mapping(path, given).items() if value is not None}
+    for name, value in fields.items():
+        if name not in known.now and name not in known.gone:
+            allowed = f"one of the fields {', '.join(sorted([*known.now, *known.gone]))}"
+            raise SpecError(below(path, name), value, allowed)
+        if name in known.gone and value not in (0, "", [], {}):
+            notes.append(outdated.note(below(path, name), known.gone[name]))
+    return {name: value for name, value in fields.items() if name in known.now}
+
+
+def _mapping(path: str, given: object) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise SpecError(path, given, "a mapping of names to values")
+    return given
+
+
+def _text(path: str, given: object) -> str:
+    if not isinstance(given, str):
+        raise SpecError(path, given, "text")
+    return given
+
+
+def _whole(path: str, given: object, *, least: int) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or given < least:
+        raise SpecError(path, given, f"a whole number, {least} or more")
+    return given
+
+
+@contextmanager
+def _said_of(path: str) -> Iterator[None]:
+    """What a spec refuses, say of the manifest's field that it comes from, and of which of its entries."""
+    try:
+        yield
+    except SpecError as error:
+        _, bracket, entry = error.field.partition("[")
+        raise SpecError(path + bracket + entry, error.given, error.allowed) from None

@@ -1,0 +1,376 @@
+"""What the original's manifests say, in our own words."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from edl_runtime.compat.training_job import TrainingJob, read_training_job
+from edl_runtime.errors import SpecError
+from edl_runtime.pods import Pod, Volume
+from edl_runtime.specs import Bounds
+
+TUTORIAL = {
+    "apiVersion": "paddlepaddle.org/v1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "digits"},
+    "spec": {
+        "image": "registry.example/digits:1",
+        "port": 7164,
+        "ports_num": 1,
+        "ports_num_for_sparse": 1,
+        "fault_tolerant": True,
+        "trainer": {
+            "entrypoint": "python /workspace/train.py",
+            "workspace": "/workspace",
+            "passes": 50,
+            "min-instance": 2,
+            "max-instance": 6,
+            "resources": {
+                "limits": {"alpha.kubernetes.io/nvidia-gpu": 1, "cpu": "200m", "memory": "200Mi"},
+                "requests": {"cpu": "100m", "memory": "200Mi"},
+            },
+        },
+        "pserver": {"min-instance": 2, "max-instance": 2},
+        "master": {"resources": {"requests": {"cpu": "500m"}}},
+    },
+}
+"""As the tutorial of the original had it."""
+
+DEFINITION = {
+    "apiVersion": "paddlepaddle.org/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {
+        "name": "digits",
+        "namespace": "team",
+        "uid": "1b4e28ba",
+        "labels": {"team": "vision"},
+        "annotations": {"owner": "Ada", "kubectl.kubernetes.io/last-applied-configuration": "{}"},
+    },
+    "spec": {
+        "image": "registry.example/digits:1",
+        "host_network": True,
+        "passes": 3,
+        "fault_tolerant": False,
+        "local_job": False,
+        "schedulerName": "volcano",
+        "volumes": [
+            {"name": "digits", "persistentVolumeClaim": {"claimName": "digits", "readOnly": True}},
+            {"name": "models", "hostPath": {"path": "/srv/models"}},
+        ],
+        "VolumeMounts": [
+            {"name": "digits", "mountPath": "/data"},
+            {"name": "models", "mountPath": "/models", "readOnly": False},
+        ],
+        "trainer": {
+            "etcd-endpoint": "http://etcd:2379",
+            "entrypoint": "python train.py",
+            "workspace": "",
+            "min-instance": 1,
+            "max-instance": 0,
+            "resources": {"limits": {"nvidia.com/gpu": 2}},
+            "envs": {"LR": "0.1", "PADDLE_INIT_USE_GPU": "0"},
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "node_selector": {"gpu": "a100"},
+            "imagePullSecrets": [{"name": "registry"}],
+            "grace_period_seconds": 5,
+        },
+        "pserver": None,
+        "master": {},
+    },
+    "status": {"phase": "Running"},
+}
+"""As the resource definition of the later controller had it."""
+
+
+def read(manifest: Any, **given: Any) -> TrainingJob:
+    (job,) = read_training_job(yaml.safe_dump(manifest), **given)
+    return job
+
+
+def changed(path: str, value: Any, manifest: Any = TUTORIAL) -> Any:
+    """Return the manifest with another value there; `...` takes the field away."""
+    other = copy.deepcopy(manifest)
+    *above, last = path.split("/")
+    place = other
+    for name in above:
+        place = place.setdefault(name, {})
+    if value is ...:
+        place.pop(last, None)
+    else:
+        place[last] = value
+    return other
+
+
+def trainer(field: str, value: Any) -> Any:
+    return changed(f"spec/trainer/{field}", value)
+
+
+def test_the_tutorials_form() -> None:
+    """Name, script, bounds, image and resources; passes are told the script as they always were."""
+    job = read(TUTORIAL)
+    assert (job.name, job.namespace, job.bounds) == ("digits", "", Bounds(2, 6))
+    assert job.trainer.command == ("python", "/workspace/train.py")
+    assert job.trainer.cwd == "/workspace"
+    assert job.trainer.env == {
+        "PADDLE_JOB_NAME": "digits",
+        "PADDLE_INIT_NUM_PASSES": "50",
+        "PADDLE_INIT_USE_GPU": "1",
+    }
+    resources: dict[str, str | int | float] = {"cpu": "100m", "memory": "200Mi", "gpu": 1}
+    assert job.trainer.pod == Pod(image="registry.example/digits:1", resources=resources)
+
+
+def test_the_definitions_form() -> None:
+    """Volumes, environment, tolerations, node selectors, secrets, labels and the scheduler come along as well."""
+    job = read(DEFINITION)
+    assert (job.name, job.namespace, job.bounds) == ("digits", "team", Bounds(1, 1))
+    assert job.trainer.cwd == ""
+    assert job.trainer.env == {
+        "PADDLE_JOB_NAME": "digits",
+        "PADDLE_INIT_NUM_PASSES": "3",
+        "PADDLE_INIT_USE_GPU": "0",
+        "LR": "0.1",
+    }
+    assert job.trainer.pod == Pod(
+        image="registry.example/digits:1",
+        resources={"gpu": 2},
+        volumes=[
+            Volume(path="/data", claim="digits", read_only=True),
+            Volume(path="/models", source={"hostPath": {"path": "/srv/models"}}),
+        ],
+        tolerations=[{"key": "gpu", "operator": "Exists"}],
+        node_selector={"gpu": "a100"},
+        pull_secrets=["registry"],
+        labels={"team": "vision"},
+        annotations={"owner": "Ada"},
+        template={"spec": {"schedulerName": "volcano"}},
+    )
+
+
+def test_what_is_outdated_is_said_with_what_takes_its_place() -> None:
+    """One sentence each, and none for a field that says nothing."""
+    assert [note.partition(":")[0] for note in read(DEFINITION).notes] == [
+        "status means nothing any more",
+        "metadata.uid means nothing any more",
+        "spec.host_network means nothing any more",
+        "spec.trainer.etcd-endpoint means nothing any more",
+        "spec.trainer.grace_period_seconds means nothing any more",
+        "metadata.namespace is not looked at",
+        "spec.fault_tolerant need not be true",
+    ]
+    notes = "\n".join(read(TUTORIAL).notes)
+    assert "spec.pserver means nothing any more: every trainer holds the whole model" in notes
+    assert "spec.master means nothing any more: the trainers share out the samples" in notes
+    assert "spec.port means nothing any more: there are no parameter servers" in notes
+    assert "spec.fault_tolerant says what holds for every job" in notes
+    assert "spec.trainer.resources.limits.cpu is no limit any more" in notes
+
+
+def test_every_job_is_elastic() -> None:
+    """The original wanted fault_tolerant for that; here it is only said."""
+    job = read(changed("spec/fault_tolerant", ...))
+    assert job.bounds == Bounds(2, 6)
+    assert any(note.startswith("spec.fault_tolerant need not be true") for note in job.notes)
+
+
+def test_memory_that_is_promised_is_all_that_there_may_be() -> None:
+    """The limit counts, and it is said that the request does not."""
+    resources = {"requests": {"memory": "1Gi", "cpu": 1}, "limits": {"memory": "2Gi"}}
+    job = read(trainer("resources", resources))
+    assert job.trainer.pod
+    assert job.trainer.pod.resources == {"memory": "2Gi", "cpu": 1}
+    assert any(note.startswith("spec.trainer.resources.requests.memory is not looked at") for note in job.notes)
+
+
+@pytest.mark.parametrize("name", ["alpha.kubernetes.io/nvidia-gpu", "nvidia.com/gpu"])
+@pytest.mark.parametrize("part", ["limits", "requests"])
+def test_gpus_by_either_name(name: str, part: str) -> None:
+    """None are wanted by 0."""
+    for count, amounts in ((2, {"gpu": 2}), (0, {})):
+        job = read(trainer("resources", {part: {name: count}}))
+        assert job.trainer.pod
+        assert job.trainer.pod.resources == amounts
+        assert job.trainer.env["PADDLE_INIT_USE_GPU"] == str(int(bool(count)))
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "command"),
+    [
+        ("python train.py --lr 0.1", ("python", "train.py", "--lr", "0.1")),
+        ("python 'my script.py' \"a;b\" ", ("python", "my script.py", "a;b")),
+        ("python train.py --epochs $PADDLE_INIT_NUM_PASSES", ("python", "train.py", "--epochs", "50")),
+        ("python train.py --to=/out/${PADDLE_JOB_NAME}.x", ("python", "train.py", "--to=/out/digits.x")),
+        ("python train.py '#1' --match a$", ("python", "train.py", "#1", "--match", "a$")),
+        ("sh -c 'cd src && exec python train.py $HOME'", ("sh", "-c", "cd src && exec python train.py $HOME")),
+        ("train.py\n  --fast", ("train.py", "--fast")),
+    ],
+)
+def test_the_entrypoint_is_a_command(entrypoint: str, command: tuple[str, ...]) -> None:
+    """Split as a shell does it, with the variables that the manifest gives; a shell runs it only if it says so."""
+    assert read(trainer("entrypoint", entrypoint)).trainer.command == command
+
+
+def test_another_name_is_the_scripts_too() -> None:
+    """A copy does not take itself for the first."""
+    job = read(trainer("entrypoint", "python t.py $PADDLE_JOB_NAME"), name="digits-2")
+    assert (job.name, job.trainer.env["PADDLE_JOB_NAME"]) == ("digits-2", "digits-2")
+    assert job.trainer.command == ("python", "t.py", "digits-2")
+
+
+def test_passes_stand_beside_or_within_the_trainer() -> None:
+    """As the definition has it, and as all examples had it; it is one by default."""
+    without = trainer("passes", ...)
+    assert read(without).trainer.env["PADDLE_INIT_NUM_PASSES"] == "1"
+    assert read(changed("spec/passes", 7, without)).trainer.env["PADDLE_INIT_NUM_PASSES"] == "7"
+    assert read(changed("spec/passes", 50)).trainer.env["PADDLE_INIT_NUM_PASSES"] == "50"
+    with pytest.raises(SpecError, match=r"spec\.trainer\.passes: got 50, allowed is the same as spec\.passes"):
+        read(changed("spec/passes", 7))
+
+
+def test_a_volume_in_several_places_is_one_volume() -> None:
+    """So is a part of one: a pod's template says what a Volume can't."""
+    mounts = [
+        {"name": "data", "mountPath": "/in"},
+        {"name": "data", "mountPath": "/out"},
+        {"name": "all", "mountPath": "/part", "subPath": "part"},
+        {"name": "alone", "mountPath": "/alone", "readOnly": True},
+    ]
+    volumes = [
+        {"name": "data"},
+        {"name": "all", "persistentVolumeClaim": {"claimName": "all"}},
+        {"name": "alone", "configMap": {"name": "lexicon"}},
+        {"name": "nowhere", "emptyDir": {}},
+    ]
+    job = read(changed("spec/volumes", volumes, changed("spec/volumeMounts", mounts)))
+    assert job.trainer.pod
+    assert job.trainer.pod.volumes == (
+        Volume(path="/alone", source={"configMap": {"name": "lexicon"}}, read_only=True),
+    )
+    assert job.trainer.pod.template == {
+        "spec": {
+            "volumes": [
+                {"name": "manifest-0", "emptyDir": {}},
+                {"name": "manifest-1", "persistentVolumeClaim": {"claimName": "all"}},
+            ],
+            "containers": [
+                {
+                    "name": "instance",
+                    "volumeMounts": [
+                        {"name": "manifest-0", "mountPath": "/in"},
+                        {"name": "manifest-0", "mountPath": "/out"},
+                        {"name": "manifest-1", "mountPath": "/part", "subPath": "part"},
+                    ],
+                }
+            ],
+        }
+    }
+    assert "spec.volumes has 'nowhere', which is mounted nowhere and left out" in job.notes
+
+
+def test_several_documents_and_lists() -> None:
+    """All of them, in order; messages say which one they are about."""
+    second = changed("metadata/name", "second")
+    text = "---\n" + yaml.safe_dump_all([TUTORIAL, None, {"kind": "List", "apiVersion": "v1", "items": [second]}])
+    first, other = read_training_job(text)
+    assert (first.name, other.name) == ("digits", "second")
+    assert "document 2: items[0].spec.pserver means nothing" in "\n".join(other.notes)
+    bad = changed("spec/trainer/min-instance", 0, second)
+    with pytest.raises(SpecError, match=r"^document 2: spec\.trainer\.min-instance: got 0, allowed is a whole number"):
+        read_training_job(yaml.safe_dump_all([TUTORIAL, bad]))
+    with pytest.raises(SpecError, match=r"^metadata\.name: got 'digits', allowed is another name"):
+        read_training_job(yaml.safe_dump_all([TUTORIAL, TUTORIAL]))
+    with pytest.raises(SpecError, match=r"^name: got 'copy', allowed is no name for several TrainingJobs"):
+        read_training_job(yaml.safe_dump_all([TUTORIAL, second]), name="copy")
+
+
+def test_the_example_says_all_that_the_tutorials_did() -> None:
+    """And runs the script beside it for as many epochs as it has passes."""
+    examples = Path(__file__).parents[3] / "examples"
+    job = read(yaml.safe_load((examples / "training_job" / "examplejob.yaml").read_text()))
+    assert job.trainer.command == ("python", "train.py", "--epochs", "2")
+    assert (examples / Path(job.trainer.cwd).name / "train.py").exists()
+    assert job.bounds == Bounds(1, 4)
+
+
+VOLUME = {"name": "data", "emptyDir": {}}
+MOUNT = {"name": "data", "mountPath": "/data"}
+
+WRONG: list[tuple[Any, str]] = [
+    (changed("apiVersion", "batch/v1"), "apiVersion: got 'batch/v1', allowed is 'paddlepaddle.org/v1' or"),
+    (changed("kind", "PaddleJob"), "kind: got 'PaddleJob', allowed is 'TrainingJob'"),
+    (changed("metadata", ...), "metadata: got None, allowed is a mapping: every TrainingJob has 'metadata'"),
+    (changed("metadata/name", "Digits"), "metadata.name: got 'Digits', allowed is 1 to 52 of a-z"),
+    (changed("metadata/labels", {"a": 1}), "metadata.labels['a']: got 1, allowed is at most 63 letters"),
+    (changed("metadata/annotations", []), "metadata.annotations: got [], allowed is a mapping"),
+    (changed("spec/pservers", {}), "spec.pservers: got {}, allowed is one of the fields VolumeMounts, annotations,"),
+    (changed("spec/image", 5), "spec.image: got 5, allowed is an image's name"),
+    (changed("spec/fault_tolerant", "yes"), "spec.fault_tolerant: got 'yes', allowed is true or false"),
+    (changed("spec/passes", -1), "spec.passes: got -1, allowed is a whole number, 0 or more"),
+    (changed("spec/imagePullSecrets", ["a"]), "spec.imagePullSecrets[0]: got 'a', allowed is a mapping"),
+    (changed("spec/imagePullSecrets", [{"name": "A"}]), "spec.imagePullSecrets[0].name: got 'A', allowed is the name"),
+    (changed("spec/volumes", {}), "spec.volumes: got {}, allowed is a list"),
+    (changed("spec/volumes", [VOLUME, VOLUME]), "spec.volumes[1].name: got 'data', allowed is another name"),
+    (changed("spec/VolumeMounts", [MOUNT]), "spec.VolumeMounts[0].name: got 'data', allowed is a volume's: there are"),
+    (changed("spec/trainer", ...), "spec.trainer: got None, allowed is a mapping: every TrainingJob has 'trainer'"),
+    (trainer("min_instance", 1), "spec.trainer.min_instance: got 1, allowed is one of the fields entrypoint, envs,"),
+    (trainer("min-instance", 0), "spec.trainer.min-instance: got 0, allowed is a whole number, 1 or more"),
+    (trainer("min-instance", ...), "spec.trainer.min-instance: got None, allowed is a whole number, 1 or more"),
+    (trainer("min-instance", True), "spec.trainer.min-instance: got True, allowed is a whole number, 1 or more"),
+    (trainer("max-instance", 1), "spec.trainer.max-instance: got 1, allowed is at least min-instance, which is 2"),
+    (trainer("entrypoint", ...), "spec.trainer.entrypoint: got None, allowed is a command"),
+    (trainer("entrypoint", " "), "spec.trainer.entrypoint: got ' ', allowed is a command, as in 'python train.py'"),
+    (trainer("entrypoint", "a 'b"), 'spec.trainer.entrypoint: got "a \'b", allowed is a command, as in'),
+    (trainer("entrypoint", "cd a && b"), "spec.trainer.entrypoint: got '&&', allowed is one command without a shell's"),
+    (trainer("entrypoint", "a > b"), "spec.trainer.entrypoint: got '>', allowed is one command without a shell's"),
+    (trainer("entrypoint", "LR=1 a"), "spec.trainer.entrypoint: got 'LR=1', allowed is a command; variables have"),
+    (trainer("entrypoint", "a $HOME"), "spec.trainer.entrypoint: got '$HOME', allowed is $PADDLE_JOB_NAME, $PADDLE_"),
+    (trainer("workspace", 5), "spec.trainer.workspace: got 5, allowed is text"),
+    (trainer("envs", {"A": 1}), "spec.trainer.envs['A']: got 'int', allowed is text, as in '0.1'"),
+    (trainer("envs", {"EDL_REDIS_URL": "x"}), "spec.trainer.envs: got 'EDL_REDIS_URL', allowed is none that may hold"),
+    (trainer("tolerations", ["gpu"]), "spec.trainer.tolerations[0]: got 'gpu', allowed is a mapping"),
+    (trainer("node_selector", {"a b": ""}), "spec.trainer.node_selector: got 'a b', allowed is names as in 'team'"),
+    (trainer("resources", {"cpu": 1}), "spec.trainer.resources.cpu: got 1, allowed is one of the fields limits, req"),
+    (
+        trainer("resources", {"limits": {"cpu": "many"}}),
+        "spec.trainer.resources.limits.cpu: got 'many', allowed is a quantity, as in 2, '500m' or '8Gi'",
+    ),
+    (
+        trainer("resources", {"limits": {"disk": 1}}),
+        "spec.trainer.resources.limits.disk: got 'disk', allowed is 'cpu', 'memory', 'gpu'",
+    ),
+    (
+        trainer("resources", {"limits": {"alpha.kubernetes.io/nvidia-gpu": 1, "nvidia.com/gpu": 2}}),
+        "spec.trainer.resources.limits.nvidia.com/gpu: got 2, allowed is 1, which the GPUs' other name says",
+    ),
+]
+
+
+@pytest.mark.parametrize(("manifest", "said"), WRONG, ids=[said.partition(",")[0] for _, said in WRONG])
+def test_what_is_wrong_is_named_by_its_path(manifest: Any, said: str) -> None:
+    """With what was given, and what is allowed."""
+    with pytest.raises(SpecError) as refused:
+        read(manifest)
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("mount", "said"),
+    [
+        ({"name": "other"}, "spec.VolumeMounts[0].name: got 'other', allowed is a volume's: data"),
+        ({"mountPath": "data"}, "spec.VolumeMounts[0].mountPath: got 'data', allowed is an absolute path"),
+        ({"mountPath": 1}, "spec.VolumeMounts[0].mountPath: got 1, allowed is an absolute path"),
+        ({"readOnly": "no"}, "spec.VolumeMounts[0].readOnly: got 'no', allowed is true or false"),
+        ({"path": "/data"}, "spec.VolumeMounts[0].path: got '/data', allowed is one of the fields mountPath,"),
+    ],
+)
+def test_a_mount_that_can_not_be(mount: dict[str, Any], said: str) -> None:
+    """Named by its place in the list."""
+    manifest = changed("spec/volumes", [VOLUME], changed("spec/VolumeMounts", [{**MOUNT, **mount}]))
+    with pytest.raises(SpecError) as refused:
+        read(manifest)
+    assert str(refused.value).startswith(said)
