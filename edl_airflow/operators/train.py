@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import msgspec
 from airflow.sdk import BaseOperatorLink, conf
 
 from edl_airflow.ends import EndsBy, check_ends_by, end_of
@@ -16,6 +18,8 @@ from edl_airflow.links import TrainerLogLink
 from edl_airflow.operators.base import EdlOperator, run_start, task_deadline
 from edl_airflow.operators.templates import as_bounds, as_checkpoint, check_seconds, has_template
 from edl_airflow.work import Outcome, TrainResult, Work
+from edl_runtime.compat.manifests import manifest_text
+from edl_runtime.compat.training_job import TrainingJob, read_training_job
 from edl_runtime.elastic.messages import GEARS, Gear
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
@@ -109,6 +113,29 @@ class EdlTrainOperator(EdlOperator):
         check_seconds("stop_grace_s", stop_grace_s)
         check_seconds("progress_every_s", progress_every_s)
 
+    @classmethod
+    def from_manifest(cls, manifest: Path | str, *, task_id: str, name: str = "", **given: Any) -> Self:
+        """Return the task that does what a `TrainingJob` of the original asks for; see `edl_runtime.compat`.
+
+        What means something else than it did, or nothing any more, is said in the task's documentation. Raises
+        SpecError for what is no such manifest.
+
+        :param manifest: a file's path, or the YAML itself, which has several lines. A relative `workspace` is one below
+            the file's folder; that of a text is one below the DAG's
+        :param name: which one of a file with several
+        :param given: parameters of the operator, also in place of what the manifest says
+        """
+        folder, text = _read(manifest)
+        job = _named(read_training_job(text), name)
+        cwd = job.trainer.cwd and str(folder / job.trainer.cwd)
+        notes = "".join(f"- {note}\n" for note in job.notes)
+        stated = {
+            "trainer": msgspec.structs.replace(job.trainer, cwd=cwd),
+            "trainers": job.bounds,
+            "doc_md": f"From the TrainingJob `{job.name}`.\n\n{notes}",
+        }
+        return cls(task_id=task_id, **{**stated, **given})
+
     def plan(self, context: Context, surroundings: Surroundings) -> Work:
         ti = context["ti"]
         stream = checkpoint_stream(ti.dag_id, ti.task_id, ti.map_index)
@@ -164,3 +191,19 @@ class EdlTrainOperator(EdlOperator):
         zone = self.dag.timezone if self.has_dag() else UTC  # type: ignore[no-untyped-call]
         due = run.run_after if run and run.run_type == SCHEDULED else None
         return end_of(self.ends_by, start=start, due=due, zone=zone).timestamp()
+
+
+def _read(manifest: Path | str) -> tuple[Path, str]:
+    """Return the folder from which relative paths start, and the text."""
+    if isinstance(manifest, str) and "\n" in manifest:
+        return Path(), manifest
+    return Path(manifest).absolute().parent, manifest_text(Path(manifest))
+
+
+def _named(jobs: Sequence[TrainingJob], name: str) -> TrainingJob:
+    names = [job.name for job in jobs]
+    if name in names:
+        return jobs[names.index(name)]
+    if name or len(jobs) > 1:
+        raise SpecError("name", name, f"one of the TrainingJobs in the manifest: {', '.join(map(repr, names))}")
+    return jobs[0]

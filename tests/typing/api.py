@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 from airflow.sdk import Asset, AssetWatcher
@@ -37,6 +38,7 @@ EdlTrainOperator(
     task_id="t", trainer=student, trainers="1:4", checkpoint=kept, gear="warm", ends_by="07:00", job="night"
 )
 EdlTrainOperator(task_id="u", trainer=student, trainers=2, checkpoint="/runs/digits", ends_by=timedelta(hours=8))
+EdlTrainOperator.from_manifest(Path("examplejob.yaml"), task_id="m", checkpoint=kept, ends_by="07:00")
 EdlDistillOperator(task_id="d", teacher_pool="digits", student=student, students=Bounds(1, 4), checkpoint=kept, job="d")
 EdlResizeOperator(task_id="more", job="night", instances=4)
 EdlJobSensor(task_id="runs", job="night", phase="running", at_least=2, deferrable=True)
