@@ -25,6 +25,7 @@ SUMMARIES = {
     "resize": "Change the number of a pool's or job's instances.",
     "run": "Train a script by as many instances as wanted.",
     "stop": "Stop a job or pool.",
+    "submit": "Start the trainings of a TrainingJob manifest.",
     "teacher": "Serve a model to students.",
 }
 """Every subcommand and what `edl --help` says of it."""

@@ -1,0 +1,93 @@
+"""`edl submit`: the trainings that a manifest of the original EDL asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from edl_runtime.cli.places import backend
+from edl_runtime.cli.starting import make_way
+from edl_runtime.compat.manifests import manifest_text
+from edl_runtime.compat.training_job import TrainingJob, read_training_job
+from edl_runtime.elastic.job import elastic_job
+from edl_runtime.errors import SpecError
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Bounds, Checkpoint, JobSpec
+
+
+@click.command
+@click.option("-f", "--file", "path", required=True, type=click.Path(path_type=Path), help="The manifest.")
+@click.option("--name", default="", help="Another name for its only job, so that several copies run.")
+@click.option("--start", type=int, help="Instances to begin with; by default the fewest, min-instance.")
+@click.option("--workspace", default="", metavar="DIR", help="A folder here, in place of the image's workspace.")
+@click.option(
+    "--checkpoint", default="", metavar="URL", help="Checkpoints are kept there, in a folder of the job's name."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print each job's status as JSON, a line each.")
+def submit(*, path: Path, name: str, start: int | None, workspace: str, checkpoint: str, as_json: bool) -> None:
+    """Start each TrainingJob of a manifest as an elastic training, and return.
+
+    What of it means something else than it did, or nothing any more, is said on stderr. Needs EDL_REDIS_URL, by which
+    the trainers agree. EDL_CHECKPOINT is the default of --checkpoint. A relative workspace is one below the manifest's
+    folder. Scripts see the variables in the manifest, and not those of this command.
+    """
+    settings = RuntimeSettings.from_env(os.environ)
+    if not settings.redis_url:
+        raise SpecError("EDL_REDIS_URL", "", "the Redis by which the trainers agree, as redis://127.0.0.1:6379/0")
+    jobs = read_training_job(manifest_text(path), name=name)
+    specs = [
+        _spec(
+            job,
+            settings,
+            start=start,
+            cwd=_folder(workspace, Path.cwd()) or _folder(job.trainer.cwd, path.absolute().parent),
+            kept_at=checkpoint or settings.checkpoint,
+        )
+        for job in jobs
+    ]
+    for note in (note for job in jobs for note in job.notes):
+        click.echo(f"edl: {note}", err=True)
+    asyncio.run(_start(specs, settings, as_json=as_json))
+
+
+def _spec(job: TrainingJob, settings: RuntimeSettings, *, start: int | None, cwd: str, kept_at: str) -> JobSpec:
+    own = RuntimeSettings(namespace=settings.namespace, job=job.name)
+    keeping = Checkpoint(url=f"{_place(kept_at)}/{job.name}").to_env() if kept_at else {}
+    script = JobSpec(
+        name=job.name,
+        kind="trainer",
+        command=tuple(job.trainer.command),
+        bounds=Bounds(1, 1),
+        instances=1,
+        env={**own.to_env(), **keeping, **job.trainer.env},
+        cwd=cwd,
+        pod=job.trainer.pod,
+    )
+    return elastic_job(script, job.bounds, start=start)
+
+
+def _folder(given: str, below: Path) -> str:
+    """Return an absolute path; empty for an empty one."""
+    return given and str(below / Path(given).expanduser())
+
+
+def _place(url: str) -> str:
+    return (url if "://" in url else _folder(url, Path.cwd())).rstrip("/")
+
+
+async def _start(specs: Sequence[JobSpec], settings: RuntimeSettings, *, as_json: bool) -> None:
+    """Start all of them, none if one of their names is taken by a job that runs."""
+    place = backend(settings)
+    for spec in specs:
+        await make_way(place, spec.name)
+    for spec in specs:
+        token = f"edl-submit-{secrets.token_hex(8)}/0"  # of this command alone: no other may take its job over
+        status = await place.submit(spec, token=token, secrets={"EDL_REDIS_URL": settings.redis_url})
+        told = f"{spec.name} is started; `edl logs -f {spec.name}` shows what it writes"
+        click.echo(msgspec.json.encode(status) if as_json else told)
