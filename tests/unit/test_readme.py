@@ -27,7 +27,15 @@ def test_the_dag_to_copy_is_a_dag() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/distillation.md", "docs/elastic-training.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+    "page",
+    [
+        "README.md",
+        "docs/distillation.md",
+        "docs/elastic-training.md",
+        "docs/kubernetes.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+    ],
 )
 def test_every_file_it_links_to_is_there(page: str) -> None:
     """No link to a file of the project is dead."""
