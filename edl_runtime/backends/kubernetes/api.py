@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +31,9 @@ ANSWER_WITHIN_S = 30.0
 
 WATCH_S = 290
 """How long one watch lasts; the next goes on where it ended."""
+
+SILENT_S = 90.0
+"""A watch that says nothing for so long has lost its connection: the server notes each minute that nothing happened."""
 
 _PATHS = {
     "Pod": ("/api/v1", "pods"),
@@ -87,6 +90,20 @@ class _BusyError(Exception):
     """The server asks for patience."""
 
 
+class Change(msgspec.Struct, frozen=True):
+    """What a watch tells.
+
+    - `happened`: "LISTED", all that there is; "ADDED", "MODIFIED" or "DELETED"; "BOOKMARK", nothing else up to this
+      version; "OPENED" and "CLOSED", from when to when the server tells at once what happens.
+    - `version`: of the world that is known by now.
+    - `objects`: which it is about.
+    """
+
+    happened: str
+    version: str
+    objects: builtins.list[Manifest] = []
+
+
 class _Request(msgspec.Struct, frozen=True):
     method: str
     path: str
@@ -97,10 +114,16 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class Api:
-    """Objects of one namespace. `client` is open already, and stays the caller's to close."""
+    """Objects of one namespace. `client` is open already, and stays the caller's to close.
 
-    def __init__(self, client: ApiClient, namespace: str) -> None:
+    `renew`: gives it new credentials, for the server has refused those that it has; None if they last long enough.
+    """
+
+    def __init__(
+        self, client: ApiClient, namespace: str, *, renew: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self._client = client
+        self._renew = renew
         self.namespace = namespace
         self.address: str = client.configuration.host or ""
 
@@ -166,28 +189,37 @@ class Api:
             if error.status != 404:
                 raise
 
-    async def watch(
-        self, kind: str, *, labels: str = "", fields: str = ""
-    ) -> AsyncIterator[tuple[str, dict[str, Manifest]]]:
-        """Yield what happened ("LISTED", "ADDED", "MODIFIED", "DELETED") and all objects, by name, each time.
+    async def watch(self, kind: str, *, labels: str = "", fields: str = "") -> AsyncIterator[dict[str, Manifest]]:
+        """Yield all objects, by name, at first and after each change: one dict, which is changed in between.
+
+        Never ends.
+        """
+        objects: dict[str, Manifest] = {}
+        async for change in self.changes(kind, labels=labels, fields=fields):
+            if change.happened == "LISTED":
+                objects.clear()
+            for thing in change.objects:
+                name = thing["metadata"]["name"]
+                if change.happened == "DELETED":
+                    objects.pop(name, None)
+                else:
+                    objects[name] = thing
+            if change.objects or change.happened == "LISTED":
+                yield objects
+
+    async def changes(self, kind: str, *, labels: str = "", fields: str = "") -> AsyncIterator[Change]:
+        """Yield what happens to objects.
 
         Lists once and watches from there; lists anew when the server has forgotten where that was. Never ends.
         """
         while True:
             items, version = await self.list(kind, labels=labels, fields=fields)
-            objects = {item["metadata"]["name"]: item for item in items}
-            yield "LISTED", objects
-            try:
-                async for happened, thing in self._events(kind, labels, fields, version):
-                    name = thing["metadata"]["name"]
-                    objects = {**objects, name: {**thing, "kind": kind}}
-                    if happened == "DELETED":
-                        del objects[name]
-                    yield happened, objects
-            except GoneError:
-                continue
+            yield Change("LISTED", version, items)
+            with suppress(GoneError):
+                async for change in self._events(kind, labels, fields, version):
+                    yield change
 
-    async def _events(self, kind: str, labels: str, fields: str, version: str) -> AsyncIterator[tuple[str, Manifest]]:
+    async def _events(self, kind: str, labels: str, fields: str, version: str) -> AsyncIterator[Change]:
         query = {
             "labelSelector": labels,
             "fieldSelector": fields,
@@ -196,18 +228,22 @@ class Api:
             "timeoutSeconds": str(WATCH_S),
         }
         while True:
-            path = self._path(kind)
+            pause_s = 0.0
             try:
-                async with self.stream(path, {**query, "resourceVersion": version}, silent_s=WATCH_S + 30) as response:
+                at = {**query, "resourceVersion": version}
+                async with self.stream(self._path(kind), at, silent_s=SILENT_S) as response:
+                    yield Change("OPENED", version)
                     async for line in lines_of(response):
                         event = msgspec.json.decode(line)
                         if event["type"] == "ERROR":
-                            raise _refusal(event["object"].get("code", 500), event["object"])
+                            raise _error(event["object"].get("code", 500), event["object"])
                         version = event["object"]["metadata"]["resourceVersion"]
-                        if event["type"] != "BOOKMARK":
-                            yield event["type"], event["object"]
-            except (ClusterUnavailableError, TimeoutError):
-                await asyncio.sleep(1.0)
+                        things = [] if event["type"] == "BOOKMARK" else [{**event["object"], "kind": kind}]
+                        yield Change(event["type"], version, things)
+            except (ClusterUnavailableError, TimeoutError, _BusyError):
+                pause_s = 1.0
+            yield Change("CLOSED", version)
+            await asyncio.sleep(pause_s)
 
     @asynccontextmanager
     async def stream(self, path: str, query: Mapping[str, str], *, silent_s: float) -> AsyncIterator[ClientResponse]:
@@ -251,6 +287,22 @@ class Api:
             raise ClusterUnavailableError(self.address, str(error) or type(error).__name__) from error
 
     async def _once(self, request: _Request) -> ClientResponse:
+        response = await self._send(request)
+        if response.status == 401 and self._renew:
+            response.close()
+            await self._renew()
+            response = await self._send(request)
+        if 200 <= response.status < 300:
+            return response
+        async with response:
+            content = await response.read()
+        try:
+            answer = msgspec.json.decode(content)
+        except msgspec.DecodeError:
+            answer = {"message": content.decode(errors="replace")}
+        raise _error(response.status, answer)
+
+    async def _send(self, request: _Request) -> ClientResponse:
         response: ClientResponse = await self._client.call_api(
             request.path,
             request.method,
@@ -261,20 +313,12 @@ class Api:
             _preload_content=False,
             _request_timeout=request.timeout or ANSWER_WITHIN_S,
         )
-        if 200 <= response.status < 300:
-            return response
-        async with response:
-            content = await response.read()
-        try:
-            answer = msgspec.json.decode(content)
-        except msgspec.DecodeError:
-            answer = {"message": content.decode(errors="replace")}
-        if response.status in _BUSY:
-            raise _BusyError(f"{response.status}: {answer.get('message', '')}")
-        raise _refusal(response.status, answer)
+        return response
 
 
-def _refusal(status: int, answer: Mapping[str, Any]) -> ClusterError:
+def _error(status: int, answer: Mapping[str, Any]) -> ClusterError | _BusyError:
+    if status in _BUSY:
+        return _BusyError(f"{status}: {answer.get('message', '')}")
     kinds: dict[int, type[ClusterError]] = {409: ConflictError, 410: GoneError}
     return kinds.get(status, ClusterError)(status, answer.get("reason") or "", answer.get("message") or "")
 

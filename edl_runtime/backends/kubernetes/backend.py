@@ -311,7 +311,7 @@ async def _remove(api: Api, owner: Manifest) -> None:
 async def _gone(api: Api, owner: Manifest) -> None:
     """Wait until the owner is not there any more."""
     name, uid = owner["metadata"]["name"], owner["metadata"]["uid"]
-    async for _, objects in api.watch(owner["kind"], fields=f"metadata.name={name}"):
+    async for objects in api.watch(owner["kind"], fields=f"metadata.name={name}"):
         if name not in objects or objects[name]["metadata"]["uid"] != uid:
             return
 
@@ -322,7 +322,7 @@ async def _follow(api: Api, owner: Manifest, *, instance: int | None, last: int 
     ended = asyncio.Event()
 
     async def watch() -> None:
-        async for _, objects in api.watch(owner["kind"], fields=f"metadata.name={name}"):
+        async for objects in api.watch(owner["kind"], fields=f"metadata.name={name}"):
             now = objects.get(name)
             if not now or now["metadata"]["uid"] != uid or has_ended(now):
                 ended.set()

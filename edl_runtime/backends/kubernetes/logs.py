@@ -68,7 +68,7 @@ async def follow(
 
         async def watch() -> None:
             first = True
-            async for _, now in api.watch("Pod", labels=labels):
+            async for now in api.watch("Pod", labels=labels):
                 for name, number in numbers(now).items():
                     if name not in reading and instance in (None, number):
                         reader = _read_all(api, Source(number, name), pods, lines, last if first else None)
