@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 
 from edl_runtime.backends.base import Backend
+from edl_runtime.backends.kubernetes import KubernetesBackend
 from edl_runtime.backends.local import LocalBackend
 
+ON_A_CLUSTER = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
-@pytest.fixture(params=["local", pytest.param("kubernetes", marks=[pytest.mark.kubernetes, pytest.mark.timeout(600)])])
+
+@pytest.fixture(
+    params=[
+        "local",
+        pytest.param("kubernetes", marks=ON_A_CLUSTER),
+        pytest.param("kubernetes, followed", marks=ON_A_CLUSTER),
+    ]
+)
 def new_backend(request: pytest.FixtureRequest, work_dir: Path, tmp_path: Path) -> Backend:
     """Each backend in turn. Its instances can use the test's `tmp_path`."""
     if request.param == "local":
@@ -21,8 +30,12 @@ def new_backend(request: pytest.FixtureRequest, work_dir: Path, tmp_path: Path) 
 
 
 @pytest.fixture
-async def backend(new_backend: Backend) -> AsyncIterator[Backend]:
+async def backend(new_backend: Backend, request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
     """Each backend in turn, without jobs; what a test leaves is removed."""
-    yield new_backend
+    if isinstance(new_backend, KubernetesBackend) and "followed" in request.node.callspec.id:
+        async with new_backend.following() as followed:
+            yield followed
+    else:
+        yield new_backend
     for status in await new_backend.list():
         await new_backend.delete(status.name)

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from edl_runtime.backends.base import Capacity, JobStatus, LogLine, refuse_strangers
+from edl_runtime.backends.base import Backend, Capacity, JobStatus, LogLine, refuse_strangers
 from edl_runtime.backends.kubernetes import archive, capacity, logs, manifests, names
 from edl_runtime.backends.kubernetes.api import Api, ClusterError, ConflictError
+from edl_runtime.backends.kubernetes.mirror import Followed, Mirror
 from edl_runtime.backends.kubernetes.status import (
+    belongs,
     bounds,
     completions_for,
     has_ended,
     index_of,
     job_status,
+    lacks_pods,
     pool_instances,
+    refusals,
     wanted,
 )
 from edl_runtime.errors import BackendError, SpecError, SubmitError, UnknownJobError
@@ -66,6 +70,27 @@ class KubernetesBackend:
         self._connect = connect
         self._namespace = namespace
         self._defaults = defaults or Pod()
+        self._mirrors: dict[asyncio.AbstractEventLoop, tuple[Mirror, set[object]]] = {}
+
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[Backend]:
+        """Yield this backend as one whose `get` asks the cluster nothing: watches keep it up to date.
+
+        They begin with the first `get`, and are closed while nobody asks for a while, and on exit. All who have it open
+        in the same event loop at the same time share them, so one backend for many tasks costs as much as for one. What
+        is done by the backend that is yielded is seen by its next `get`. While the API server is away, `get` returns
+        what was known last; it raises ClusterUnavailableError when that lasts.
+        """
+        loop, user = asyncio.get_running_loop(), object()
+        mirror, users = self._mirrors.setdefault(loop, (Mirror(self._connect, self._namespace), set()))
+        users.add(user)
+        try:
+            yield Followed(self, mirror)
+        finally:
+            users.remove(user)
+            if not users:
+                del self._mirrors[loop]
+                await mirror.close()
 
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
         """Get or create the job. What a caller that dies leaves half done has its token and no instances."""
@@ -268,20 +293,12 @@ async def _resize(api: Api, owner: Manifest, instances: int) -> Manifest:
 async def _status(api: Api, owner: Manifest) -> JobStatus:
     name = owner["metadata"]["name"]
     pods, _ = await api.list("Pod", labels=names.selector(name))
-    pods = [pod for pod in pods if _belongs(pod, owner)]
-    refusals: list[str] = []
-    if len(pods) < wanted(owner) and owner["kind"] == "Job" and not owner["spec"].get("suspend"):
+    pods = [pod for pod in pods if belongs(pod, owner)]
+    events: list[Manifest] = []
+    if lacks_pods(owner, pods):
         fields = f"involvedObject.uid={owner['metadata']['uid']},reason=FailedCreate"
         events, _ = await api.list("Event", fields=fields)
-        events.sort(key=lambda event: event.get("lastTimestamp") or "")
-        refusals = [event.get("message", "") for event in events]
-    return job_status(owner, pods, time.time(), refusals)
-
-
-def _belongs(pod: Manifest, owner: Manifest) -> bool:
-    """Whether the pod is one of this owner, and not of one of its name that is just going."""
-    run = pod["metadata"]["labels"].get(names.RUN)
-    return run is None or run == owner["metadata"]["uid"]
+    return job_status(owner, pods, time.time(), refusals(events))
 
 
 async def _remove(api: Api, owner: Manifest) -> None:
@@ -332,7 +349,7 @@ async def _follow(api: Api, owner: Manifest, *, instance: int | None, last: int 
 
     def numbers(pods: dict[str, Any]) -> dict[str, int]:
         """Return each pod's instance: a Job's index; of a pool the first number that no other pod has."""
-        mine = [pod for pod in pods.values() if _belongs(pod, owner)]
+        mine = [pod for pod in pods.values() if belongs(pod, owner)]
         if owner["kind"] == "Job":
             return {pod["metadata"]["name"]: index_of(pod) for pod in mine}
         for gone in [pod for pod in seen if pod not in pods]:
@@ -354,7 +371,7 @@ async def _follow(api: Api, owner: Manifest, *, instance: int | None, last: int 
 
 def _numbered(owner: Manifest, pods: builtins.list[Manifest]) -> builtins.list[tuple[int, Manifest]]:
     """Return a job's pods by the instance that each is or was, an instance's oldest first."""
-    mine = [pod for pod in pods if _belongs(pod, owner)]
+    mine = [pod for pod in pods if belongs(pod, owner)]
     by_age = sorted(mine, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
     if owner["kind"] == "Job":
         return sorted(((index_of(pod), pod) for pod in by_age), key=lambda each: each[0])

@@ -72,6 +72,22 @@ def job_status(owner: Manifest, pods: Sequence[Manifest], now: float, refusals: 
     )
 
 
+def belongs(pod: Manifest, owner: Manifest) -> bool:
+    """Whether the pod is one of this owner, and not of one of its name that is just going."""
+    run = pod["metadata"]["labels"].get(names.RUN)
+    return run is None or bool(run == owner["metadata"]["uid"])
+
+
+def lacks_pods(owner: Manifest, pods: Sequence[Manifest]) -> bool:
+    """Whether a Job has fewer pods than it should, so that its events may tell why."""
+    return owner["kind"] == "Job" and len(pods) < wanted(owner) and not owner["spec"].get("suspend")
+
+
+def refusals(events: Iterable[Manifest]) -> list[str]:
+    """Return what events say of pods that can't be created, the last at the end."""
+    return [event.get("message", "") for event in sorted(events, key=lambda event: event.get("lastTimestamp") or "")]
+
+
 def wanted(owner: Manifest) -> int:
     """Return how many instances were asked for last."""
     size = "replicas" if owner["kind"] == "Deployment" else "completions"
@@ -113,6 +129,12 @@ def completions_for(job: Manifest, instances: int) -> int:
 def has_ended(owner: Manifest) -> bool:
     """Whether a Job has completed or failed, as it says itself."""
     return any(_condition(owner, kind) is not None for kind in ("Complete", "Failed"))
+
+
+def true_conditions(owner: Manifest) -> list[str]:
+    """Return how it fares, as it says itself, sorted."""
+    conditions = owner.get("status", {}).get("conditions") or []
+    return sorted(one["type"] for one in conditions if one["status"] == "True")
 
 
 def pool_instances(pods: Iterable[Manifest], now: float) -> list[Seen]:

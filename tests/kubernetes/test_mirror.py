@@ -1,0 +1,320 @@
+"""What is followed is known without asking, and as surely as if it were asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from contract.asking import WAITS, ended, eventually, job, reach
+from kubernetes_asyncio.client import ApiClient, Configuration
+from kubernetes_cluster import Cluster
+from proxy import Proxy, running_proxy
+
+from edl_runtime.backends.base import Backend
+from edl_runtime.backends.kubernetes import KubernetesBackend, mirror
+from edl_runtime.backends.kubernetes.api import Api, Change, ClusterUnavailableError
+from edl_runtime.errors import BackendError, UnknownJobError
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+
+SOON_S = 1.0
+"""Within which a change that somebody else has made is seen."""
+
+
+@pytest.fixture
+async def plain(cluster: Cluster) -> AsyncIterator[KubernetesBackend]:
+    """The backend as others use it; what a test leaves is removed."""
+    backend = cluster.backend()
+    yield backend
+    for status in await backend.list():
+        await backend.delete(status.name)
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The requests that this process sends to the API server, as they are sent."""
+    sent: list[str] = []
+    call_api = ApiClient.call_api
+
+    def counted(self: ApiClient, path: str, method: str, **more: Any) -> Any:
+        sent.append(f"{method} {path}")
+        return call_api(self, path, method, **more)
+
+    monkeypatch.setattr(ApiClient, "call_api", counted)
+    return sent
+
+
+@pytest.fixture
+def proxied(cluster: Cluster, tmp_path: Path) -> Iterator[tuple[Cluster, Proxy]]:
+    """The same cluster by a way that can be cut."""
+    kubeconfig = yaml.safe_load(Path(cluster.kubeconfig).read_text())
+    server = kubeconfig["clusters"][0]["cluster"]
+    host, port = server["server"].removeprefix("https://").split(":")
+    with running_proxy(host, int(port)) as proxy:
+        server["server"] = f"https://127.0.0.1:{proxy.port}"
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
+        way = Cluster(str(tmp_path / "kubeconfig"), cluster.image)
+        way.namespace = cluster.namespace
+        yield way, proxy
+
+
+def late(monkeypatch: pytest.MonkeyPatch, by_s: float, *kinds: str) -> None:
+    """Let watches of these kinds tell everything late."""
+    changes = Api.changes
+
+    async def told_late(self: Api, kind: str, **more: str) -> AsyncIterator[Change]:
+        async for change in changes(self, kind, **more):
+            if kind in kinds:
+                await asyncio.sleep(by_s)
+            yield change
+
+    monkeypatch.setattr(Api, "changes", told_late)
+
+
+async def knows(backend: Backend, name: str) -> bool:
+    try:
+        await backend.get(name)
+    except UnknownJobError:
+        return False
+    return True
+
+
+async def test_a_thousand_looks_cost_what_one_costs(plain: KubernetesBackend, requests: list[str]) -> None:
+    """However often, and for however many who follow, what is watched is asked for once."""
+    for name in ("first", "second"):
+        await plain.submit(job(WAITS, name=name), token="mine", secrets={})
+        await reach(plain, name, lambda status: [one.phase for one in status.instances] == ["running"])
+    async with plain.following() as one, plain.following() as other:
+        requests.clear()
+        for name in ("first", "second"):
+            await one.get(name)
+        at_first = len(requests)
+        began = time.monotonic()
+        for _ in range(500):
+            assert (await one.get("first")).wanted == 1
+            assert (await other.get("second")).wanted == 1
+            assert not await knows(other, "third")
+            await asyncio.sleep(0.002)
+        took_s = time.monotonic() - began
+    assert at_first == 4 + 4 + 2, requests  # a list and a watch of each kind, and once each job's pods
+    assert requests[at_first:] == []
+    assert took_s < 20
+
+
+async def test_what_others_do_is_seen_soon(plain: KubernetesBackend) -> None:
+    """A job that comes, changes and goes without us."""
+    async with plain.following() as followed:
+        assert not await knows(followed, "job")
+        await plain.submit(job(WAITS), token="theirs", secrets={})
+        await eventually(lambda: knows(followed, "job"), "the job", SOON_S)
+        await plain.resize("job", 2)
+        await reach(followed, "job", lambda status: status.wanted == 2, SOON_S)
+        await reach(followed, "job", lambda status: [one.phase for one in status.instances] == ["running"] * 2)
+        assert (await followed.get("job")).instances == (await plain.get("job")).instances
+        await plain.delete("job")
+
+        async def is_gone() -> bool:
+            return not await knows(followed, "job")
+
+        await eventually(is_gone, "the end of the job", SOON_S)
+
+
+async def test_what_one_has_done_oneself_is_seen_at_once(
+    plain: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However late the watches tell."""
+    late(monkeypatch, 0.3, "Deployment", "Pod")
+    async with plain.following() as followed:
+        assert not await knows(followed, "job")
+        await followed.submit(job(WAITS), token="first", secrets={})
+        assert (await followed.get("job")).token == "first"
+        await followed.submit(job(WAITS), token="second", secrets={})
+        assert (await followed.get("job")).token == "second"
+        for instances in (2, 1):
+            await followed.resize("job", instances)
+            assert (await followed.get("job")).wanted == instances
+        changed = job("import time; time.sleep(600)")
+        await followed.submit(changed, token="third", secrets={})
+        assert (await followed.get("job")).digest == changed.digest
+        assert await followed.delete("job")
+        with pytest.raises(UnknownJobError):
+            await followed.get("job")
+
+
+async def test_a_job_that_has_ended_is_told_with_what_its_pods_have_left(
+    plain: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the watch of Jobs is ahead of that of pods."""
+    late(monkeypatch, 3.0, "Pod")
+    code = "from edl_runtime.result import write_result; write_result(checkpoint='/model', metrics={'accuracy': 1})"
+    async with plain.following() as followed:
+        await followed.submit(job(code, kind="trainer"), token="mine", secrets={})
+        status = await ended(followed)
+    assert (status.phase, status.result) == ("succeeded", {"checkpoint": "/model", "metrics": {"accuracy": 1}})
+    assert [one.phase for one in status.instances] == ["succeeded"]
+
+
+async def test_a_pool_is_not_judged_by_the_pods_of_the_one_before(
+    plain: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool that has failed and is started anew runs, though the watch has its old pods still."""
+    late(monkeypatch, 1.0, "Pod")
+    async with plain.following() as followed:
+        await followed.submit(job("raise SystemExit(78)"), token="first", secrets={})
+        assert (await ended(followed)).phase == "failed"
+        await plain.submit(job(WAITS), token="second", secrets={})
+        status = await reach(followed, "job", lambda status: status.token == "second", 10)
+    assert status.phase == "running"
+
+
+async def test_why_pods_cannot_be_created_is_told_without_asking(
+    cluster: Cluster, plain: KubernetesBackend, requests: list[str]
+) -> None:
+    """A quota that is full, as the Job's events say."""
+    quotas = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas"
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}, "spec": {"hard": {"pods": "0"}}}
+    await cluster.ask("POST", quotas, quota)
+
+    async def in_force() -> bool:
+        found = await cluster.ask("GET", f"{quotas}/full")
+        return bool(found.get("status", {}).get("hard"))
+
+    try:
+        await eventually(in_force, "the quota")
+        async with plain.following() as followed:
+            await followed.submit(job(WAITS, kind="trainer"), token="mine", secrets={})
+            status = await reach(followed, "job", lambda status: bool(status.reason))
+            requests.clear()
+            for _ in range(100):
+                await followed.get("job")
+            asked = [*requests]
+    finally:
+        await cluster.ask("DELETE", f"{quotas}/full")
+    assert status.reason.startswith("its pods can't be created: ")
+    assert "exceeded quota: full" in status.reason
+    assert asked == []
+
+
+async def test_an_api_server_that_is_away_and_back(
+    plain: KubernetesBackend, proxied: tuple[Cluster, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was known last, for a while; an error after that; and all that has happened since when it is back."""
+    monkeypatch.setattr(mirror, "OUTAGE_S", 3.0)
+    way, proxy = proxied
+    await plain.submit(job(WAITS), token="first", secrets={})
+
+    async def is_lost() -> bool:
+        try:
+            await followed.get("job")
+        except ClusterUnavailableError:
+            return True
+        return False
+
+    async def is_back() -> bool:
+        return not await is_lost() and (await followed.get("job")).token == "second"
+
+    async with way.backend().following() as followed:
+        before = await followed.get("job")
+        proxy.cut()
+        cut_at = time.monotonic()
+        assert (await followed.get("job")).created_at == before.created_at
+        await plain.submit(job(WAITS), token="second", secrets={})
+        assert (await followed.get("job")).token == "first"
+        await eventually(is_lost, "an error", 10)
+        assert time.monotonic() - cut_at >= 3.0
+        proxy.mend()
+        await eventually(is_back, "the state of now", 10)
+
+
+async def test_a_watch_that_has_lost_its_place_lists_anew(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server forgets what was long ago."""
+    find = Api.list
+    versions = ["1"]
+
+    async def found(self: Api, kind: str, **more: str) -> tuple[list[dict[str, Any]], str]:
+        items, version = await find(self, kind, **more)
+        return items, versions.pop() if versions else version
+
+    monkeypatch.setattr(Api, "list", found)
+    seen = []
+    async with cluster.connect() as client, aclosing(Api(client, cluster.namespace).changes("Pod")) as changes:
+        async for change in changes:
+            seen.append((change.happened, change.version == "1"))
+            if change.happened == "OPENED" and change.version != "1":
+                break
+    assert [seen[0], *seen[-2:]] == [("LISTED", True), ("LISTED", False), ("OPENED", False)]
+
+
+async def test_nothing_is_left_open(proxied: tuple[Cluster, Proxy], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No task and no connection: once nobody asks, and when nobody follows any more."""
+    way, proxy = proxied
+
+    async def all_closed() -> bool:
+        return not proxy._peers and asyncio.all_tasks() == tasks
+
+    tasks = asyncio.all_tasks()
+    backend = way.backend()
+    async with backend.following() as followed:
+        assert asyncio.all_tasks() == tasks
+        assert not await knows(followed, "job")
+        assert asyncio.all_tasks() > tasks
+        assert proxy._peers
+    assert asyncio.all_tasks() == tasks
+    await eventually(all_closed, "the end of all connections", 5)
+    with pytest.raises(BackendError, match="not followed any more"):
+        await followed.get("job")
+
+    monkeypatch.setattr(mirror, "IDLE_S", 0.5)
+    async with backend.following() as followed:
+        assert not await knows(followed, "job")
+        await eventually(all_closed, "the end of all connections", 5)
+        assert not await knows(followed, "job")
+        async with backend.following():
+            pass
+        assert asyncio.all_tasks() > tasks
+    assert asyncio.all_tasks() == tasks
+
+
+async def test_a_token_that_has_expired_is_renewed(cluster: Cluster, plain: KubernetesBackend) -> None:
+    """Who follows for hours outlives the token that he began with."""
+    service = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "follower"}}
+    role = {"kind": "ClusterRole", "name": "view", "apiGroup": "rbac.authorization.k8s.io"}
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "follower"},
+        "subjects": [{"kind": "ServiceAccount", "name": "follower", "namespace": cluster.namespace}],
+        "roleRef": role,
+    }
+    within = f"namespaces/{cluster.namespace}"
+    await cluster.ask("POST", f"/api/v1/{within}/serviceaccounts", service)
+    await cluster.ask("POST", f"/apis/rbac.authorization.k8s.io/v1/{within}/rolebindings", binding)
+    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    answer = await cluster.ask("POST", f"/api/v1/{within}/serviceaccounts/follower/token", asked)
+    tokens = ["expired", answer["status"]["token"]]
+    connect = by_tokens(cluster, tokens)
+    await plain.submit(job(WAITS), token="mine", secrets={})
+    async with KubernetesBackend(connect, namespace=cluster.namespace).following() as followed:
+        assert (await followed.get("job")).token == "mine"
+    assert len(tokens) == 1
+
+
+def by_tokens(cluster: Cluster, tokens: list[str]) -> Callable[[], Any]:
+    """Return what opens a client with the first of the tokens, of which the last is good for ever."""
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[ApiClient]:
+        async with cluster.connect() as known:
+            configuration = Configuration(host=known.configuration.host)
+            configuration.ssl_ca_cert = known.configuration.ssl_ca_cert
+        configuration.api_key = {"BearerToken": f"Bearer {tokens.pop(0) if len(tokens) > 1 else tokens[0]}"}
+        async with ApiClient(configuration) as client:
+            yield client
+
+    return connect

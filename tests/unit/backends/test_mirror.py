@@ -1,0 +1,105 @@
+"""What watches have told, and what they have still to tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl_runtime.backends.kubernetes import mirror
+from edl_runtime.backends.kubernetes.api import Change, Manifest
+from edl_runtime.backends.kubernetes.mirror import View
+
+
+def pod(name: str, version: int, job: str = "job", uid: str = "") -> Manifest:
+    metadata = {"name": name, "uid": uid or f"uid-{name}", "resourceVersion": str(version), "labels": {"job": job}}
+    return {"kind": "Pod", "metadata": metadata}
+
+
+def view(*changes: Change) -> View:
+    """Return what is known after these."""
+    made = View("Pod", lambda thing: str(thing["metadata"]["labels"]["job"]))
+    for change in changes:
+        made.learn(change)
+    return made
+
+
+def names(seen: View, job: str = "job") -> list[str]:
+    return sorted(thing["metadata"]["name"] for thing in seen.of(job))
+
+
+def test_objects_are_known_by_what_they_are_about() -> None:
+    """All that are listed, those that come, as they are now, and without those that have gone."""
+    listed = Change("LISTED", "5", [pod("a", 1), pod("b", 5), pod("c", 3, "other")])
+    seen = view(listed)
+    assert (names(seen), names(seen, "other"), sorted(seen.subjects)) == (["a", "b"], ["c"], ["job", "other"])
+    seen.learn(Change("ADDED", "6", [pod("d", 6)]))
+    seen.learn(Change("MODIFIED", "7", [pod("a", 7)]))
+    seen.learn(Change("DELETED", "8", [pod("b", 8)]))
+    seen.learn(Change("DELETED", "9", [pod("c", 9, "other")]))
+    assert [(thing["metadata"]["name"], mirror.version_of(thing)) for thing in seen.of("job")] == [("d", 6), ("a", 7)]
+    assert (names(seen, "other"), list(seen.subjects)) == ([], ["job"])
+
+
+def test_a_list_replaces_all_that_was_known() -> None:
+    """After a watch that has lost its place, what has gone in between is gone."""
+    seen = view(Change("LISTED", "5", [pod("a", 1), pod("c", 3, "other")]), Change("LISTED", "9", [pod("b", 8)]))
+    assert (names(seen), list(seen.subjects)) == (["b"], ["job"])
+
+
+def test_an_object_that_is_about_something_else_now_is_known_by_that_alone() -> None:
+    """Labels may be changed."""
+    seen = view(Change("LISTED", "5", [pod("a", 1)]), Change("MODIFIED", "6", [pod("a", 6, "other")]))
+    assert (names(seen), names(seen, "other")) == ([], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("listed", "version", "behind"),
+    [
+        ([pod("a", 4)], 5, False),
+        ([pod("a", 4)], 9, False),
+        ([pod("a", 7)], 9, True),
+        ([pod("a", 4), pod("b", 8)], 9, True),
+        ([], 9, True),
+        ([], 3, False),
+        ([pod("a", 3, uid="an earlier one")], 3, False),
+        ([pod("a", 8, uid="the next one")], 9, True),
+    ],
+    ids=[
+        "as it is",
+        "as it is, and others have changed",
+        "has changed",
+        "one more has come",
+        "is gone",
+        "was not there yet",
+        "was another then",
+        "is another now",
+    ],
+)
+def test_a_watch_is_behind_until_it_has_told_all_that_was_listed(
+    listed: list[Manifest], version: int, *, behind: bool
+) -> None:
+    """What was listed is compared to what the watch has told, whichever of the two is the newer."""
+    seen = view(Change("LISTED", "5", [pod("a", 4)]))
+    assert seen.is_behind("job", listed, version) == behind
+    seen.learn(Change("DELETED", "10", [pod("a", 10)]))
+    seen.learn(Change("ADDED", "11", [pod("b", 11)]))
+    assert not seen.is_behind("job", listed, version)
+
+
+def test_a_watch_is_silent_from_when_it_was_last_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is open it is not, though nothing happens; a list is a sign of life as well."""
+    now = 0.0
+    monkeypatch.setattr(mirror, "clock", lambda: now)
+    seen = view()
+    now = 3.0
+    assert seen.silent_s() == 3.0
+    seen.learn(Change("LISTED", "5"))
+    now = 5.0
+    assert seen.silent_s() == 2.0
+    seen.learn(Change("OPENED", "5"))
+    now = 100.0
+    assert seen.silent_s() == 0.0
+    seen.learn(Change("CLOSED", "5"))
+    seen.close()
+    now = 107.0
+    seen.close()
+    assert seen.silent_s() == 7.0
