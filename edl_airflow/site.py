@@ -19,11 +19,14 @@ from edl_runtime.store.client import connect, unavailable_if_lost
 
 if TYPE_CHECKING:
     from edl_runtime.backends.base import Backend
+    from edl_runtime.backends.kubernetes import KubernetesBackend
     from edl_runtime.checkpoint.landed import Landed
     from edl_runtime.progress import Progress
     from edl_runtime.registry.members import Member
     from edl_runtime.store.keys import Role
 
+
+_pods: dict[bytes, KubernetesBackend] = {}
 
 POSITION_KEPT_S = 24 * 3600
 """How long it is known how much of a job's log has been shown, after the last that was."""
@@ -35,10 +38,30 @@ def backend_at(place: Place) -> Backend:
         from edl_runtime.backends.local import LocalBackend
 
         return LocalBackend(place.work_dir)
+    return _pods_at(place)
+
+
+def _pods_at(place: KubernetesPlace) -> KubernetesBackend:
+    """Return the one backend of that place: all tasks of a triggerer share what it watches."""
     from edl_airflow.cluster import way_to
     from edl_runtime.backends.kubernetes import KubernetesBackend
 
-    return KubernetesBackend(way_to(place.conn_id), namespace=place.namespace, defaults=place.pod)
+    made = KubernetesBackend(way_to(place.conn_id), namespace=place.namespace, defaults=place.pod)
+    return _pods.setdefault(msgspec.json.encode(place), made)
+
+
+@asynccontextmanager
+async def _followed(place: Place) -> AsyncIterator[Backend]:
+    """Open a backend that is asked often, without asking a cluster as often."""
+    if isinstance(place, LocalPlace):
+        yield await asyncio.to_thread(backend_at, place)
+        return
+    from edl_airflow.cluster import forget_way
+
+    forget_way(place.conn_id)  # what it says may have been edited since
+    pods = await asyncio.to_thread(_pods_at, place)
+    async with pods.following() as followed:
+        yield followed
 
 
 @asynccontextmanager
@@ -47,15 +70,12 @@ async def open_site(surroundings: Surroundings) -> AsyncIterator[Site]:
 
     Nothing is sent to Redis yet, so work that needs only the backend goes on while Redis is away.
     """
-    if isinstance(surroundings.place, KubernetesPlace):
-        from edl_airflow.cluster import forget_way
-
-        forget_way(surroundings.place.conn_id)  # what it says may have been edited since
-    site = await asyncio.to_thread(Site, surroundings)  # imports Redis's client, which takes a second
-    try:
-        yield site
-    finally:
-        await site.close()
+    async with _followed(surroundings.place) as backend:
+        site = await asyncio.to_thread(Site, surroundings, backend)  # imports Redis's client, which takes a second
+        try:
+            yield site
+        finally:
+            await site.close()
 
 
 class Site:
@@ -64,14 +84,14 @@ class Site:
     All that asks Redis raises RegistryUnavailableError.
     """
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: Surroundings, backend: Backend) -> None:
         from edl_runtime.checkpoint import landed
         from edl_runtime.elastic import events, glance, membership
         from edl_runtime.registry.directory import Directory
 
         self.namespace = surroundings.namespace
         self.secrets = surroundings.secrets(os.environ)
-        self.backend: Backend = backend_at(surroundings.place)
+        self.backend = backend
         self._client = connect(surroundings.redis_url)
         self._directory = Directory(self._client, surroundings.namespace)
         self._landed, self._events, self._glance, self._membership = landed, events, glance, membership

@@ -251,10 +251,12 @@ def _keep_as_tuple(pod: Pod, name: str, kind: type) -> None:
     given = getattr(pod, name)
     if not isinstance(given, list | tuple):
         raise SpecError(f"pod.{name}", given, "a list")
-    entries = [entry if kind is Volume else _plain(entry, f"pod.{name}[]") for entry in given]
-    for entry in entries:
+    entries = [
+        entry if kind is Volume else _plain(entry, f"pod.{name}[{number}]") for number, entry in enumerate(given)
+    ]
+    for number, entry in enumerate(entries):
         if not isinstance(entry, kind):
-            raise SpecError(f"pod.{name}[]", entry, f"a {kind.__name__}")
+            raise SpecError(f"pod.{name}[{number}]", entry, f"a {kind.__name__}")
     msgspec.structs.force_setattr(pod, name, tuple(entries))
 
 

@@ -332,7 +332,7 @@ WRONG: list[tuple[Any, str]] = [
     (trainer("workspace", 5), "spec.trainer.workspace: got 5, allowed is text"),
     (trainer("envs", {"A": 1}), "spec.trainer.envs['A']: got 'int', allowed is text, as in '0.1'"),
     (trainer("envs", {"EDL_REDIS_URL": "x"}), "spec.trainer.envs: got 'EDL_REDIS_URL', allowed is none that may hold"),
-    (trainer("tolerations", ["gpu"]), "spec.trainer.tolerations[0]: got 'gpu', allowed is a mapping"),
+    (trainer("tolerations", ["gpu"]), "spec.trainer.tolerations[0]: got 'gpu', allowed is a dict"),
     (trainer("node_selector", {"a b": ""}), "spec.trainer.node_selector: got 'a b', allowed is names as in 'team'"),
     (trainer("resources", {"cpu": 1}), "spec.trainer.resources.cpu: got 1, allowed is one of the fields limits, req"),
     (
