@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import msgspec
 from airflow.sdk import BaseOperatorLink, conf
 
 from edl_airflow.ends import EndsBy, check_ends_by, end_of
@@ -120,17 +119,17 @@ class EdlTrainOperator(EdlOperator):
         What means something else than it did, or nothing any more, is said in the task's documentation. Raises
         SpecError for what is no such manifest.
 
-        :param manifest: a file's path, or the YAML itself, which has several lines. A relative `workspace` is one below
-            the file's folder; that of a text is one below the DAG's
+        :param manifest: a file's path, or the YAML itself, which has several lines. Its `workspace` is the trainer's
+            `cwd`
         :param name: which one of a file with several
         :param given: parameters of the operator, also in place of what the manifest says
         """
-        folder, text = _read(manifest)
+        is_text = isinstance(manifest, str) and "\n" in manifest
+        text = str(manifest) if is_text else manifest_text(Path(manifest))
         job = _named(read_training_job(text), name)
-        cwd = job.trainer.cwd and str(folder / job.trainer.cwd)
         notes = "".join(f"- {note}\n" for note in job.notes)
         stated = {
-            "trainer": msgspec.structs.replace(job.trainer, cwd=cwd),
+            "trainer": job.trainer,
             "trainers": job.bounds,
             "doc_md": f"From the TrainingJob `{job.name}`.\n\n{notes}",
         }
@@ -191,13 +190,6 @@ class EdlTrainOperator(EdlOperator):
         zone = self.dag.timezone if self.has_dag() else UTC  # type: ignore[no-untyped-call]
         due = run.run_after if run and run.run_type == SCHEDULED else None
         return end_of(self.ends_by, start=start, due=due, zone=zone).timestamp()
-
-
-def _read(manifest: Path | str) -> tuple[Path, str]:
-    """Return the folder from which relative paths start, and the text."""
-    if isinstance(manifest, str) and "\n" in manifest:
-        return Path(), manifest
-    return Path(manifest).absolute().parent, manifest_text(Path(manifest))
 
 
 def _named(jobs: Sequence[TrainingJob], name: str) -> TrainingJob:

@@ -72,7 +72,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     """What a manifest of the original asks for, in our own words.
 
     - `name`; `namespace`: of the manifest, empty for none. Which one its pods are in is the connection's to say.
-    - `trainer`: the script and its pods. A relative `cwd` is one below the manifest's own folder.
+    - `trainer`: the script and its pods. Its `cwd` is the workspace as it was given.
     - `bounds`: how many trainers there may be.
     - `notes`: sentences on what means something else than it did, or nothing any more.
     """

@@ -55,14 +55,15 @@ def test_the_task_trains_what_the_manifest_says(context: Any) -> None:
     assert job.pod == Pod(image="edl-examples:cpu", resources={"cpu": "250m", "memory": "2Gi"})
 
 
-def test_a_relative_workspace_starts_from_the_manifests_folder(tmp_path: Path, context: Any) -> None:
-    """That of a text, from the DAG's; an empty one is none."""
+def test_a_relative_workspace_is_below_the_dags_folder(tmp_path: Path, context: Any) -> None:
+    """As any trainer's folder is, wherever the manifest lies; an empty one is none."""
     (tmp_path / "job.yaml").write_text(manifest("digits"))
-    of_a_file = EdlTrainOperator.from_manifest(str(tmp_path / "job.yaml"), task_id="train")
-    assert planned(of_a_file, context).cwd == str(tmp_path / "src")
-    for workspace, cwd in (("src", "/dags/src"), ("''", "")):
-        of_a_text = EdlTrainOperator.from_manifest(manifest("digits", workspace), task_id="train")
-        assert planned(of_a_text, context).cwd == cwd
+    for given, cwd in (
+        (str(tmp_path / "job.yaml"), "/dags/src"),
+        (manifest("digits"), "/dags/src"),
+        (manifest("digits", "''"), ""),
+    ):
+        assert planned(EdlTrainOperator.from_manifest(given, task_id="train"), context).cwd == cwd
 
 
 def test_what_is_outdated_stands_in_the_tasks_documentation() -> None:
