@@ -22,6 +22,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance knows of its surroundings.
 
     - `redis_url` (EDL_REDIS_URL): `redis://` or `rediss://` with user and password; empty for no registry.
+    - `redis_for_pods` (EDL_REDIS_FOR_PODS): "host:port" at which pods reach the same Redis, for `edl submit`; empty if
+      they reach it as this command does.
     - `discovery_url` (EDL_DISCOVERY_URL): `http://` or `https://` of an `edl discovery` that tells a student its
       teachers; used without a `redis_url`.
     - `discovery_token` (EDL_DISCOVERY_TOKEN): the bearer token that it asks for; required off loopback.
@@ -59,6 +61,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     redis_url: str = ""
+    redis_for_pods: str = ""
     discovery_url: str = ""
     discovery_token: str = ""
     namespace: str = "default"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 import click
 import msgspec
 
-from edl_runtime.cli.places import backend
+from edl_runtime.cli import places
 from edl_runtime.cli.starting import make_way
 from edl_runtime.compat.manifests import manifest_text
 from edl_runtime.compat.training_job import TrainingJob, read_training_job
@@ -19,6 +21,8 @@ from edl_runtime.elastic.job import elastic_job
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, JobSpec
+
+_HOST_AND_PORT = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\]):\d{1,5}")
 
 
 @click.command
@@ -34,31 +38,37 @@ def submit(*, path: Path, name: str, start: int | None, workspace: str, checkpoi
     """Start each TrainingJob of a manifest as an elastic training, and return.
 
     What of it means something else than it did, or nothing any more, is said on stderr. Needs EDL_REDIS_URL, by which
-    the trainers agree. EDL_CHECKPOINT is the default of --checkpoint. A relative workspace is one below the manifest's
-    folder. Scripts see the variables in the manifest, and not those of this command.
+    the trainers agree; where pods reach it by another address, EDL_REDIS_FOR_PODS is that, as host:port.
+
+    EDL_BACKEND=kubernetes starts pods, in the cluster of the kubeconfig; EDL_KUBE_CONTEXT and EDL_KUBE_NAMESPACE say
+    which. On this machine, a relative workspace is one below the manifest's folder. EDL_CHECKPOINT is the default of
+    --checkpoint. Scripts see the variables in the manifest, and not those of this command.
     """
     settings = RuntimeSettings.from_env(os.environ)
     if not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", "the Redis by which the trainers agree, as redis://127.0.0.1:6379/0")
     jobs = read_training_job(manifest_text(path), name=name)
+    is_here = settings.backend == "local"
+    redis_url = _redis_of_instances(settings)
+    kept_at = _kept_at(checkpoint or settings.checkpoint, is_here=is_here)
     specs = [
         _spec(
             job,
             settings,
             start=start,
-            cwd=_folder(workspace, Path.cwd()) or _folder(job.trainer.cwd, path.absolute().parent),
-            kept_at=checkpoint or settings.checkpoint,
+            cwd=_folder(workspace or job.trainer.cwd, (Path() if workspace else path.parent) if is_here else None),
+            kept_at=kept_at,
         )
         for job in jobs
     ]
     for note in (note for job in jobs for note in job.notes):
         click.echo(f"edl: {note}", err=True)
-    asyncio.run(_start(specs, settings, as_json=as_json))
+    asyncio.run(_start(specs, settings, redis_url, as_json=as_json))
 
 
 def _spec(job: TrainingJob, settings: RuntimeSettings, *, start: int | None, cwd: str, kept_at: str) -> JobSpec:
     own = RuntimeSettings(namespace=settings.namespace, job=job.name)
-    keeping = Checkpoint(url=f"{_place(kept_at)}/{job.name}").to_env() if kept_at else {}
+    keeping = Checkpoint(url=f"{kept_at}/{job.name}").to_env() if kept_at else {}
     script = JobSpec(
         name=job.name,
         kind="trainer",
@@ -72,22 +82,37 @@ def _spec(job: TrainingJob, settings: RuntimeSettings, *, start: int | None, cwd
     return elastic_job(script, job.bounds, start=start)
 
 
-def _folder(given: str, below: Path) -> str:
-    """Return an absolute path; empty for an empty one."""
-    return given and str(below / Path(given).expanduser())
+def _folder(given: str, below: Path | None) -> str:
+    """Return an absolute path, or what was given if it is empty or none of this machine's."""
+    return str((below / Path(given).expanduser()).absolute()) if given and below else given
 
 
-def _place(url: str) -> str:
-    return (url if "://" in url else _folder(url, Path.cwd())).rstrip("/")
+def _kept_at(url: str, *, is_here: bool) -> str:
+    if "://" in url:
+        return url.rstrip("/")
+    if url and not is_here and not url.startswith("/"):
+        raise SpecError("--checkpoint", url, "a URL, or an absolute path on a volume that all pods have")
+    return _folder(url, Path() if is_here else None).rstrip("/")
 
 
-async def _start(specs: Sequence[JobSpec], settings: RuntimeSettings, *, as_json: bool) -> None:
+def _redis_of_instances(settings: RuntimeSettings) -> str:
+    """Return the address of Redis as instances reach it, with its password."""
+    if settings.backend == "local" or not settings.redis_for_pods:
+        return settings.redis_url
+    if not _HOST_AND_PORT.fullmatch(settings.redis_for_pods):
+        raise SpecError("EDL_REDIS_FOR_PODS", settings.redis_for_pods, "host:port, as in edl-redis.ml.svc:6379")
+    parts = urlsplit(settings.redis_url)
+    login, at, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{login}{at}{settings.redis_for_pods}"))
+
+
+async def _start(specs: Sequence[JobSpec], settings: RuntimeSettings, redis_url: str, *, as_json: bool) -> None:
     """Start all of them, none if one of their names is taken by a job that runs."""
-    place = backend(settings)
+    backend = places.backend(settings)
     for spec in specs:
-        await make_way(place, spec.name)
+        await make_way(backend, spec.name)
     for spec in specs:
         token = f"edl-submit-{secrets.token_hex(8)}/0"  # of this command alone: no other may take its job over
-        status = await place.submit(spec, token=token, secrets={"EDL_REDIS_URL": settings.redis_url})
+        status = await backend.submit(spec, token=token, secrets={"EDL_REDIS_URL": redis_url})
         told = f"{spec.name} is started; `edl logs -f {spec.name}` shows what it writes"
         click.echo(msgspec.json.encode(status) if as_json else told)

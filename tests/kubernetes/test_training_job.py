@@ -1,0 +1,202 @@
+"""What a TrainingJob manifest asks of its pods, on a real cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from kubernetes_cluster import PADDLE_IMAGE, Cluster, RedisService
+
+from edl_runtime.backends.base import JobStatus
+from edl_runtime.backends.kubernetes import KubernetesBackend
+from edl_runtime.compat.training_job import read_training_job
+from edl_runtime.specs import Bounds, JobSpec
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+TELLS = """
+import json, os, pathlib
+pathlib.Path("/out/part").mkdir(exist_ok=True)
+pathlib.Path("/out/part/told").write_text("through the other mount")
+try:
+    pathlib.Path("/given/new").write_text("")
+    can_write = True
+except OSError:
+    can_write = False
+print(json.dumps({
+    "cwd": os.getcwd(),
+    "passes": os.environ["PADDLE_INIT_NUM_PASSES"],
+    "given": pathlib.Path("/given/told").read_text(),
+    "can_write": can_write,
+    "again": pathlib.Path("/again/part/told").read_text(),
+}))
+"""
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Path:
+    """A folder of the node, with a file."""
+    (tmp_path / "told").write_text("by the node")
+    tmp_path.chmod(0o777)
+    return tmp_path
+
+
+async def _ended(backend: KubernetesBackend, name: str) -> JobStatus:
+    deadline = time.monotonic() + 300
+    while not (status := await backend.get(name)).has_ended:
+        assert time.monotonic() < deadline, status
+        await asyncio.sleep(0.5)
+    return status
+
+
+async def test_a_pod_has_what_the_manifest_asks_for(cluster: Cluster, told: Path) -> None:
+    """Volumes in one place and in several, environment, workspace, GPUs by their old name, labels and tolerations."""
+    manifest = {
+        "apiVersion": "paddlepaddle.org/v1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "asks", "labels": {"team": "vision"}, "annotations": {"owner": "Ada"}},
+        "spec": {
+            "image": cluster.image,
+            "passes": 3,
+            "port": 7164,
+            "schedulerName": "default-scheduler",
+            "volumes": [
+                {"name": "given", "hostPath": {"path": str(told)}},
+                {"name": "shared", "emptyDir": {}},
+            ],
+            "VolumeMounts": [
+                {"name": "given", "mountPath": "/given", "readOnly": True},
+                {"name": "shared", "mountPath": "/out"},
+                {"name": "shared", "mountPath": "/again"},
+            ],
+            "trainer": {
+                "entrypoint": 'python -c "$SCRIPT"',
+                "workspace": "/out",
+                "min-instance": 1,
+                "max-instance": 1,
+                "envs": {"SCRIPT": TELLS},
+                "tolerations": [{"key": "gpu", "operator": "Exists"}],
+                "node_selector": {"kubernetes.io/os": "linux"},
+                "resources": {
+                    "limits": {"cpu": "1", "memory": "200Mi", "alpha.kubernetes.io/nvidia-gpu": 1},
+                    "requests": {"cpu": "20m", "memory": "100Mi"},
+                },
+            },
+            "pserver": {"min-instance": 1, "max-instance": 1},
+        },
+    }
+    (job,) = read_training_job(yaml.safe_dump(manifest))
+    spec = JobSpec(
+        name=job.name,
+        kind="trainer",
+        command=tuple(job.trainer.command),
+        bounds=Bounds(1, 1),
+        instances=1,
+        env=job.trainer.env,
+        cwd=job.trainer.cwd,
+        pod=job.trainer.pod,
+    )
+    backend = cluster.backend()
+    await backend.submit(spec, token="mine", secrets={})
+    try:
+        status, lines = await _end_of(backend, "asks")
+        assert status.phase == "succeeded", (status, lines)
+        assert json.loads(lines[-1]) == {
+            "cwd": "/out",
+            "passes": "3",
+            "given": "by the node",
+            "can_write": False,
+            "again": "through the other mount",
+        }
+        pods = await cluster.ask("GET", f"/api/v1/namespaces/{cluster.namespace}/pods?labelSelector=team%3Dvision")
+        (pod,) = pods["items"]
+        (container,) = pod["spec"]["containers"]
+        assert container["resources"] == {
+            "requests": {"cpu": "20m", "memory": "200Mi", "nvidia.com/gpu": "1"},
+            "limits": {"memory": "200Mi", "nvidia.com/gpu": "1"},
+        }
+        assert pod["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
+        assert {"key": "gpu", "operator": "Exists"} in pod["spec"]["tolerations"]
+        assert pod["metadata"]["annotations"]["owner"] == "Ada"
+    finally:
+        await backend.delete("asks")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    """The examples with their digits, as an image would have them in /workspace, and a folder for checkpoints."""
+    for name in ("elastic_train", "mnist_distill"):
+        shutil.copytree(EXAMPLES / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    load = "import sys; from pathlib import Path; from digits import load_digits; load_digits(Path(sys.argv[1]))"
+    data = str(tmp_path / "elastic_train" / "data")
+    subprocess.run([sys.executable, "-c", load, data], cwd=EXAMPLES / "mnist_distill", check=True)
+    (tmp_path / "kept").mkdir()
+    subprocess.run(["chmod", "-R", "a+rwX", str(tmp_path)], check=True)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_example_trains_in_several_copies(cluster: Cluster, redis_service: RedisService, workspace: Path) -> None:
+    """As on one machine, but as pods: of one image, each copy with checkpoints of its own on a volume."""
+    if not os.environ.get(PADDLE_IMAGE):
+        pytest.skip(f"{PADDLE_IMAGE} names no image with Paddle that the cluster has; see deploy/Dockerfile")
+    manifest = yaml.safe_load((EXAMPLES / "training_job" / "examplejob.yaml").read_text())
+    spec = manifest["spec"]
+    spec["image"] = os.environ[PADDLE_IMAGE]
+    spec["volumes"] = [{"name": "workspace", "hostPath": {"path": str(workspace)}}]
+    spec["VolumeMounts"] = [{"name": "workspace", "mountPath": "/workspace"}]
+    spec["trainer"]["envs"] = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    spec["trainer"]["resources"] = {"requests": {"cpu": "20m"}, "limits": {"memory": "1Gi"}}
+    file = workspace / "job.yaml"
+    file.write_text(yaml.safe_dump(manifest))
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+    environ = {
+        **clean,
+        "KUBECONFIG": cluster.kubeconfig,
+        "EDL_BACKEND": "kubernetes",
+        "EDL_KUBE_NAMESPACE": cluster.namespace,
+        "EDL_REDIS_URL": redis_service.url,
+        "EDL_REDIS_FOR_PODS": redis_service.inside,
+    }
+    submit = [
+        sys.executable,
+        "-P",
+        "-m",
+        "edl_runtime.cli",
+        "submit",
+        "-f",
+        str(file),
+        "--checkpoint",
+        "/workspace/kept",
+    ]
+    backend = cluster.backend()
+    names = ["example", "example-2"]
+    try:
+        for more in ([], ["--name", "example-2", "--start", "2"]):
+            done = subprocess.run([*submit, *more], env=environ, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            assert "spec.pserver means nothing any more" in done.stderr
+        for name in names:
+            status, lines = asyncio.run(_end_of(backend, name))
+            assert status.phase == "succeeded", (status, lines)
+            assert any(line.startswith("step 100: loss") for line in lines), lines
+            assert list((workspace / "kept" / name).iterdir())
+    finally:
+        for name in names:
+            asyncio.run(backend.delete(name))
+    assert cluster.left() == []
+
+
+async def _end_of(backend: KubernetesBackend, name: str) -> tuple[JobStatus, list[str]]:
+    status = await _ended(backend, name)
+    return status, [line.text async for line in backend.logs(name)]
