@@ -279,6 +279,7 @@ async def test_nothing_is_left_open(proxied: tuple[Cluster, Proxy], monkeypatch:
             pass
         assert asyncio.all_tasks() > tasks
     assert asyncio.all_tasks() == tasks
+    await eventually(all_closed, "the end of all connections", 5)
 
 
 async def test_a_token_that_has_expired_is_renewed(cluster: Cluster, plain: KubernetesBackend) -> None:
