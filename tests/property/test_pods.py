@@ -1,0 +1,133 @@
+"""What holds for any quantity, any pod and any number of instances."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes.capacity import amount
+from edl_runtime.backends.kubernetes.manifests import _literal
+from edl_runtime.backends.kubernetes.status import completions_for, failed_indexes
+from edl_runtime.errors import SpecError
+from edl_runtime.pods import Pod, Volume
+from edl_runtime.specs import Bounds, JobSpec
+
+NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,5}[a-z0-9])?", fullmatch=True)
+TEXTS = st.text(max_size=8)
+QUANTITIES = st.integers(0, 1 << 62) | st.sampled_from(["500m", "8Gi", "1e3", ".5", "2."])
+ANYTHING = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text("0123456789.eE+-numkMGTPEi ", max_size=6) | TEXTS
+)
+JSON = st.recursive(
+    st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | TEXTS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2),
+    max_leaves=5,
+)
+PODS = st.builds(
+    Pod,
+    image=st.sampled_from(["", "train:1"]),
+    resources=st.dictionaries(st.sampled_from(["cpu", "memory"]), QUANTITIES),
+    node_selector=st.dictionaries(NAMES, NAMES, max_size=2),
+    tolerations=st.lists(st.dictionaries(TEXTS, JSON, max_size=2), max_size=2),
+    affinity=st.dictionaries(TEXTS, JSON, max_size=2),
+    volumes=st.lists(
+        st.builds(Volume, path=st.sampled_from(["/a", "/b", "/tmp"]), claim=NAMES),
+        max_size=2,
+        unique_by=lambda v: v.path,
+    ),
+    secret_env=st.dictionaries(NAMES.map(lambda name: name.replace("-", "_")), NAMES.map(lambda name: f"{name}/key")),
+    pull_secrets=st.lists(NAMES, max_size=2, unique=True),
+    labels=st.dictionaries(NAMES, NAMES, max_size=2),
+    annotations=st.dictionaries(NAMES, TEXTS, max_size=2),
+    template=st.fixed_dictionaries({}, optional={"spec": st.dictionaries(st.just("x"), JSON)}),
+)
+
+
+@given(ANYTHING)
+def test_what_is_taken_as_a_quantity_is_one(given_: Any) -> None:
+    """An amount, finite and not negative; whatever else is given is refused and nothing worse."""
+    try:
+        (quantity,) = Pod(resources={"memory": given_}).amounts().values()
+    except SpecError:
+        return
+    assert 0 <= amount(quantity) < math.inf or "e" in quantity.lower()
+
+
+@given(PODS)
+def test_any_pod_survives_json(pod: Pod) -> None:
+    """With the same digest of its job."""
+    spec = JobSpec(name="job", kind="pool", command=("true",), bounds=Bounds(1, 1), instances=1, pod=pod)
+    again = msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec)
+    assert again == spec
+    assert again.digest == spec.digest
+
+
+@given(PODS, PODS)
+def test_a_pod_over_defaults_keeps_what_it_says(pod: Pod, defaults: Pod) -> None:
+    """And over the same defaults again it is the same."""
+    both = pod.over(defaults)
+    assert both.over(defaults) == both
+    assert pod.over(Pod()) == Pod().over(pod) == pod
+    assert both.image == (pod.image or defaults.image)
+    for field in ("resources", "node_selector", "secret_env", "labels", "annotations", "affinity"):
+        assert getattr(both, field) == {**getattr(defaults, field), **getattr(pod, field)}
+    assert set(both.pull_secrets) == {*pod.pull_secrets, *defaults.pull_secrets}
+    assert {volume.path for volume in both.volumes} == {volume.path for volume in (*pod.volumes, *defaults.volumes)}
+    assert all(volume in both.volumes for volume in pod.volumes)
+
+
+@given(TEXTS | st.text("$()A", max_size=8))
+def test_kubernetes_makes_of_a_word_what_it_was(word: str) -> None:
+    """Its own rule, undone: "$$" is "$", and "$(NAME)" is replaced."""
+    expanded, rest = "", _literal(word)
+    while rest:
+        assert not rest.startswith("$(")
+        taken = 2 if rest.startswith("$$") else 1
+        expanded, rest = expanded + rest[0], rest[taken:]
+    assert expanded == word
+
+
+def ranges(indexes: set[int]) -> str:
+    """Write indexes as a Job does."""
+    parts = []
+    for first in sorted(index for index in indexes if index - 1 not in indexes):
+        last = first
+        while last + 1 in indexes:
+            last += 1
+        parts.append(str(first) if first == last else f"{first}-{last}")
+    return ",".join(parts)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 12)), min_size=1, max_size=8), st.integers(1, 6))
+def test_a_job_that_is_resized_and_loses_instances_has_those_it_should(
+    steps: list[tuple[bool, int]], instances: int
+) -> None:
+    """After growing as many as wanted, those of new numbers among them; shrinking takes the highest and no more."""
+    completions = wanted = instances
+    failed: set[int] = set()
+    for loses, number in steps:
+        if loses:
+            failed.add(number % completions)
+            continue
+        job = {
+            "kind": "Job",
+            "metadata": {"annotations": {names.WANTED: str(wanted)}},
+            "spec": {"completions": completions},
+            "status": {"failedIndexes": ranges(failed)},
+        }
+        assert failed_indexes(job) == sorted(failed)
+        needed = completions_for(job, number)
+        alive = set(range(needed)) - failed
+        assert needed >= 1
+        if number > wanted:
+            assert len(alive) == number
+            assert needed >= completions
+        else:
+            assert needed == max(1, completions - (wanted - number))
+        completions, wanted = needed, number
+        failed = {index for index in failed if index < completions}
