@@ -6,9 +6,11 @@ import base64
 import gzip
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
+import structlog
 
 from edl_runtime.backends.base import LogLine
 from edl_runtime.backends.kubernetes import names
@@ -25,9 +27,18 @@ JOBS_KEPT = 20
 
 _CREATED = "edl-airflow/deleted-at"
 
+log = structlog.get_logger(__name__)
+
 
 async def keep(api: Api, job: str, lines: Sequence[LogLine]) -> None:
-    """Keep the end of a job's log, in place of that of an earlier job of its name, and forget the oldest."""
+    """Keep the end of a job's log, in place of that of an earlier job of its name, and forget the oldest.
+
+    Where a ConfigMap of somebody else has the name, that one is left alone, and the log is not kept.
+    """
+    there = await api.get("ConfigMap", names.archive_name(job))
+    if there is not None and not _is_log_of(there, job):
+        log.warning("log.not_kept", job=job, cause=f"the ConfigMap {names.archive_name(job)} is not ours")
+        return
     packed = _pack(lines)
     await api.apply(
         {
@@ -42,7 +53,7 @@ async def keep(api: Api, job: str, lines: Sequence[LogLine]) -> None:
         }
     )
     kept, _ = await api.list("ConfigMap", labels=names.LOG_OF)
-    kept.sort(key=lambda one: float(one["metadata"]["annotations"].get(_CREATED, 0)), reverse=True)
+    kept.sort(key=_deleted_at, reverse=True)
     for old in kept[JOBS_KEPT:]:
         await api.delete(old)
 
@@ -50,10 +61,18 @@ async def keep(api: Api, job: str, lines: Sequence[LogLine]) -> None:
 async def read(api: Api, job: str) -> list[LogLine] | None:
     """Return what was kept of a job that has been deleted, None if there was none."""
     kept = await api.get("ConfigMap", names.archive_name(job))
-    if kept is None:
+    if kept is None or not _is_log_of(kept, job):
         return None
     packed = base64.b64decode(kept.get("binaryData", {}).get("lines", ""))
     return msgspec.json.decode(gzip.decompress(packed), type=list[LogLine])
+
+
+def _is_log_of(config_map: Mapping[str, Any], job: str) -> bool:
+    return bool((config_map["metadata"].get("labels") or {}).get(names.LOG_OF) == job)
+
+
+def _deleted_at(config_map: Mapping[str, Any]) -> float:
+    return float((config_map["metadata"].get("annotations") or {}).get(_CREATED, 0))
 
 
 def _pack(lines: Sequence[LogLine]) -> bytes:

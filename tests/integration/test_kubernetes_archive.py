@@ -1,0 +1,61 @@
+"""Logs of deleted jobs, kept in a real cluster."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from edl_runtime.backends.base import LogLine
+from edl_runtime.backends.kubernetes import archive, names
+from edl_runtime.backends.kubernetes.api import Api
+
+if TYPE_CHECKING:
+    from kubernetes_cluster import Cluster
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+
+LINES = [LogLine(0, "one"), LogLine(1, "two")]
+
+
+@pytest.fixture
+async def api(cluster: Cluster) -> AsyncIterator[Api]:
+    async with cluster.connect() as client:
+        opened = Api(client, cluster.namespace)
+        yield opened
+        for config_map in (await opened.list("ConfigMap"))[0]:
+            await opened.delete(config_map)
+
+
+def config_map(name: str, **labels: str) -> dict[str, Any]:
+    metadata = {"name": name, "labels": labels}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"lines": "mine"}}
+
+
+async def test_a_log_is_kept_until_the_next_of_its_name(api: Api) -> None:
+    """And nothing is known of a job that was never deleted."""
+    assert await archive.read(api, "job") is None
+    for lines in (LINES, LINES[:1], []):
+        await archive.keep(api, "job", lines)
+        assert await archive.read(api, "job") == lines
+
+
+async def test_what_is_somebody_elses_is_left_alone(api: Api) -> None:
+    """A ConfigMap may well have the name that ours would have; it is neither a log nor to be overwritten."""
+    await api.create(config_map("job-log"))
+    await archive.keep(api, "job", LINES)
+    assert await archive.read(api, "job") is None
+    found = await api.get("ConfigMap", "job-log")
+    assert found is not None
+    assert (found["data"], "binaryData" in found) == ({"lines": "mine"}, False)
+
+
+async def test_the_oldest_are_forgotten(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those without a time before all others."""
+    monkeypatch.setattr(archive, "JOBS_KEPT", 2)
+    await api.create(config_map("odd-log", **{names.LOG_OF: "odd"}))
+    for job in ("a", "b", "c"):
+        await archive.keep(api, job, LINES)
+    kept, _ = await api.list("ConfigMap", labels=names.LOG_OF)
+    assert {one["metadata"]["name"] for one in kept} == {"b-log", "c-log"}
