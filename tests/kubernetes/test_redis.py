@@ -18,18 +18,33 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 PASSWORD = "5ecae7"
 TOKEN = "70c3a"
 
-ASKS = """
-import redis, sys
+REACHES = """
+import socket, sys, time
+from urllib.parse import urlsplit
+deadline = time.monotonic() + 60
+while True:
+    try:
+        socket.create_connection((urlsplit(sys.argv[1]).hostname, urlsplit(sys.argv[1]).port), 2).close()
+        break
+    except OSError:
+        if time.monotonic() > deadline:
+            raise
+        time.sleep(0.2)
+"""
+"""Waits until the node knows of the Service at a URL, which is a moment after its pod is ready."""
+
+ASKS = f"""{REACHES}
+import redis
 try:
     print(getattr(redis.Redis.from_url(sys.argv[1]), sys.argv[2])(*sys.argv[3:]))
 except redis.AuthenticationError as error:
-    sys.exit(f"refused: {error}")
+    sys.exit(f"refused: {{error}}")
 """
 """Asks Redis at a URL one thing and prints the answer."""
 
-LISTS_POOLS = """
-import sys, urllib.error, urllib.request
-request = urllib.request.Request(sys.argv[1], headers={"Authorization": f"Bearer {sys.argv[2]}"})
+LISTS_POOLS = f"""{REACHES}
+import urllib.error, urllib.request
+request = urllib.request.Request(sys.argv[1], headers={{"Authorization": f"Bearer {{sys.argv[2]}}"}})
 try:
     print(urllib.request.urlopen(request, timeout=30).status)
 except urllib.error.HTTPError as error:
@@ -100,7 +115,7 @@ async def ask(home: Cluster, name: str, address: str, *words: str) -> tuple[int,
     return status, said.strip()
 
 
-async def test_redis_asks_for_its_password_and_keeps_its_data(home: Cluster, redis: dict[str, Any]) -> None:
+async def test_redis_and_discovery_ask_who_comes_and_redis_keeps_its_data(home: Cluster, redis: dict[str, Any]) -> None:
     """By its Service, from other pods; what was written before its pod was deleted is there in the next."""
     for name, password in (("nobody", ""), ("stranger", "wrong")):
         status, said = await ask(home, name, url(password), "get", "word")
@@ -113,6 +128,7 @@ async def test_redis_asks_for_its_password_and_keeps_its_data(home: Cluster, red
 
 
 async def discovery_needs_its_token(home: Cluster) -> None:
+    """Have discovery run beside that Redis, and students ask it."""
     objects = [secret("edl-discovery", token=TOKEN), *manifests("discovery.yaml", home.namespace)]
     container(objects)["image"] = home.image
     await create(home, *objects)
