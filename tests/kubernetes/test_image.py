@@ -62,6 +62,21 @@ def test_our_own_layer_is_small_and_nobody_is_root(engine: str) -> None:
     assert 0 < sum(size_of(size) for size, _ in steps[:others]) < OUR_LAYER  # the newest come first
 
 
+def test_the_code_in_it_is_this(engine: str, tmp_path: Path) -> None:
+    """No layer of an earlier build is taken for that of another source."""
+    made = told(engine, "create", BUILT).strip()
+    try:
+        told(engine, "cp", f"{made}:/usr/local/lib", str(tmp_path))
+    finally:
+        told(engine, "rm", made)
+    (package,) = tmp_path.rglob("edl_runtime")
+    built, source = (
+        {(str(file.relative_to(folder)), file.read_text()) for file in folder.rglob("*.py")}
+        for folder in (package, ROOT / "edl_runtime")
+    )
+    assert {name for name, _ in built ^ source} == set()
+
+
 def size_of(text: str) -> float:
     """Return the bytes that "3.57 MB" are, as Docker and Podman write it."""
     found = re.fullmatch(r"([\d.]+) ?([kMG]?)B", text)
