@@ -3,7 +3,8 @@
 A first process has no default signal handlers, and orphans become its children, so no training script should be one.
 SIGTERM is passed on to the command alone. When that has ended, what it left behind is killed, its result becomes the
 pod's termination message, and this process ends with its exit status; 128 and the signal's number for one that a
-signal has ended, as shells have it.
+signal has ended, as shells have it. Who was told to go counts as ended by SIGTERM even if it ends well: 0 would say
+that all work is done, and a trainer whose node is drained has to go on elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ TERMINATION_MESSAGE = "/dev/termination-log"
 def main(command: list[str]) -> int:
     """Run the command and return this process's exit status."""
     lifeline, _held = os.pipe()
-    exit_status = run(command, lifeline)
+    told: list[int] = []
+    exit_status = run(command, lifeline, told) or (-told[0] if told else 0)
     result = Path(os.environ["EDL_RESULT_FILE"])
     if result.exists():
         try:

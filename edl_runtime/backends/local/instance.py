@@ -55,14 +55,23 @@ def _children() -> Iterator[int]:
                     yield int(entry)
 
 
-def run(command: list[str], lifeline: int) -> int:
-    """Run the command until it ends or `lifeline` is cut. Return its exit status, negative for a signal."""
+def run(command: list[str], lifeline: int, told: list[int] | None = None) -> int:
+    """Run the command until it ends or `lifeline` is cut. Return its exit status, negative for a signal.
+
+    `told` gets the signals by which the command was told to go.
+    """
     adopt_orphans()
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)
     terminations: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: terminations.append(number))
+    told = [] if told is None else told
+
+    def tell(number: int, _: object) -> None:
+        terminations.append(number)
+        told.append(number)
+
+    signal.signal(signal.SIGTERM, tell)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     try:
