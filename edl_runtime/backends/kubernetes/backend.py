@@ -123,13 +123,13 @@ class KubernetesBackend:
     async def list(self) -> builtins.list[JobStatus]:
         async with self._api() as api:
             found = await asyncio.gather(*(api.list(kind, labels=names.selector()) for kind in (*OWNERS, "Pod")))
-        *owners, pods = (items for items, _ in found)
-        by_job: dict[str, list[Manifest]] = defaultdict(list)
-        for pod in pods:
-            by_job[pod["metadata"]["labels"][names.JOB]].append(pod)
-        statuses = [
-            job_status(owner, by_job[owner["metadata"]["name"]], time.time()) for kind in owners for owner in kind
-        ]
+            *owners, pods = (items for items, _ in found)
+            by_job: dict[str, list[Manifest]] = defaultdict(list)
+            for pod in pods:
+                by_job[pod["metadata"]["labels"][names.JOB]].append(pod)
+            statuses = await asyncio.gather(
+                *(_status_by(api, owner, by_job[owner["metadata"]["name"]]) for kind in owners for owner in kind)
+            )
         return sorted(statuses, key=lambda status: status.name)
 
     async def resize(self, name: str, instances: int) -> JobStatus:
@@ -293,12 +293,16 @@ async def _resize(api: Api, owner: Manifest, instances: int) -> Manifest:
 async def _status(api: Api, owner: Manifest) -> JobStatus:
     name = owner["metadata"]["name"]
     pods, _ = await api.list("Pod", labels=names.selector(name))
+    return await _status_by(api, owner, pods)
+
+
+async def _status_by(api: Api, owner: Manifest, pods: builtins.list[Manifest]) -> JobStatus:
     pods = [pod for pod in pods if belongs(pod, owner)]
     events: list[Manifest] = []
     if lacks_pods(owner, pods):
         fields = f"involvedObject.uid={owner['metadata']['uid']},reason=FailedCreate"
         events, _ = await api.list("Event", fields=fields)
-    return job_status(owner, pods, time.time(), refusals(events))
+    return job_status(owner, pods, time.time(), refusals(events, pods))
 
 
 async def _remove(api: Api, owner: Manifest) -> None:

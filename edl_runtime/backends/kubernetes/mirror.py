@@ -208,7 +208,7 @@ class Mirror:
             raise UnknownJobError(name, sorted({*self._jobs.subjects, *self._deployments.subjects}))
         pods = [pod for pod in self._pods.of(name) if belongs(pod, owner)]
         events = self._events.of(owner["metadata"]["uid"]) if lacks_pods(owner, pods) else []
-        return job_status(owner, pods, time.time(), refusals(events))
+        return job_status(owner, pods, time.time(), refusals(events, pods))
 
     def _owner(self, name: str) -> Manifest | None:
         return next(iter([*self._jobs.of(name), *self._deployments.of(name)]), None)

@@ -25,16 +25,43 @@ LAST_LINES = 30
 SETTLED_S = 10.0
 """An instance of a pool that has run for so long has come up."""
 
-_NO_SUCH_IMAGE = ("not found", "notfound", "manifest unknown", "does not exist", "invalid reference format")
+_NO_SUCH_IMAGE = (
+    "not found",
+    "code = notfound",
+    "manifest unknown",
+    "does not exist",
+    "invalid reference format",
+    "no match for platform",
+    "401 unauthorized",
+    "403 forbidden",
+)
+"""What a registry answers that is there: the image is not, or nobody may pull it without `pod.pull_secrets`.
+
+All else that keeps an image from being pulled, as a name that does not resolve, may be over soon.
+"""
 _NEVER_PULLED = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 _PULLING_FAILED = frozenset({"ErrImagePull", "ImagePullBackOff"}) | _NEVER_PULLED
 _NOT_CREATED = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 _CANT_START = frozenset({"StartError", "ContainerCannotRun", "RunContainerError", "CreateContainerError"})
+_NEVER_RUN = ("runAsNonRoot", "breaks non-root policy")
+_NEVER_CREATED = (
+    "violates PodSecurity",
+    "no PriorityClass with name",
+    "usage per Container is",
+    "usage per Pod is",
+    "must specify",
+    " is invalid: ",
+)
+"""What is wrong with pods that the cluster refuses for ever. A quota may be raised, and a service account made."""
+
 _NO_RUNTIME = ("No module named edl_runtime", "No module named 'edl_runtime'", '"python": executable file not found')
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance as its pod tells of it, and what is wrong with it. `hopeless`: no restart mends that."""
+    """An instance as its pod tells of it, and what is wrong with it.
+
+    `hopeless`: no restart mends that. `disrupted`: the cluster has ended it, as by an eviction, and starts it again.
+    """
 
     status: InstanceStatus
     pod: str
@@ -43,6 +70,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     result: dict[str, Any] | None = None
     ended_at: float = 0.0
     hopeless: bool = False
+    disrupted: bool = False
 
 
 def job_status(owner: Manifest, pods: Sequence[Manifest], now: float, refusals: Sequence[str] = ()) -> JobStatus:
@@ -52,12 +80,14 @@ def job_status(owner: Manifest, pods: Sequence[Manifest], now: float, refusals: 
     seen = pool_instances(pods, now) if is_pool else trainer_instances(owner, pods)
     elastic = annotations.get(names.ELASTIC) == "true"
     phase, about = _pool_phase(seen) if is_pool else _trainer_phase(owner, seen, elastic=elastic)
+    refusal = _refusal(owner, refusals) if phase == "running" else ""
+    never_created = not pods and any(words in refusal for words in _NEVER_CREATED)
     results = [one for one in seen if one.result is not None]
     newest = max(results, key=lambda one: (one.ended_at, one.status.index), default=None)
     return JobStatus(
         name=owner["metadata"]["labels"][names.JOB],
         kind="pool" if is_pool else "trainer",
-        phase=phase,
+        phase="failed" if never_created else phase,
         token=annotations.get(names.TOKEN, ""),
         digest=annotations.get(names.DIGEST, ""),
         wanted=wanted(owner),
@@ -65,10 +95,10 @@ def job_status(owner: Manifest, pods: Sequence[Manifest], now: float, refusals: 
         created_at=float(annotations.get(names.CREATED_AT) or _created(owner)),
         elastic=elastic,
         cwd=annotations.get(names.CWD, ""),
-        reason=about.trouble if about else _reason(owner, phase, refusals),
+        reason=about.trouble if about else _reason(owner, phase, refusal),
         last_lines=about.last_lines if about else (),
         result=newest.result if newest else None,
-        mistaken=bool(about and about.hopeless),
+        mistaken=never_created or bool(about and about.hopeless),
     )
 
 
@@ -83,9 +113,14 @@ def lacks_pods(owner: Manifest, pods: Sequence[Manifest]) -> bool:
     return owner["kind"] == "Job" and len(pods) < wanted(owner) and not owner["spec"].get("suspend")
 
 
-def refusals(events: Iterable[Manifest]) -> list[str]:
-    """Return what events say of pods that can't be created, the last at the end."""
-    return [event.get("message", "") for event in sorted(events, key=lambda event: event.get("lastTimestamp") or "")]
+def refusals(events: Iterable[Manifest], pods: Sequence[Manifest] = ()) -> list[str]:
+    """Return what events say of pods that can't be created, the last at the end.
+
+    Events are kept for an hour, so those from before the newest pod tell of troubles that are over.
+    """
+    newest = max((pod["metadata"].get("creationTimestamp") or "" for pod in pods), default="")
+    told = [(event.get("lastTimestamp") or "", event.get("message", "")) for event in events]
+    return [message for at, message in sorted(told, key=lambda one: one[0]) if at >= newest]
 
 
 def wanted(owner: Manifest) -> int:
@@ -205,6 +240,7 @@ def _of_trainer(pod: Manifest, *, given_up: bool) -> Seen:
     phase = _phase(pod, container)
     exit_code = _exit_code(terminated)
     index = index_of(pod)
+    disrupted = not given_up and _condition(pod, "DisruptionTarget") is not None
     trouble, hopeless = _cannot_start(pod, index)
     if not trouble and phase == "failed":
         trouble, hopeless = _how_it_ended(pod, index, terminated)
@@ -228,7 +264,8 @@ def _of_trainer(pod: Manifest, *, given_up: bool) -> Seen:
         else (),
         result=_result(terminated),
         ended_at=_time(terminated.get("finishedAt")) if terminated else 0.0,
-        hopeless=hopeless,
+        hopeless=hopeless and not disrupted,
+        disrupted=disrupted,
     )
 
 
@@ -300,21 +337,28 @@ def _all_left_have_succeeded(job: Manifest, seen: Sequence[Seen]) -> bool:
 def _is_for_itself(one: Seen, *, elastic: bool) -> bool:
     """Whether a failed instance says nothing of the job: the Job starts it again, or gives it up alone."""
     exit_code = one.status.exit_code
-    if exit_code is None or (elastic and exit_code == EX_CONFIG):
+    if one.disrupted or exit_code is None or (elastic and exit_code == EX_CONFIG):
         return True
     restarted = exit_code < 0 if elastic else exit_code == -signal.SIGTERM
     return restarted and not one.status.given_up
 
 
-def _reason(owner: Manifest, phase: Phase, refusals: Sequence[str]) -> str:
+def _refusal(owner: Manifest, refusals: Sequence[str]) -> str:
+    """Return why the cluster creates no further pods, by what a Deployment says itself and the events of a Job."""
+    if failure := _condition(owner, "ReplicaFailure"):
+        return str(failure.get("message") or failure.get("reason", ""))
+    return refusals[-1] if refusals else ""
+
+
+def _reason(owner: Manifest, phase: Phase, refusal: str) -> str:
     """Return what is to be said where no instance tells why."""
     if phase == "pending":
         queue = _at(owner, "metadata", "labels").get(names.QUEUE)
         return f"suspended: it waits in Kueue's queue {queue!r}" if queue else "suspended"
-    kinds = {"failed": ("Failed", "FailureTarget"), "running": ("ReplicaFailure",)}.get(phase, ())
+    kinds = ("Failed", "FailureTarget") if phase == "failed" else ()
     for failure in filter(None, (_condition(owner, kind) for kind in kinds)):
         return str(failure.get("message") or failure.get("reason", ""))
-    return f"its pods can't be created: {refusals[-1]}" if phase == "running" and refusals else ""
+    return f"its pods can't be created: {refusal}" if refusal else ""
 
 
 def _container(pod: Manifest) -> Manifest:
@@ -355,6 +399,8 @@ def _exit_code(terminated: Manifest | None) -> int | None:
 
 
 def _ending(pod: Manifest, terminated: Manifest | None) -> str:
+    if disruption := _condition(pod, "DisruptionTarget"):
+        return f"was ended by the cluster ({disruption.get('message') or disruption.get('reason', '')})"
     code = _exit_code(terminated)
     status = _at(pod, "status")
     why = ": ".join(text.strip() for text in (status.get("reason"), status.get("message")) if text)
@@ -390,9 +436,9 @@ def _cannot_start(pod: Manifest, index: int) -> tuple[str, bool]:
         whose = "" if container["name"] == names.CONTAINER else f"container {container['name']!r}: "
         trouble = f"instance {index} can't start: {whose}{reason}: {message}"
         if reason in _PULLING_FAILED:
-            return trouble, reason in _NEVER_PULLED or any(words in message.lower() for words in _NO_SUCH_IMAGE)
+            return trouble, is_never_pulled(reason, message)
         if reason in _NOT_CREATED:
-            return trouble, any(words in message for words in _NO_RUNTIME)
+            return trouble, any(words in message for words in (*_NO_RUNTIME, *_NEVER_RUN))
         if reason == "CrashLoopBackOff" and whose:
             return trouble, False
     scheduled = _condition(pod, "PodScheduled", status="False")
@@ -408,6 +454,11 @@ def _waiting(pod: Manifest) -> list[Manifest]:
         return []
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     return [one for one in containers if _at(one, "state", "waiting")]
+
+
+def is_never_pulled(reason: str, message: str) -> bool:
+    """Whether an image that can't be pulled for that reason has to be given another name, or a pull secret."""
+    return reason in _NEVER_PULLED or any(words in message.lower() for words in _NO_SUCH_IMAGE)
 
 
 def _last_lines(terminated: Manifest | None) -> tuple[str, ...]:

@@ -331,7 +331,8 @@ def test_pods_that_cannot_be_created_are_told_of() -> None:
     status = of(job(), refusals=("first", "exceeded quota: gpus"))
     assert (status.phase, status.reason) == ("running", "its pods can't be created: exceeded quota: gpus")
     refused = pool(conditions={"ReplicaFailure": {"reason": "FailedCreate", "message": "exceeded quota"}})
-    assert (of(refused).phase, of(refused).reason) == ("running", "exceeded quota")
+    told = ("running", "its pods can't be created: exceeded quota")
+    assert (of(refused).phase, of(refused).reason) == told
     assert of(job(conditions={"Complete": {}}), refusals=("old",)).reason == ""
 
 

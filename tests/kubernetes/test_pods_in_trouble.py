@@ -1,0 +1,297 @@
+"""What the backend says and does when pods are in trouble; of each job nothing is left once it is deleted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from contract.asking import IGNORES_SIGTERM, SAYS_GOODBYE, WAITS, ended, eventually, job, reach, says
+from kubernetes_cluster import Cluster, own_namespace
+from pod_trouble import admit_only_restricted, evict, found, leaving_nothing, pods_of, priority_class, quota
+
+from edl_runtime.backends.base import Backend, JobStatus
+from edl_runtime.backends.kubernetes import names
+from edl_runtime.pods import Pod
+from edl_runtime.specs import JobSpec
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+
+BARE_IMAGE = os.environ.get("EDL_TEST_BARE_IMAGE", "docker.io/library/python:3.11-slim")
+"""An image with Python and without edl_runtime."""
+
+LEAVES_BADLY = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+print("up")
+time.sleep(600)
+"""
+"""A program that takes SIGTERM for an error."""
+
+TAKES_MEMORY = "taken = []\nwhile True: taken.append(b'x' * (1 << 23))"
+"""A program that takes more memory than there is."""
+
+TOLD_WITHIN_S = 30.0
+"""For so long whoever looks may be left without a reason."""
+
+PULLED_WITHIN_S = 180.0
+"""For so long a small image may be on its way."""
+
+
+@pytest.fixture
+async def backend(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Backend]:
+    """A backend without jobs. Its instances can use the test's `tmp_path`."""
+    async with leaving_nothing(cluster.backend(tmp_path), cluster) as one:
+        yield one
+
+
+@pytest.fixture
+def own_cluster(cluster: Cluster) -> Iterator[Cluster]:
+    """A namespace of the test's own, to be changed."""
+    with own_namespace(cluster.kubeconfig, cluster.image) as made:
+        yield made
+
+
+def with_pod(spec: JobSpec, **pod: Any) -> JobSpec:
+    return msgspec.structs.replace(spec, pod=Pod(**pod))
+
+
+def is_told(status: JobStatus) -> bool:
+    return bool(status.reason)
+
+
+def is_up(status: JobStatus) -> bool:
+    phases = [one.phase for one in status.instances]
+    return phases == ["running"] * status.wanted and not status.reason
+
+
+async def test_an_elastic_trainer_that_runs_out_of_memory_is_started_again(backend: Backend, tmp_path: Path) -> None:
+    """The out-of-memory killer says nothing of the script; the restart is counted."""
+    was_here = tmp_path / "was-here"
+    code = f"import pathlib\nwas_here = pathlib.Path({str(was_here)!r})\nif was_here.exists(): raise SystemExit\n"
+    code += f"was_here.touch()\n{TAKES_MEMORY}"
+    spec = with_pod(job(code, kind="trainer", elastic=True), resources={"memory": "100Mi"})
+    await backend.submit(spec, token="mine", secrets={})
+    status = await ended(backend)
+    assert (status.phase, status.reason, status.mistaken) == ("succeeded", "", False)
+    assert [(one.restarts, one.exit_code) for one in status.instances] == [(1, 0)]
+
+
+async def test_a_trainer_that_runs_out_of_memory_fails_and_says_so(backend: Backend) -> None:
+    """The reason tells it from any other kill."""
+    spec = with_pod(job(TAKES_MEMORY, kind="trainer"), resources={"memory": "100Mi"})
+    await backend.submit(spec, token="mine", secrets={})
+    status = await ended(backend)
+    told = "instance 0 was killed by SIGKILL (OOMKilled: it took more memory than its limit)"
+    assert (status.phase, status.reason) == ("failed", told)
+
+
+async def test_an_image_that_can_not_be_pulled_now_is_told_and_waited_for(backend: Backend) -> None:
+    """A registry that can't be reached may be there again soon, so that is no mistake of the user's."""
+    spec = with_pod(job(WAITS, kind="trainer"), image="registry.invalid/edl-runtime:none")
+    await backend.submit(spec, token="mine", secrets={})
+    status = await reach(backend, "job", is_told, TOLD_WITHIN_S)
+    assert (status.phase, status.mistaken, status.instances[0].phase) == ("running", False, "pending")
+    assert "registry.invalid/edl-runtime:none" in status.reason
+
+
+@pytest.mark.parametrize("kind", ["trainer", "pool"])
+async def test_an_image_that_can_never_be_pulled_fails_the_job_at_once(backend: Backend, kind: Any) -> None:
+    """No registry has an image of such a name."""
+    spec = with_pod(job(WAITS, kind=kind), image="Not/An:Image:Name")
+    await backend.submit(spec, token="mine", secrets={})
+    status = await ended(backend, within_s=TOLD_WITHIN_S)
+    assert (status.phase, status.mistaken, status.is_hopeless) == ("failed", True, True)
+    assert status.reason.startswith("instance 0 can't start: InvalidImageName:")
+
+
+@pytest.mark.parametrize("kind", ["trainer", "pool"])
+async def test_an_image_without_the_runtime_fails_the_job_at_once(backend: Backend, kind: Any) -> None:
+    """An image that has Python and nothing of ours is named as what is wrong."""
+    await backend.submit(with_pod(job(WAITS, kind=kind), image=BARE_IMAGE), token="mine", secrets={})
+    status = await ended(backend, within_s=PULLED_WITHIN_S)
+    assert (status.phase, status.mistaken) == ("failed", True)
+    assert status.reason == f"instance 0 can't start: its image {BARE_IMAGE} has no edl_runtime"
+
+
+async def test_an_elastic_job_whose_image_lacks_the_runtime_is_not_started_again(backend: Backend) -> None:
+    """It is no failure of an instance alone."""
+    spec = with_pod(job(WAITS, kind="trainer", elastic=True, instances=2), image=BARE_IMAGE)
+    await backend.submit(spec, token="mine", secrets={})
+    status = await ended(backend, within_s=PULLED_WITHIN_S)
+    assert status.reason.endswith("has no edl_runtime")
+    assert [one.restarts for one in status.instances] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", ["trainer", "pool"])
+async def test_a_lack_of_gpus_is_told_soon(backend: Backend, kind: Any) -> None:
+    """The job waits for its place; whoever looks sees what for."""
+    spec = with_pod(job(WAITS, kind=kind), resources={"gpu": 1000})
+    await backend.submit(spec, token="mine", secrets={})
+    status = await reach(backend, "job", is_told, TOLD_WITHIN_S)
+    assert (status.phase, [one.phase for one in status.instances]) == ("running", ["pending"])
+    assert status.reason.startswith("instance 0 finds no place: ")
+    assert "Insufficient nvidia.com/gpu" in status.reason
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+async def test_an_evicted_trainer_is_started_again(backend: Backend, cluster: Cluster, *, elastic: bool) -> None:
+    """The cluster has ended it, not its script: that is no failure, and the status tells and counts it."""
+    await backend.submit(job(WAITS, kind="trainer", elastic=elastic), token="mine", secrets={})
+    for times in range(2):
+        await reach(backend, "job", lambda status, times=times: is_up(status) and _restarts(status) == times)
+        assert await evict(cluster, (await pods_of(cluster, "job"))[0])
+        status = await reach(backend, "job", is_told)
+        assert (status.phase, status.mistaken, status.instances[0].given_up) == ("running", False, False)
+        assert status.reason == "instance 0 was ended by the cluster (Eviction API: evicting)"
+    await reach(backend, "job", lambda status: is_up(status) and _restarts(status) == 2)
+    (pod,) = [one for one in await found(cluster, "pods", "job") if one["status"]["phase"] == "Running"]
+    counts = [pod["metadata"]["annotations"].get(name) for name in (names.FAILURES, names.DISRUPTIONS)]
+    assert counts == ["0", "2"]
+
+
+@pytest.mark.parametrize("answer", [LEAVES_BADLY, IGNORES_SIGTERM, SAYS_GOODBYE], ids=["badly", "not", "well"])
+@pytest.mark.parametrize("elastic", [False, True])
+async def test_how_a_trainer_takes_its_eviction_does_not_matter(
+    backend: Backend, cluster: Cluster, answer: str, *, elastic: bool
+) -> None:
+    """Whatever it exits with when it is told to go, it has not ended by itself and is started again."""
+    await backend.submit(job(answer, kind="trainer", elastic=elastic, grace_s=1), token="mine", secrets={})
+    await says(backend, "up")
+    assert await evict(cluster, (await pods_of(cluster, "job"))[0])
+    phases: set[str] = set()
+
+    async def is_back() -> bool:
+        status = await backend.get("job")
+        phases.add(status.phase)
+        return (is_up(status) and _restarts(status) == 1) or status.has_ended
+
+    await eventually(is_back, "the evicted pod's successor")
+    assert phases == {"running"}
+
+
+def _restarts(status: JobStatus) -> int:
+    return sum(one.restarts for one in status.instances)
+
+
+async def test_a_trainer_that_makes_room_for_others_is_started_again(backend: Backend, cluster: Cluster) -> None:
+    """Preempted by a pod of a higher priority, it waits for its place and goes on when that has gone."""
+    async with priority_class(cluster, 10) as low, priority_class(cluster, 1000) as high:
+        all_gpus = await _gpus_of_a_node(cluster)
+        spec = with_pod(job(WAITS, kind="trainer", name="low"), resources={"gpu": all_gpus}, priority_class=low)
+        await backend.submit(spec, token="mine", secrets={})
+        await reach(backend, "low", is_up)
+        spec = with_pod(job(WAITS, kind="trainer", name="high"), resources={"gpu": all_gpus}, priority_class=high)
+        await backend.submit(spec, token="mine", secrets={})
+        await reach(backend, "high", is_up)
+        waiting = await reach(backend, "low", lambda status: "Insufficient nvidia.com/gpu" in status.reason)
+        assert (waiting.phase, waiting.instances[0].phase) == ("running", "pending")
+        await backend.delete("high")
+        assert _restarts(await reach(backend, "low", is_up)) == 1
+
+
+async def _gpus_of_a_node(cluster: Cluster) -> int:
+    nodes = (await cluster.ask("GET", "/api/v1/nodes"))["items"]
+    gpus = max(int(node["status"]["allocatable"].get("nvidia.com/gpu", 0)) for node in nodes)
+    if not gpus:
+        pytest.skip("no node of the cluster has, or claims, nvidia.com/gpu")
+    return gpus
+
+
+async def test_a_pool_keeps_all_but_one_while_its_node_is_drained(backend: Backend, cluster: Cluster) -> None:
+    """Its PodDisruptionBudget lets one go at a time, the next one when there is another in its place."""
+    await backend.submit(job(WAITS, instances=3), token="mine", secrets={})
+    await reach(backend, "job", is_up)
+    first, *others = before = await pods_of(cluster, "job")
+
+    async def allows_one() -> bool:
+        budget = (await found(cluster, "poddisruptionbudgets", "job"))[0]
+        return bool(budget["status"].get("disruptionsAllowed") == 1)
+
+    await eventually(allows_one, "a budget for one")
+    assert await evict(cluster, first)
+    assert not await evict(cluster, others[0])
+    for pod in others:
+
+        async def has_gone(pod: str = pod) -> bool:
+            return await evict(cluster, pod)
+
+        await eventually(has_gone, f"eviction of {pod}")
+    status = await reach(backend, "job", is_up)
+    assert [one.index for one in status.instances] == [0, 1, 2]
+    assert not set(before) & set(await pods_of(cluster, "job"))
+
+
+async def test_all_trainers_of_a_drained_node_are_started_again(backend: Backend, cluster: Cluster) -> None:
+    """Nothing keeps trainers: they all go at once and all come back, as the same instances."""
+    await backend.submit(job(WAITS, kind="trainer", elastic=True, instances=3), token="mine", secrets={})
+    await reach(backend, "job", is_up)
+    for pod in await pods_of(cluster, "job"):
+        assert await evict(cluster, pod)
+    status = await reach(backend, "job", lambda status: is_up(status) and _restarts(status) == 3)
+    assert [(one.index, one.restarts) for one in status.instances] == [(0, 1), (1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("kind", ["trainer", "pool"])
+async def test_a_quota_that_is_used_up_is_told_and_waited_for(own_cluster: Cluster, kind: Any) -> None:
+    """Whoever raises the quota finds the job starting by itself, and no old reason in its status."""
+    async with leaving_nothing(own_cluster.backend(), own_cluster) as backend:
+        async with quota(own_cluster, {"pods": "1"}):
+            await backend.submit(job(WAITS, kind=kind, instances=2), token="mine", secrets={})
+            status = await reach(backend, "job", is_told, TOLD_WITHIN_S)
+            assert (status.phase, status.mistaken) == ("running", False)
+            assert "exceeded quota: tight, requested: pods=1, used: pods=1, limited: pods=1" in status.reason
+        await reach(backend, "job", is_up, within_s=180)
+
+
+async def test_a_refusal_of_the_past_is_not_told_again(own_cluster: Cluster) -> None:
+    """What kept pods from being created, and does so no more, is not said of a pod that is just to come."""
+    async with leaving_nothing(own_cluster.backend(), own_cluster) as backend:
+        async with quota(own_cluster, {"pods": "1"}):
+            await backend.submit(job(WAITS, kind="trainer", elastic=True, instances=2), token="mine", secrets={})
+            assert "exceeded quota" in (await reach(backend, "job", is_told, TOLD_WITHIN_S)).reason
+        await reach(backend, "job", is_up, within_s=180)
+        assert (await backend.resize("job", 3)).reason == ""
+
+
+async def test_a_secret_that_is_not_there_is_told_and_waited_for(backend: Backend) -> None:
+    """Somebody may be about to make it."""
+    spec = with_pod(job(WAITS, kind="trainer"), secret_env={"PASSWORD": "no-such-secret/password"})
+    await backend.submit(spec, token="mine", secrets={})
+    status = await reach(backend, "job", is_told, TOLD_WITHIN_S)
+    assert (status.phase, status.mistaken, status.instances[0].phase) == ("running", False, "pending")
+    assert status.reason == 'instance 0 can\'t start: CreateContainerConfigError: secret "no-such-secret" not found'
+
+
+@pytest.mark.parametrize("kind", ["trainer", "pool"])
+async def test_a_template_that_nothing_can_run_fails_the_job(backend: Backend, kind: Any) -> None:
+    """The kubelet would try for ever to run as root what must not."""
+    template = {"spec": {"securityContext": {"runAsNonRoot": True, "runAsUser": 0}}}
+    await backend.submit(with_pod(job(WAITS, kind=kind), template=template), token="mine", secrets={})
+    status = await ended(backend, within_s=TOLD_WITHIN_S)
+    assert (status.phase, status.mistaken) == ("failed", True)
+    assert "container's runAsUser breaks non-root policy" in status.reason
+
+
+@pytest.mark.parametrize("kind", ["trainer", "pool"])
+async def test_a_template_that_the_namespace_forbids_fails_the_job(own_cluster: Cluster, kind: Any) -> None:
+    """PodSecurity refuses its pods for ever, so that is the user's mistake, and the reason says which."""
+    await admit_only_restricted(own_cluster)
+    async with leaving_nothing(own_cluster.backend(), own_cluster) as backend:
+        template = {"spec": {"hostNetwork": True}}
+        await backend.submit(with_pod(job(WAITS, kind=kind), template=template), token="mine", secrets={})
+        status = await ended(backend, within_s=TOLD_WITHIN_S)
+        assert (status.phase, status.mistaken, status.is_hopeless) == ("failed", True, True)
+        assert 'violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)' in status.reason
+        assert (await backend.list())[0].phase == "failed"
+
+
+async def test_what_we_give_a_pod_is_admitted_where_only_restricted_ones_are(own_cluster: Cluster) -> None:
+    """A job without a template of the user's runs under PodSecurity's strictest level."""
+    await admit_only_restricted(own_cluster)
+    async with leaving_nothing(own_cluster.backend(), own_cluster) as backend:
+        await backend.submit(job(WAITS, kind="trainer"), token="mine", secrets={})
+        await says(backend, "up")
