@@ -9,7 +9,7 @@ import asyncio
 import builtins
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import stamina
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
 
 Manifest = dict[str, Any]
+Answer = TypeVar("Answer")
 
 OUTAGE_S = 300.0
 """How long a request is repeated to an API server that is away, or says that it has too much to do."""
@@ -34,6 +35,9 @@ WATCH_S = 290
 
 SILENT_S = 90.0
 """A watch that says nothing for so long has lost its connection: the server notes each minute that nothing happened."""
+
+AGAIN_AFTER_S = 0.5
+"""How long to wait before a stream that broke is asked for anew."""
 
 _PATHS = {
     "Pod": ("/api/v1", "pods"),
@@ -84,6 +88,10 @@ class ClusterUnavailableError(BackendError, ConnectionError):
 
     def __str__(self) -> str:
         return f"the Kubernetes API at {self.address} does not answer ({self.cause}); check the kubeconfig's server"
+
+
+class BrokenStreamError(ClusterUnavailableError):
+    """Raised when the connection broke over which something was read bit by bit: ask anew from where it stopped."""
 
 
 class _BusyError(Exception):
@@ -148,23 +156,29 @@ class Api:
         items: list[Manifest] = (await self._ask(_Request("GET", f"{group}/{plural}")))["items"]
         return items
 
-    async def create(self, manifest: Mapping[str, Any]) -> Manifest:
-        """Create the object. Raises ConflictError if it is there."""
-        return await self._ask(_Request("POST", self._path(manifest["kind"]), {"fieldManager": MANAGER}, manifest))
+    async def create(self, manifest: Mapping[str, Any], *, rehearse: bool = False) -> Manifest:
+        """Create the object. Raises ConflictError if it is there.
 
-    async def apply(self, manifest: Mapping[str, Any]) -> Manifest:
+        `rehearse`, here and below: let the server judge it and change nothing.
+        """
+        query = {"fieldManager": MANAGER, **_only(rehearse=rehearse)}
+        return await self._ask(_Request("POST", self._path(manifest["kind"]), query, manifest))
+
+    async def apply(self, manifest: Mapping[str, Any], *, rehearse: bool = False) -> Manifest:
         """Make the object what the manifest says (server-side apply)."""
-        query = {"fieldManager": MANAGER, "force": "true"}
+        query = {"fieldManager": MANAGER, "force": "true", **_only(rehearse=rehearse)}
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
         return await self._ask(_Request("PATCH", path, query, manifest, "application/apply-patch+yaml"))
 
-    async def patch(self, manifest: Mapping[str, Any], change: Mapping[str, Any]) -> Manifest:
+    async def patch(
+        self, manifest: Mapping[str, Any], change: Mapping[str, Any], *, rehearse: bool = False
+    ) -> Manifest:
         """Change what `change` says of the object (JSON merge patch).
 
         Raises ConflictError if `change` names a resourceVersion, and it is another by now.
         """
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
-        query = {"fieldManager": MANAGER}
+        query = {"fieldManager": MANAGER, **_only(rehearse=rehearse)}
         return await self._ask(_Request("PATCH", path, query, change, "application/merge-patch+json"))
 
     async def delete(self, manifest: Mapping[str, Any], *, foreground: bool = False, exactly: bool = False) -> None:
@@ -240,25 +254,25 @@ class Api:
                         version = event["object"]["metadata"]["resourceVersion"]
                         things = [] if event["type"] == "BOOKMARK" else [{**event["object"], "kind": kind}]
                         yield Change(event["type"], version, things)
-            except (ClusterUnavailableError, TimeoutError, _BusyError):
-                pause_s = 1.0
+            except (BrokenStreamError, _BusyError):
+                pause_s = AGAIN_AFTER_S
             yield Change("CLOSED", version)
             await asyncio.sleep(pause_s)
 
     @asynccontextmanager
     async def stream(self, path: str, query: Mapping[str, str], *, silent_s: float) -> AsyncIterator[ClientResponse]:
-        """Open what a GET returns bit by bit. A connection that breaks while it is read is a ClusterUnavailableError.
+        """Open what a GET returns bit by bit. A connection that breaks while it is read is a BrokenStreamError.
 
         `silent_s`: for so long it may say nothing.
         """
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(sock_connect=ANSWER_WITHIN_S, sock_read=silent_s)
-        response = await self._patiently(_Request("GET", path, query, timeout=timeout))
+        response = await self._patiently(self._open, _Request("GET", path, query, timeout=timeout))
         try:
             yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ClusterUnavailableError(self.address, str(error) or type(error).__name__) from error
+            raise BrokenStreamError(self.address, str(error) or type(error).__name__) from error
         finally:
             response.close()
 
@@ -270,23 +284,25 @@ class Api:
         return f"{group}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
     async def _ask(self, request: _Request) -> Manifest:
-        response = await self._patiently(request)
-        async with response:
-            answer: Manifest = msgspec.json.decode(await response.read())
-        return answer
+        return await self._patiently(self._answer, request)
 
-    async def _patiently(self, request: _Request) -> ClientResponse:
-        """Return the response to a request, which is repeated while nobody is there to answer it."""
+    async def _patiently(self, ask: Callable[[_Request], Awaitable[Answer]], request: _Request) -> Answer:
+        """Return what `ask` does, which is repeated while nobody is there to answer it to the end."""
         import aiohttp
 
-        away = (aiohttp.ClientConnectionError, TimeoutError, OSError, _BusyError)
+        away = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, OSError, _BusyError)
         patience = stamina.AsyncRetryingCaller(attempts=None, timeout=OUTAGE_S, wait_initial=0.2, wait_max=5.0)
         try:
-            return await patience(away, self._once, request)
+            return await patience(away, ask, request)
         except away as error:
             raise ClusterUnavailableError(self.address, str(error) or type(error).__name__) from error
 
-    async def _once(self, request: _Request) -> ClientResponse:
+    async def _answer(self, request: _Request) -> Manifest:
+        async with await self._open(request) as response:
+            answer: Manifest = msgspec.json.decode(await response.read())
+        return answer
+
+    async def _open(self, request: _Request) -> ClientResponse:
         response = await self._send(request)
         if response.status == 401 and self._renew:
             response.close()
@@ -314,6 +330,10 @@ class Api:
             _request_timeout=request.timeout or ANSWER_WITHIN_S,
         )
         return response
+
+
+def _only(*, rehearse: bool) -> dict[str, str]:
+    return {"dryRun": "All"} if rehearse else {}
 
 
 def _error(status: int, answer: Mapping[str, Any]) -> ClusterError | _BusyError:

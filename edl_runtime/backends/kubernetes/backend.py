@@ -340,13 +340,11 @@ async def _gone(api: Api, owner: Manifest) -> None:
 async def _follow(api: Api, owner: Manifest, *, instance: int | None, last: int | None) -> AsyncIterator[LogLine]:
     """Yield what the job's instances write until it has ended."""
     name, uid = owner["metadata"]["name"], owner["metadata"]["uid"]
-    ended = asyncio.Event()
 
-    async def watch() -> None:
+    async def end_of_job() -> None:
         async for objects in api.watch(owner["kind"], fields=f"metadata.name={name}"):
             now = objects.get(name)
             if not now or now["metadata"]["uid"] != uid or has_ended(now):
-                ended.set()
                 return
 
     seen: dict[str, int] = {}
@@ -363,14 +361,10 @@ async def _follow(api: Api, owner: Manifest, *, instance: int | None, last: int 
             seen.setdefault(pod["metadata"]["name"], next(free))
         return dict(seen)
 
-    watching = asyncio.create_task(watch())
-    try:
-        lines = logs.follow(api, names.selector(name), numbers=numbers, instance=instance, last=last, ended=ended)
-        async for line in lines:
-            yield line
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+    async for line in logs.follow(
+        api, names.selector(name), numbers=numbers, instance=instance, last=last, end_of_job=end_of_job
+    ):
+        yield line
 
 
 def _numbered(owner: Manifest, pods: builtins.list[Manifest]) -> builtins.list[tuple[int, Manifest]]:

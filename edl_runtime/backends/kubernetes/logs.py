@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +12,7 @@ import msgspec
 
 from edl_runtime.backends.base import LogLine
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.backends.kubernetes.api import Api, ClusterError, ClusterUnavailableError, lines_of
+from edl_runtime.backends.kubernetes.api import AGAIN_AFTER_S, Api, ClusterError, ClusterUnavailableError, lines_of
 
 Manifest = dict[str, Any]
 
@@ -21,6 +21,9 @@ LONGEST_LINE = 1 << 16
 
 MOST_WAITING = 1000
 """Lines: readers wait while so many are not taken yet."""
+
+NOT_YET = 400
+"""How the log of a container is refused that has not begun, or whose predecessor's is gone."""
 
 SILENT_S = 3600.0
 """A pod that writes nothing for so long is asked anew from where it stopped."""
@@ -41,9 +44,12 @@ async def read(api: Api, pods: Iterable[tuple[int, Manifest]], last: int | None)
             continue
         found: list[str] = []
         for previous in (True, False) if container.get("restartCount") else (False,):
-            with suppress(ClusterError):  # of a container that is gone, or not there yet
+            try:
                 async for _, text in _lines(api, pod["metadata"]["name"], last=last, previous=previous):
                     found.append(text)
+            except ClusterError as error:
+                if error.status not in (404, NOT_YET):
+                    raise
         for text in found if last is None else found[len(found) - min(last, len(found)) :]:
             yield LogLine(instance, text)
 
@@ -55,15 +61,15 @@ async def follow(
     numbers: Callable[[dict[str, Manifest]], dict[str, int]],
     instance: int | None,
     last: int | None,
-    ended: asyncio.Event,
+    end_of_job: Callable[[], Awaitable[None]],
 ) -> AsyncIterator[LogLine]:
-    """Yield what the pods with these labels write, each line once, until `ended` is set and all is read.
+    """Yield what the pods with these labels write, each line once, until `end_of_job` returns and all is read.
 
     `numbers`: the instance that each pod is, by its name. `last`: only so many lines of what there was to begin with.
     """
     lines: asyncio.Queue[LogLine | None] = asyncio.Queue(MOST_WAITING)
     pods = _Pods()
-    async with asyncio.TaskGroup() as tasks:
+    async with _failing_as_one(), asyncio.TaskGroup() as tasks:
         reading: dict[str, asyncio.Task[None]] = {}
 
         async def watch() -> None:
@@ -77,7 +83,7 @@ async def follow(
                 await pods.renew(now)
 
         async def end() -> None:
-            await ended.wait()
+            await end_of_job()
             await pods.listed.wait()
             await pods.end()
             while waiting := [task for task in reading.values() if not task.done()]:
@@ -93,6 +99,15 @@ async def follow(
         finally:
             for task in (watching, ending, *reading.values()):
                 task.cancel()
+
+
+@asynccontextmanager
+async def _failing_as_one() -> AsyncIterator[None]:
+    """Raise the first of the errors that a task group has collected."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
 
 
 class _Pods:
@@ -148,12 +163,15 @@ async def _read_all(
             async for at, text in _lines(api, source.pod, last=last, after=after, follow=True):
                 after = at
                 await lines.put(LogLine(source.instance, text))
-        except ClusterUnavailableError:
+        except ClusterUnavailableError:  # the connection, or a node; the job's watches know whether it is the cluster
+            await asyncio.sleep(AGAIN_AFTER_S)
             continue
         except ClusterError as error:
             if error.status == 404:
                 return
-            await asyncio.sleep(0.5)  # the kubelet is not ready to tell
+            if error.status != NOT_YET:
+                raise
+            await asyncio.sleep(AGAIN_AFTER_S)
             continue
         last = None
         restarts += 1

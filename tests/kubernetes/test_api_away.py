@@ -1,0 +1,160 @@
+"""The API server away for a while, and back: nothing is lost and nothing done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from contract.asking import WAITS, eventually, job, reach, says
+from kubernetes_cluster import Cluster
+from pod_trouble import found, kubeconfig_with, leaving_nothing, server_of
+from proxy import Proxy, running_proxy
+
+from edl_runtime.backends.base import Backend
+from edl_runtime.backends.kubernetes import KubernetesBackend, api
+from edl_runtime.backends.kubernetes.api import ClusterUnavailableError
+from edl_runtime.backends.kubernetes.connect import by_kubeconfig
+from edl_runtime.pods import Pod
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+
+AWAY_S = 30.0
+
+COUNTS = "import time\nfor number in range(900):\n    print(number)\n    time.sleep(0.05)"
+"""A program that writes a line now and then for longer than the outage."""
+
+
+@pytest.fixture
+async def near(cluster: Cluster) -> AsyncIterator[Backend]:
+    """A backend that always has a way to the API server."""
+    async with leaving_nothing(cluster.backend(), cluster) as one:
+        yield one
+
+
+@pytest.fixture
+def proxy(cluster: Cluster) -> Iterator[Proxy]:
+    """A way to the API server that can be cut."""
+    with running_proxy(*server_of(cluster)) as one:
+        yield one
+
+
+@pytest.fixture
+def far(cluster: Cluster, proxy: Proxy, tmp_path: Path) -> Backend:
+    """A backend behind the proxy."""
+    file = kubeconfig_with(cluster, tmp_path / "kubeconfig", port=proxy.port)
+    defaults = Pod(image=cluster.image, resources={"cpu": "20m"})
+    return KubernetesBackend(by_kubeconfig(file), namespace=cluster.namespace, defaults=defaults)
+
+
+async def test_verbs_that_are_asked_for_meanwhile_are_done_when_it_is_back(
+    near: Backend, far: Backend, proxy: Proxy, cluster: Cluster
+) -> None:
+    """Half a minute without an API server is a wait and no failure; each verb has done its work, once."""
+    for name in ("stays", "goes"):
+        await near.submit(job(WAITS, name=name), token="mine", secrets={})
+    await far.get("stays")
+    proxy.cut()
+    asked = [
+        asyncio.create_task(asking)
+        for asking in (
+            far.get("stays"),
+            far.submit(job(WAITS, kind="trainer", name="comes"), token="mine", secrets={}),
+            far.resize("stays", 2),
+            far.delete("goes"),
+            far.list(),
+        )
+    ]
+    done, _ = await asyncio.wait(asked, timeout=AWAY_S)
+    assert not done
+    proxy.mend()
+    status, submitted, resized, deleted, listed = await asyncio.gather(*asked)
+    assert (status.name, submitted.token, resized.wanted, deleted) == ("stays", "mine", 2, True)
+    assert "stays" in [one.name for one in listed]
+    await says(near, "up", name="comes")
+    assert [one.name for one in await near.list()] == ["comes", "stays"]
+    assert len(await found(cluster, "jobs")) == 1
+
+
+async def test_who_follows_sees_each_line_once(near: Backend, far: Backend, proxy: Proxy) -> None:
+    """Lines that are written while the API server is away come later, also those of instances that have begun then."""
+    await near.submit(job(COUNTS, kind="trainer", elastic=True), token="mine", secrets={})
+    seen: dict[int, list[str]] = {0: [], 1: []}
+
+    async def follow() -> None:
+        async for line in far.logs("job", follow=True):
+            seen[line.instance].append(line.text)
+
+    following = asyncio.create_task(follow())
+    await eventually(lambda: _so(lambda: len(seen[0]) > 20), "lines of the first instance")
+    proxy.cut()
+    await near.resize("job", 2)
+    done, _ = await asyncio.wait([following], timeout=AWAY_S)
+    assert not done
+    before = len(seen[0])
+    proxy.mend()
+    await following
+    assert before < 900
+    assert seen == {index: [str(number) for number in range(900)] for index in (0, 1)}
+
+
+async def _so(look: Callable[[], bool]) -> bool:
+    return look()
+
+
+async def test_a_connection_that_breaks_all_the_time_doubles_nothing(
+    near: Backend, far: Backend, proxy: Proxy, cluster: Cluster
+) -> None:
+    """Whichever request or answer is lost, asking again does no more than asking once."""
+    chance = random.Random(6)  # always the same
+    over = asyncio.Event()
+
+    async def break_it() -> None:
+        for cut in count():
+            (proxy.cut if cut % 2 == 0 else proxy.mend)()
+            with_luck_s = chance.uniform(0.02, 0.08) if cut % 2 == 0 else chance.uniform(0.05, 0.3)
+            await asyncio.sleep(with_luck_s)
+            if over.is_set():
+                break
+        proxy.mend()
+
+    breaking = asyncio.create_task(break_it())
+    try:
+        for kind in ("trainer", "pool"):
+            spec = job(WAITS, kind=kind, instances=2)  # type: ignore[arg-type]
+            submitted = await far.submit(spec, token="mine", secrets={"PASSWORD": "open sesame"})
+            assert (submitted.token, submitted.wanted) == ("mine", 2)
+            await reach(far, "job", lambda status: [one.phase for one in status.instances] == ["running"] * 2)
+            counted = [len(await found(cluster, what)) for what in ("jobs", "deployments", "pods", "secrets")]
+            assert counted == [int(kind == "trainer"), int(kind == "pool"), 2, 1]
+            assert (await far.resize("job", 3)).wanted == 3
+            assert await far.delete("job")
+            assert await near.list() == []
+    finally:
+        over.set()
+        await breaking
+
+
+async def test_an_api_server_that_stays_away_is_told(
+    near: Backend, far: Backend, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is an end to patience; whoever was at it is told where nobody answers."""
+    monkeypatch.setattr(api, "OUTAGE_S", 3.0)
+    await near.submit(job(WAITS, kind="trainer"), token="mine", secrets={})
+    await says(far, "up")
+    seen = asyncio.Event()
+
+    async def follow() -> None:
+        async for _ in far.logs("job", follow=True):
+            seen.set()
+
+    following = asyncio.create_task(follow())
+    await seen.wait()
+    proxy.cut()
+    for asking in (following, far.get("job"), far.submit(job(WAITS, name="new"), token="mine", secrets={})):
+        with pytest.raises(ClusterUnavailableError, match=rf"API at https://127.0.0.1:{proxy.port} does not answer"):
+            async with asyncio.timeout(30):
+                await asking
