@@ -99,6 +99,7 @@ class KubernetesBackend:
             while True:
                 owner = await _find(api, spec.name)
                 if owner is None:
+                    await _rehearse(api, manifest, spec)
                     if created := await _create(api, manifest, spec.name):
                         return await _start(api, created, spec, secrets)
                     continue
@@ -229,6 +230,33 @@ async def _archived(api: Api, name: str) -> builtins.list[LogLine] | None:
         return None
 
 
+async def _rehearse(api: Api, manifest: Manifest, spec: JobSpec) -> None:
+    """Let the cluster judge all that a job takes, so that nothing is made where something is wrong or forbidden.
+
+    Raises SubmitError.
+    """
+    judged = await asyncio.gather(
+        api.create(manifest, rehearse=True),
+        *(api.apply(one, rehearse=True) for one in _owned(spec, {})),
+        api.patch(manifest, {}, rehearse=True),  # there is nothing yet to be changed, but who may not is told so
+        api.list("Pod", labels=names.selector(spec.name)),
+        api.list("Event", fields=f"involvedObject.name={spec.name}"),
+        return_exceptions=True,
+    )
+    errors = [error for error in judged if isinstance(error, BaseException)]
+    for error in errors:
+        if not isinstance(error, ClusterError):
+            raise error
+    refused = [str(error) for error in errors if isinstance(error, ClusterError) and not _is_expected(error, spec)]
+    if refused:
+        raise SubmitError(spec.name, "; ".join(dict.fromkeys(refused)))
+
+
+def _is_expected(error: ClusterError, spec: JobSpec) -> bool:
+    """Whether it says that the job's owner is there already, which `_create` sees to, or that it is not there yet."""
+    return isinstance(error, ConflictError) or (error.status == 404 and f'"{spec.name}" not found' in error.message)
+
+
 async def _create(api: Api, manifest: Manifest, name: str) -> Manifest | None:
     """Create the owner of all else; None if somebody has just done so. Raises SubmitError."""
     try:
@@ -244,7 +272,7 @@ async def _create(api: Api, manifest: Manifest, name: str) -> Manifest | None:
 
 async def _start(api: Api, owner: Manifest, spec: JobSpec, secrets: Mapping[str, str]) -> JobStatus:
     """Make all else that belongs to the job, and let it begin, unless that was done before."""
-    owned = [manifests.secret(spec, secrets), *([manifests.disruption_budget(spec)] if spec.kind == "pool" else [])]
+    owned = _owned(spec, secrets)
     for manifest in owned:
         manifest["metadata"]["ownerReferences"] = [_reference(owner)]
     await asyncio.gather(*(api.apply(manifest) for manifest in owned))
@@ -256,6 +284,10 @@ async def _start(api: Api, owner: Manifest, spec: JobSpec, secrets: Mapping[str,
         except ConflictError:
             owner = await api.get(owner["kind"], spec.name) or owner
     return await _status(api, owner)
+
+
+def _owned(spec: JobSpec, secrets: Mapping[str, str]) -> list[Manifest]:
+    return [manifests.secret(spec, secrets), *([manifests.disruption_budget(spec)] if spec.kind == "pool" else [])]
 
 
 async def _annotate(

@@ -1,0 +1,143 @@
+"""Jobs that the cluster, or we, refuse: what is said, and that nothing is created."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from contract.asking import WAITS, job, says
+from kubernetes_cluster import Cluster
+from pod_trouble import kubeconfig_with, left, token_of
+
+from edl_runtime.backends.kubernetes import KubernetesBackend
+from edl_runtime.backends.kubernetes.api import ClusterError
+from edl_runtime.backends.kubernetes.connect import by_kubeconfig
+from edl_runtime.errors import SpecError, SubmitError, UnknownJobError
+from edl_runtime.pods import Pod
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+
+READS = ("get", "list", "watch")
+RIGHTS: Mapping[str, Sequence[str]] = {
+    "batch/jobs": (*READS, "create", "patch", "delete"),
+    "apps/deployments": (*READS, "create", "patch", "delete"),
+    "policy/poddisruptionbudgets": ("create", "patch"),
+    "/pods": READS,
+    "/events": READS,
+    "/secrets": ("create", "patch"),
+}
+"""What submitting a job takes."""
+
+
+async def refused(backend: KubernetesBackend, cluster: Cluster, kind: Any, error: type[Exception], **pod: Any) -> str:
+    """Return what is said of a job that is refused; nothing of it is there."""
+    spec = msgspec.structs.replace(job(WAITS, kind=kind), pod=Pod(**pod))
+    with pytest.raises(error) as raised:
+        await backend.submit(spec, token="mine", secrets={"PASSWORD": "open sesame"})
+    assert await left(cluster) == []
+    assert "sesame" not in str(raised.value)
+    return str(raised.value)
+
+
+async def weak(cluster: Cluster, folder: Path, rights: Mapping[str, Sequence[str]]) -> KubernetesBackend:
+    """Return a backend that may do no more than `rights`."""
+    file = kubeconfig_with(cluster, folder / "weak", token=await token_of(cluster, rights))
+    return KubernetesBackend(by_kubeconfig(file), namespace=cluster.namespace, defaults=Pod(image=cluster.image))
+
+
+@pytest.mark.parametrize("kind", ["trainer", "pool"])
+async def test_a_template_that_fights_the_spec_is_refused(cluster: Cluster, kind: Any) -> None:
+    """The place where both say different things is named."""
+    template = {"spec": {"containers": [{"name": "instance", "command": ["sleep", "1"]}]}}
+    said = await refused(cluster.backend(), cluster, kind, SpecError, template=template)
+    assert said.startswith("pod.template.spec.containers['instance'].command: got ['sleep', '1']")
+
+
+@pytest.mark.parametrize("kind", ["trainer", "pool"])
+async def test_a_template_that_is_no_pods_is_refused(cluster: Cluster, kind: Any) -> None:
+    """The cluster judges what we don't know, and names the field."""
+    template = {"spec": {"restartPolicy": "Always" if kind == "pool" else "Never", "dnsPolicy": "Sometimes"}}
+    said = await refused(cluster.backend(), cluster, kind, SubmitError, template=template)
+    assert 'spec.template.spec.dnsPolicy: Unsupported value: "Sometimes"' in said
+
+
+@pytest.mark.parametrize("kind", ["trainer", "pool"])
+async def test_a_namespace_that_is_not_there_is_named(cluster: Cluster, kind: Any) -> None:
+    """It is not made in passing, either."""
+    backend = KubernetesBackend(cluster.connect, namespace="edl-not-there", defaults=Pod(image=cluster.image))
+    assert 'namespaces "edl-not-there" not found' in await refused(backend, cluster, kind, SubmitError)
+    with pytest.raises(UnknownJobError):
+        await backend.get("job")
+    assert await backend.list() == []
+    assert (await cluster.ask("GET", "/api/v1/namespaces/edl-not-there"))["reason"] == "NotFound"
+
+
+async def test_who_may_do_nothing_is_told_what_is_missing(cluster: Cluster, tmp_path: Path) -> None:
+    """Verb, resource and namespace are named, and where the rights are listed."""
+    backend = await weak(cluster, tmp_path, {})
+    said = await refused(backend, cluster, "trainer", ClusterError)
+    assert 'cannot list resource "' in said
+    assert f'in the namespace "{cluster.namespace}"' in said
+    assert "the role in deploy/ has all verbs that are needed" in said
+    for asking in (backend.get("job"), backend.list(), backend.delete("job"), backend.resize("job", 1)):
+        with pytest.raises(ClusterError, match='cannot list resource "'):
+            await asking
+
+
+async def test_a_token_that_is_none_is_told(cluster: Cluster, tmp_path: Path) -> None:
+    """Credentials that have expired are told from rights that are missing."""
+    file = kubeconfig_with(cluster, tmp_path / "expired", token="expired")
+    backend = KubernetesBackend(by_kubeconfig(file), namespace=cluster.namespace, defaults=Pod(image=cluster.image))
+    said = await refused(backend, cluster, "trainer", ClusterError)
+    assert said.endswith("the credentials of the cluster are wrong or have expired")
+
+
+@pytest.mark.parametrize(
+    ("kind", "resource", "verb"),
+    [
+        ("trainer", "batch/jobs", "create"),
+        ("trainer", "batch/jobs", "patch"),
+        ("trainer", "/pods", "list"),
+        ("trainer", "/events", "list"),
+        ("trainer", "/secrets", "patch"),
+        ("pool", "apps/deployments", "create"),
+        ("pool", "apps/deployments", "patch"),
+        ("pool", "policy/poddisruptionbudgets", "patch"),
+        ("pool", "/secrets", "create"),
+    ],
+)
+async def test_who_may_do_half_of_it_leaves_nothing_half_done(
+    cluster: Cluster, tmp_path: Path, kind: Any, resource: str, verb: str
+) -> None:
+    """All that a job takes is asked for before the first of it is created; the missing verb is named."""
+    rights = {**RIGHTS, resource: [one for one in RIGHTS[resource] if one != verb]}
+    said = await refused(await weak(cluster, tmp_path, rights), cluster, kind, SubmitError)
+    assert f'cannot {verb} resource "{resource.rpartition("/")[2]}"' in said
+
+
+@pytest.mark.parametrize("follow", [False, True])
+async def test_who_may_read_no_logs_is_told(cluster: Cluster, tmp_path: Path, *, follow: bool) -> None:
+    """An error that names the missing verb, in place of a log that seems empty."""
+    strong, backend = cluster.backend(), await weak(cluster, tmp_path, RIGHTS)
+    await strong.submit(job(WAITS), token="mine", secrets={})
+    await says(strong, "up")
+    with pytest.raises(ClusterError, match='cannot get resource "pods/log"'):
+        async with asyncio.timeout(30):
+            assert [line async for line in backend.logs("job", follow=follow)] == []
+    assert await strong.delete("job")
+    assert await left(cluster) == []
+
+
+async def test_those_rights_are_enough_to_submit(cluster: Cluster, tmp_path: Path) -> None:
+    """So each of the refusals above is for the one right that is missing."""
+    for kind in ("trainer", "pool"):
+        submitted = await (await weak(cluster, tmp_path, RIGHTS)).submit(
+            job(WAITS, kind=kind, name=kind), token="mine", secrets={"PASSWORD": "open sesame"}
+        )
+        assert submitted.wanted == 1
+        assert await cluster.backend().delete(kind)
+    assert await left(cluster) == []
