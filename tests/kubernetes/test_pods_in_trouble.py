@@ -247,16 +247,6 @@ async def test_a_quota_that_is_used_up_is_told_and_waited_for(own_cluster: Clust
         await reach(backend, "job", is_up, within_s=180)
 
 
-async def test_a_refusal_of_the_past_is_not_told_again(own_cluster: Cluster) -> None:
-    """What kept pods from being created, and does so no more, is not said of a pod that is just to come."""
-    async with leaving_nothing(own_cluster.backend(), own_cluster) as backend:
-        async with quota(own_cluster, {"pods": "1"}):
-            await backend.submit(job(WAITS, kind="trainer", elastic=True, instances=2), token="mine", secrets={})
-            assert "exceeded quota" in (await reach(backend, "job", is_told, TOLD_WITHIN_S)).reason
-        await reach(backend, "job", is_up, within_s=180)
-        assert (await backend.resize("job", 3)).reason == ""
-
-
 async def test_a_secret_that_is_not_there_is_told_and_waited_for(backend: Backend) -> None:
     """Somebody may be about to make it."""
     spec = with_pod(job(WAITS, kind="trainer"), secret_env={"PASSWORD": "no-such-secret/password"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any
 
@@ -24,6 +24,9 @@ MOST_WAITING = 1000
 
 NOT_YET = 400
 """How the log of a container is refused that has not begun, or whose predecessor's is gone."""
+
+TOLD_WITHIN_S = 3.0
+"""So soon after a container has ended its pod says so."""
 
 SILENT_S = 3600.0
 """A pod that writes nothing for so long is asked anew from where it stopped."""
@@ -140,6 +143,19 @@ class _Pods:
             await self._changed.wait_for(decided)
         return self._has(name, restarts)
 
+    async def ended(self, name: str, restarts: int) -> bool:
+        """Whether that container of the pod ends, soon: a kubelet that restarts also ends the log of one that runs."""
+
+        def decided() -> bool:
+            running = "running" in container_of(self.now.get(name, {})).get("state", {})
+            return self.over or not running or self.restarts(name) > restarts
+
+        async with self._changed:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TOLD_WITHIN_S):
+                    await self._changed.wait_for(decided)
+            return decided()
+
     def restarts(self, name: str) -> int:
         return int(container_of(self.now.get(name, {})).get("restartCount", 0))
 
@@ -172,6 +188,8 @@ async def _read_all(
             if error.status != NOT_YET:
                 raise
             await asyncio.sleep(AGAIN_AFTER_S)
+            continue
+        if not await pods.ended(source.pod, restarts):
             continue
         last = None
         restarts += 1

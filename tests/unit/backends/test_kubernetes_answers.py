@@ -1,0 +1,65 @@
+"""Answers of an API server that end too soon."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from edl_runtime.backends.base import LogLine
+from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes.api import Api
+from edl_runtime.backends.kubernetes.logs import Source, _Pods, _read_all
+
+HEAD = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
+
+
+@asynccontextmanager
+async def answering(*answers: str) -> AsyncIterator[tuple[Api, list[str]]]:
+    """Give an API whose server gives these answers and then closes, and the paths that were asked for."""
+    from kubernetes_asyncio.client import ApiClient, Configuration
+
+    asked: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        asked.append(request.split()[1].decode())
+        writer.write(answers[len(asked) - 1].encode())
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with ApiClient(Configuration(host=f"http://127.0.0.1:{port}")) as client:
+            yield Api(client, "here"), asked
+
+
+async def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
+    """An API server may go away in the middle of what it says."""
+    whole = f'{HEAD}Content-Length: 15\r\n\r\n{{"kind": "Job"}}'
+    async with answering(whole[:-5], whole) as (api, asked):
+        assert await api.get("Job", "job") == {"kind": "Job"}
+    assert asked == ["/apis/batch/v1/namespaces/here/jobs/job"] * 2
+
+
+async def test_a_log_that_ends_before_its_container_is_read_on() -> None:
+    """A kubelet that restarts ends the logs of all its containers, as if these had ended; each line comes once."""
+    first, second = (f"2026-01-01T12:00:00.00000000{number}Z {number}\n" for number in (1, 2))
+    lines: asyncio.Queue[LogLine | None] = asyncio.Queue()
+    pods = _Pods()
+    await pods.renew(_pod("running"))
+    async with answering(f"{HEAD}\r\n{first}", f"{HEAD}\r\n{first}{second}") as (api, asked):
+        reading = asyncio.create_task(_read_all(api, Source(0, "pod"), pods, lines, None))
+        assert [await lines.get(), await lines.get()] == [LogLine(0, "1"), LogLine(0, "2")]
+        await pods.renew(_pod("terminated"))
+        await reading
+    assert lines.empty()
+    assert "sinceTime=2026-01-01T12" in asked[1]
+
+
+def _pod(state: str) -> dict[str, Any]:
+    phase = "Running" if state == "running" else "Succeeded"
+    container = {"name": names.CONTAINER, "state": {state: {}}}
+    return {"pod": {"status": {"phase": phase, "containerStatuses": [container]}}}
