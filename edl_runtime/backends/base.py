@@ -22,13 +22,15 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One process or pod. `exit_code` is None while it runs, negative for a signal. Times are Unix seconds.
 
     `pending`: it waits for its place, its image or the like. `given_up`: it has failed and is not started again, though
-    the job goes on; see `JobStatus.attainable`.
+    the job goes on; see `JobStatus.attainable`. `disruptions`: how many of a trainer's `restarts` are the cluster's
+    doing, as evictions, and no failures.
     """
 
     index: int
     phase: InstancePhase
     started_at: float
     restarts: int = 0
+    disruptions: int = 0
     exit_code: int | None = None
     given_up: bool = False
 

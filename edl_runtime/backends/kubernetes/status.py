@@ -254,6 +254,7 @@ def _of_trainer(pod: Manifest, *, given_up: bool) -> Seen:
             phase=phase,
             started_at=_started(pod, container),
             restarts=restarts,
+            disruptions=int(_at(pod, "metadata", "annotations").get(names.DISRUPTIONS, 0)),
             exit_code=exit_code,
             given_up=given_up,
         ),

@@ -8,13 +8,13 @@ import pytest
 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.backends.kubernetes.status import job_status
+from edl_runtime.backends.kubernetes.status import job_status, refusals
 
 QUOTA = 'pods "job-1" is forbidden: exceeded quota: tight, requested: pods=1, used: pods=1, limited: pods=1'
 SECURITY = 'pods "job-1" is forbidden: violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)'
 
 
-def trainer(refusals: dict[str, str], *, pods_since: str = "") -> JobStatus:
+def trainer(told: dict[str, str], *, pods_since: str = "") -> JobStatus:
     """Return the status of a trainer job of two, of which one is there, by refusals and the minutes of the day."""
     annotations = {names.WANTED: "2", names.BOUNDS: "1:4", names.INDEX: "0"}
     metadata = {"name": "job", "labels": {names.JOB: "job"}, "annotations": annotations}
@@ -22,8 +22,8 @@ def trainer(refusals: dict[str, str], *, pods_since: str = "") -> JobStatus:
     created = {**metadata, "creationTimestamp": f"2026-01-01T12:{pods_since}:00Z"}
     running = {"phase": "Running", "containerStatuses": [{"name": names.CONTAINER, "state": {"running": {}}}]}
     pods: list[Any] = [{"metadata": created, "status": running}] if pods_since else []
-    events = [{"lastTimestamp": f"2026-01-01T12:{at}:00Z", "message": message} for at, message in refusals.items()]
-    return job_status(owner, pods, 0.0, events)
+    events = [{"lastTimestamp": f"2026-01-01T12:{at}:00Z", "message": message} for at, message in told.items()]
+    return job_status(owner, pods, 0.0, refusals(events, pods))
 
 
 def test_the_last_refusal_is_told() -> None:
