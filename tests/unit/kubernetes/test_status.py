@@ -110,7 +110,7 @@ def test_a_job_tells_what_it_was_given() -> None:
         wanted=2,
         instances=(
             InstanceStatus(index=0, phase="running", started_at=CREATED_AT + 2),
-            InstanceStatus(index=1, phase="running", started_at=CREATED_AT + 2, restarts=3),
+            InstanceStatus(index=1, phase="running", started_at=CREATED_AT + 2, restarts=3, disruptions=2),
         ),
         created_at=1.5,
         elastic=True,
