@@ -70,6 +70,14 @@ async def test_logs_outlive_the_job(backend: Backend) -> None:
     assert await lines(backend) == [(0, "up")]
 
 
+async def test_logs_outlive_a_job_that_had_ended(backend: Backend) -> None:
+    """Also when it is deleted at once, whatever its number of instances."""
+    await backend.submit(job(COUNTS, kind="trainer", instances=3), token="mine", secrets={})
+    await ended(backend)
+    await backend.delete("job")
+    assert await lines(backend) == [(index, f"{index} {n}") for index in range(3) for n in range(5)]
+
+
 async def test_a_new_run_starts_a_new_log(backend: Backend) -> None:
     """Logs are those of the last run, not of what had the same name before."""
     await backend.submit(job("print('old')", kind="trainer"), token="mine", secrets={})

@@ -21,11 +21,17 @@ LINES = [LogLine(0, "one"), LogLine(1, "two")]
 
 @pytest.fixture
 async def api(cluster: Cluster) -> AsyncIterator[Api]:
+    """The namespace's, without what other tests have left to be read."""
     async with cluster.connect() as client:
         opened = Api(client, cluster.namespace)
+        await _forget_all(opened)
         yield opened
-        for config_map in (await opened.list("ConfigMap"))[0]:
-            await opened.delete(config_map)
+        await _forget_all(opened)
+
+
+async def _forget_all(api: Api) -> None:
+    for config_map in (await api.list("ConfigMap"))[0]:
+        await api.delete(config_map)
 
 
 def config_map(name: str, **labels: str) -> dict[str, Any]:

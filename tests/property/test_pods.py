@@ -107,7 +107,7 @@ def ranges(indexes: set[int]) -> str:
 def test_a_job_that_is_resized_and_loses_instances_has_those_it_should(
     steps: list[tuple[bool, int]], instances: int
 ) -> None:
-    """After growing as many as wanted, those of new numbers among them; shrinking takes the highest and no more."""
+    """After growing as many as wanted, those of new numbers among them; shrinking takes the highest that live."""
     completions = wanted = instances
     failed: set[int] = set()
     for loses, number in steps:
@@ -127,7 +127,11 @@ def test_a_job_that_is_resized_and_loses_instances_has_those_it_should(
         if number > wanted:
             assert len(alive) == number
             assert needed >= completions
+        elif number == wanted:
+            assert needed == completions
         else:
-            assert needed == max(1, completions - (wanted - number))
+            living = completions - len(failed)
+            assert len(alive) == max(1, min(number, living))
+            assert needed <= completions or not living
         completions, wanted = needed, number
         failed = {index for index in failed if index < completions}

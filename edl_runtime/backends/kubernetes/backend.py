@@ -41,7 +41,7 @@ OWNERS = ("Job", "Deployment")
 """What a trainer job and a pool are."""
 
 LAST_WORDS_S = 3.0
-"""How long, after the last pod of a job that was deleted is gone, its log is read to the end."""
+"""How long a job is deleted later to have its logs opened, and how long these are read when its last pod is gone."""
 
 log = structlog.get_logger(__name__)
 
@@ -341,19 +341,23 @@ async def _remove(api: Api, owner: Manifest) -> None:
     """Delete what the owner owns, down to the last pod, and keep the end of its log. Raises ConflictError."""
     kept: dict[int, deque[LogLine]] = defaultdict(lambda: deque(maxlen=archive.LINES_KEPT))
 
+    opened = asyncio.Event()
+
     async def collect() -> None:
-        async for line in _follow(api, owner, instance=None, last=archive.LINES_KEPT):
+        async for line in _follow(api, owner, instance=None, last=archive.LINES_KEPT, opened=opened):
             kept[line.instance].append(line)
 
     collecting = asyncio.create_task(collect())
+    opening = asyncio.create_task(opened.wait())
     try:
-        await asyncio.sleep(0)
+        await asyncio.wait([collecting, opening], timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
         await api.delete(owner, foreground=True, exactly=not _is_leaving(owner))
         await _gone(api, owner)
         await asyncio.wait([collecting], timeout=LAST_WORDS_S)
     finally:
-        collecting.cancel()
-        await asyncio.gather(collecting, return_exceptions=True)
+        for task in (collecting, opening):
+            task.cancel()
+        await asyncio.gather(collecting, opening, return_exceptions=True)
     lines = [line for _, of_one in sorted(kept.items()) for line in of_one]
     try:
         await archive.keep(api, owner["metadata"]["name"], lines)
@@ -369,8 +373,10 @@ async def _gone(api: Api, owner: Manifest) -> None:
             return
 
 
-async def _follow(api: Api, owner: Manifest, *, instance: int | None, last: int | None) -> AsyncIterator[LogLine]:
-    """Yield what the job's instances write until it has ended."""
+async def _follow(
+    api: Api, owner: Manifest, *, instance: int | None, last: int | None, opened: asyncio.Event | None = None
+) -> AsyncIterator[LogLine]:
+    """Yield what the job's instances write until it has ended. `opened`: see `logs.follow`."""
     name, uid = owner["metadata"]["name"], owner["metadata"]["uid"]
 
     async def end_of_job() -> None:
@@ -394,7 +400,7 @@ async def _follow(api: Api, owner: Manifest, *, instance: int | None, last: int 
         return dict(seen)
 
     async for line in logs.follow(
-        api, names.selector(name), numbers=numbers, instance=instance, last=last, end_of_job=end_of_job
+        api, names.selector(name), numbers=numbers, instance=instance, last=last, end_of_job=end_of_job, opened=opened
     ):
         yield line
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -33,10 +34,11 @@ SILENT_S = 3600.0
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A pod whose log is read, as which instance."""
+    """A pod whose log is read, as which instance. `opened` is called when it is, and when there is none to read."""
 
     instance: int
     pod: str
+    opened: Callable[[], None]
 
 
 async def read(api: Api, pods: Iterable[tuple[int, Manifest]], last: int | None) -> AsyncIterator[LogLine]:
@@ -65,13 +67,16 @@ async def follow(
     instance: int | None,
     last: int | None,
     end_of_job: Callable[[], Awaitable[None]],
+    opened: asyncio.Event | None = None,
 ) -> AsyncIterator[LogLine]:
     """Yield what the pods with these labels write, each line once, until `end_of_job` returns and all is read.
 
     `numbers`: the instance that each pod is, by its name. `last`: only so many lines of what there was to begin with.
+    `opened` is set when the logs of all pods that there were to begin with are being read: they may be deleted then.
     """
     lines: asyncio.Queue[LogLine | None] = asyncio.Queue(MOST_WAITING)
     pods = _Pods()
+    opening = _Opening(opened or asyncio.Event())
     async with _failing_as_one(), asyncio.TaskGroup() as tasks:
         reading: dict[str, asyncio.Task[None]] = {}
 
@@ -80,8 +85,11 @@ async def follow(
             async for now in api.watch("Pod", labels=labels):
                 for name, number in numbers(now).items():
                     if name not in reading and instance in (None, number):
-                        reader = _read_all(api, Source(number, name), pods, lines, last if first else None)
+                        source = Source(number, name, partial(opening.done, name))
+                        reader = _read_all(api, source, pods, lines, last if first else None)
                         reading[name] = tasks.create_task(reader)
+                if first:
+                    opening.begin({name for name in reading if has_written(container_of(now[name]))})
                 first = False
                 await pods.renew(now)
 
@@ -111,6 +119,23 @@ async def _failing_as_one() -> AsyncIterator[None]:
         yield
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None
+
+
+class _Opening:
+    """Which logs are still to be opened; `all_done` is set when none is any more."""
+
+    def __init__(self, all_done: asyncio.Event) -> None:
+        self._all_done = all_done
+        self._left: set[str] = set()
+
+    def begin(self, pods: set[str]) -> None:
+        self._left = pods
+        self.done("")
+
+    def done(self, pod: str) -> None:
+        self._left.discard(pod)
+        if not self._left:
+            self._all_done.set()
 
 
 class _Pods:
@@ -176,7 +201,7 @@ async def _read_all(
     while await pods.started(source.pod, restarts):
         restarts = pods.restarts(source.pod)
         try:
-            async for at, text in _lines(api, source.pod, last=last, after=after, follow=True):
+            async for at, text in _lines(api, source.pod, last=last, after=after, follow=True, opened=source.opened):
                 after = at
                 await lines.put(LogLine(source.instance, text))
         except ClusterUnavailableError:  # the connection, or a node; the job's watches know whether it is the cluster
@@ -184,6 +209,7 @@ async def _read_all(
             continue
         except ClusterError as error:
             if error.status == 404:
+                source.opened()
                 return
             if error.status != NOT_YET:
                 raise
@@ -203,6 +229,7 @@ async def _lines(
     after: str = "",
     follow: bool = False,
     previous: bool = False,
+    opened: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[tuple[str, str]]:
     """Yield the lines of a pod's log with the moments they were written at, those `after` a moment only."""
     query = {
@@ -214,6 +241,7 @@ async def _lines(
         "sinceTime": f"{after[:19]}Z" if after else "",
     }
     async with api.stream(api.log_path(pod), query, silent_s=SILENT_S) as response:
+        opened()
         async for line in lines_of(response, LONGEST_LINE):
             at, _, text = line.decode(errors="replace").partition(" ")
             if not _is_moment(at):  # the second part of a line that was too long

@@ -148,12 +148,15 @@ def completions_for(job: Manifest, instances: int) -> int:
     """Return how many indexes a Job must have for that many instances.
 
     Indexes that were given up stay so for ever. So a larger number is made of new ones in their place, and a smaller
-    one takes from the top.
+    one takes from the top, of those that live.
     """
     before: int = job["spec"]["completions"]
-    if instances <= wanted(job):
-        return max(1, before - (wanted(job) - instances))
     failed = set(failed_indexes(job))
+    living = before - len([index for index in failed if index < before])
+    if instances == wanted(job):
+        return before
+    if instances < wanted(job):
+        instances = max(1, min(instances, living))
     count = index = 0
     while count < instances:
         count += index not in failed

@@ -48,13 +48,14 @@ async def test_a_log_that_ends_before_its_container_is_read_on() -> None:
     """A kubelet that restarts ends the logs of all its containers, as if these had ended; each line comes once."""
     first, second = (f"2026-01-01T12:00:00.00000000{number}Z {number}\n" for number in (1, 2))
     lines: asyncio.Queue[LogLine | None] = asyncio.Queue()
-    pods = _Pods()
+    pods, opened = _Pods(), asyncio.Event()
     await pods.renew(_pod("running"))
     async with answering(f"{HEAD}\r\n{first}", f"{HEAD}\r\n{first}{second}") as (api, asked):
-        reading = asyncio.create_task(_read_all(api, Source(0, "pod"), pods, lines, None))
+        reading = asyncio.create_task(_read_all(api, Source(0, "pod", opened.set), pods, lines, None))
         assert [await lines.get(), await lines.get()] == [LogLine(0, "1"), LogLine(0, "2")]
         await pods.renew(_pod("terminated"))
         await reading
+    assert opened.is_set()
     assert lines.empty()
     assert "sinceTime=2026-01-01T12" in asked[1]
 
