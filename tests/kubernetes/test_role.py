@@ -155,6 +155,9 @@ async def live(backend: KubernetesBackend, folder: Path) -> None:
     await backend.resize("trainer", 2)
     await says(backend, "up", name="trainer", instances=2)
 
+    async with backend.following() as watched:
+        assert (await watched.get("trainer")).wanted == 2
+
     refused = msgspec.structs.replace(trainer, name="refused", pod=Pod(priority_class="unheard-of"))
     await backend.submit(refused, token="mine", secrets={})
     await reach(backend, "refused", lambda status: "unheard-of" in status.reason)
