@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -14,6 +14,7 @@ import msgspec
 from edl_runtime.backends.base import LogLine
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.api import AGAIN_AFTER_S, Api, ClusterError, ClusterUnavailableError, lines_of
+from edl_runtime.backends.kubernetes.status import container_of
 
 Manifest = dict[str, Any]
 
@@ -258,12 +259,7 @@ def _is_moment(text: str) -> bool:
     return len(text) > 19
 
 
-def container_of(pod: Manifest) -> Manifest:
-    statuses = pod.get("status", {}).get("containerStatuses") or []
-    return next((one for one in statuses if one["name"] == names.CONTAINER), {})
-
-
-def has_written(container: Manifest) -> bool:
+def has_written(container: Mapping[str, Any]) -> bool:
     """Whether the container has been started, so that it has a log."""
     state = container.get("state", {})
     return "running" in state or "terminated" in state or bool(container.get("lastState"))

@@ -238,7 +238,7 @@ def _is_replaced(pod: Manifest) -> bool:
 
 def _of_trainer(pod: Manifest, *, given_up: bool) -> Seen:
     restarts = _lives(pod)
-    container = _container(pod)
+    container = container_of(pod)
     terminated = _at(container, "state").get("terminated")
     phase = _phase(pod, container)
     exit_code = _exit_code(terminated)
@@ -274,7 +274,7 @@ def _of_trainer(pod: Manifest, *, given_up: bool) -> Seen:
 
 
 def _of_pool(pod: Manifest, index: int, now: float) -> Seen:
-    container = _container(pod)
+    container = container_of(pod)
     state = _at(container, "state")
     ended = state.get("terminated") or _at(container, "lastState").get("terminated")
     restarts = int(container.get("restartCount", 0))
@@ -289,8 +289,8 @@ def _of_pool(pod: Manifest, index: int, now: float) -> Seen:
     elif down and restarts >= MOST_LIVES - 1 and not trouble:
         trouble = f"instance {index} ended {restarts + 1} times, the last time it {_ending(pod, ended)}"
     if not trouble and down:
-        _, hopeless = _how_it_ended(pod, index, ended)
-        trouble = _how_it_ended(pod, index, ended)[0] if hopeless else ""
+        ending_of, hopeless = _how_it_ended(pod, index, ended)
+        trouble = ending_of if hopeless else ""
     return Seen(
         status=InstanceStatus(
             index=index,
@@ -365,7 +365,8 @@ def _reason(owner: Manifest, phase: Phase, refusal: str) -> str:
     return f"its pods can't be created: {refusal}" if refusal else ""
 
 
-def _container(pod: Manifest) -> Manifest:
+def container_of(pod: Manifest) -> Manifest:
+    """Return what is said of the container that is the instance, empty if nothing is yet."""
     return next(
         (one for one in _at(pod, "status").get("containerStatuses") or [] if one["name"] == names.CONTAINER), {}
     )
@@ -422,7 +423,7 @@ def _is_oom(terminated: Manifest) -> bool:
 def _how_it_ended(pod: Manifest, index: int, terminated: Manifest | None) -> tuple[str, bool]:
     message = (terminated or {}).get("message") or ""
     if any(words in message for words in _NO_RUNTIME):
-        image = _container(pod).get("image", "")
+        image = container_of(pod).get("image", "")
         return f"instance {index} can't start: its image {image} has no edl_runtime", True
     if terminated and terminated.get("reason") in _CANT_START:
         return f"instance {index} can't start: {message}", True
@@ -454,7 +455,7 @@ def _cannot_start(pod: Manifest, index: int) -> tuple[str, bool]:
 def _waiting(pod: Manifest) -> list[Manifest]:
     """Return the containers that an instance which has not started waits for, itself among them."""
     status = _at(pod, "status")
-    if _at(_container(pod), "state").keys() & {"running", "terminated"}:
+    if _at(container_of(pod), "state").keys() & {"running", "terminated"}:
         return []
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     return [one for one in containers if _at(one, "state", "waiting")]

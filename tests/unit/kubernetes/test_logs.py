@@ -13,7 +13,8 @@ from kubernetes_asyncio.client import ApiClient, Configuration
 
 from edl_runtime.backends.kubernetes import logs
 from edl_runtime.backends.kubernetes.api import Api, lines_of
-from edl_runtime.backends.kubernetes.logs import LogLine, container_of, has_written
+from edl_runtime.backends.kubernetes.logs import LogLine, has_written
+from edl_runtime.backends.kubernetes.status import container_of
 
 AT = "2026-11-22T09:08:4"
 
