@@ -28,11 +28,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def missing(what: str) -> NoReturn:
-    """Skip on a laptop, fail in CI: a service that CI lacks must not hide the tests that need it."""
+def skip_on_a_laptop(why: str) -> NoReturn:
+    """Skip, but fail in CI: what CI lacks must not hide the tests that need it."""
     if os.environ.get("CI"):
-        pytest.fail(f"{what} is missing, and CI must have it")
-    pytest.skip(f"{what} is missing")
+        pytest.fail(f"{why}; CI must have it")
+    pytest.skip(why)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,7 +47,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
     kubeconfig = request.config.getoption("--kubeconfig")
     if why := why_none(kubeconfig):
-        pytest.skip(why)
+        skip_on_a_laptop(why)
     with own_namespace(kubeconfig, os.environ[IMAGE]) as made:
         yield made
 
@@ -65,7 +65,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     from edl_runtime.store.server import RedisServer, find_redis_server
 
     if find_redis_server() is None:
-        missing("redis-server")
+        skip_on_a_laptop("redis-server is missing")
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
         yield server
 

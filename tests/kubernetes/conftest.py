@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 
 import pytest
-from kubernetes_cluster import Cluster, RedisService
+from conftest import skip_on_a_laptop
+from kubernetes_cluster import PADDLE_IMAGE, Cluster, RedisService
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +16,12 @@ def redis_service(cluster: Cluster) -> Iterator[RedisService]:
     """A Redis in a pod, with a password, behind a Service."""
     with RedisService(cluster, secrets.token_hex(8)) as service:
         yield service
+
+
+@pytest.fixture(scope="session")
+def paddle_image() -> str:
+    """An image of the runtime with Paddle that the cluster has."""
+    image = os.environ.get(PADDLE_IMAGE, "")
+    if not image:
+        skip_on_a_laptop(f"{PADDLE_IMAGE} names no image with Paddle that the cluster has; see deploy/Dockerfile")
+    return image

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes_cluster import PADDLE_IMAGE, Cluster, RedisService
+from kubernetes_cluster import Cluster, RedisService
 from system.test_runs import run_dag
 
 from edl_airflow.laptop.client import AirflowClient
@@ -23,11 +23,10 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture(scope="session")
-def laptop(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, redis_service: RedisService) -> Iterator[Laptop]:
+def laptop(
+    tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, redis_service: RedisService, paddle_image: str
+) -> Iterator[Laptop]:
     """A running Airflow on this machine whose connection leads to the cluster."""
-    image = os.environ.get(PADDLE_IMAGE)
-    if not image:
-        pytest.skip(f"{PADDLE_IMAGE} names no image with Paddle that the cluster has; see deploy/Dockerfile")
     home = tmp_path_factory.mktemp("laptop")
     shared = [home / "airflow" / name for name in ("mnist_distill", "elastic_train")]
     for folder in shared:
@@ -42,15 +41,15 @@ def laptop(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, redis_ser
         dags=ROOT / "dags",
         environ=os.environ,
         say=print,
-        connections=_connections(cluster, redis_service, shared),
+        connections=_connections(cluster, redis_service, paddle_image, shared),
     )
     with laptop:
         yield laptop
 
 
-def _connections(cluster: Cluster, redis: RedisService, shared: list[Path]) -> dict[str, dict[str, Any]]:
+def _connections(cluster: Cluster, redis: RedisService, image: str, shared: list[Path]) -> dict[str, dict[str, Any]]:
     volumes = [{"path": str(folder), "source": {"hostPath": {"path": str(folder)}}} for folder in [EXAMPLES, *shared]]
-    pod = {"image": os.environ[PADDLE_IMAGE], "resources": {"cpu": "100m"}, "volumes": volumes}
+    pod = {"image": image, "resources": {"cpu": "100m"}, "volumes": volumes}
     extra = {
         "backend": "kubernetes",
         "kubernetes_conn_id": "test_cluster",

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import skip_on_a_laptop
 from kubernetes_cluster import Cluster, own_namespace
 from kubernetes_manifests import RESTRICTED, run_pod
 
@@ -41,7 +42,7 @@ def engine() -> str:
     """The program that has an image of this very source, without Paddle, as `BUILT`."""
     command = builder()
     if not command:
-        pytest.skip("no Docker engine answers, and EDL_TEST_BUILD names no other command that builds images")
+        skip_on_a_laptop("no Docker engine answers, and EDL_TEST_BUILD names no other command that builds images")
     options = ["-f", "deploy/Dockerfile", "--build-arg", "DEVICE=none", "-t", BUILT, "."]
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from conftest import skip_on_a_laptop
 from contract.asking import IGNORES_SIGTERM, SAYS_GOODBYE, WAITS, ended, eventually, job, reach, says
 from kubernetes_cluster import Cluster, own_namespace
 from pod_trouble import admit_only_restricted, evict, found, leaving_nothing, pods_of, priority_class, quota
@@ -194,7 +195,7 @@ async def _gpus_of_a_node(cluster: Cluster) -> int:
     nodes = (await cluster.ask("GET", "/api/v1/nodes"))["items"]
     gpus = max(int(node["status"]["allocatable"].get("nvidia.com/gpu", 0)) for node in nodes)
     if not gpus:
-        pytest.skip("no node of the cluster has, or claims, nvidia.com/gpu")
+        skip_on_a_laptop("no node of the cluster has, or claims, nvidia.com/gpu")
     return gpus
 
 

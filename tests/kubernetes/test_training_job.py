@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kubernetes_cluster import PADDLE_IMAGE, Cluster, RedisService
+from kubernetes_cluster import Cluster, RedisService
 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.kubernetes import KubernetesBackend
@@ -146,13 +146,13 @@ def workspace(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_example_trains_in_several_copies(cluster: Cluster, redis_service: RedisService, workspace: Path) -> None:
+def test_the_example_trains_in_several_copies(
+    cluster: Cluster, redis_service: RedisService, paddle_image: str, workspace: Path
+) -> None:
     """As on one machine, but as pods: of one image, each copy with checkpoints of its own on a volume."""
-    if not os.environ.get(PADDLE_IMAGE):
-        pytest.skip(f"{PADDLE_IMAGE} names no image with Paddle that the cluster has; see deploy/Dockerfile")
     manifest = yaml.safe_load((EXAMPLES / "training_job" / "examplejob.yaml").read_text())
     spec = manifest["spec"]
-    spec["image"] = os.environ[PADDLE_IMAGE]
+    spec["image"] = paddle_image
     spec["volumes"] = [{"name": "workspace", "hostPath": {"path": str(workspace)}}]
     spec["VolumeMounts"] = [{"name": "workspace", "mountPath": "/workspace"}]
     spec["trainer"]["envs"] = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}

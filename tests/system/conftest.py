@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import missing
+from conftest import skip_on_a_laptop
 
 from edl_airflow.laptop.client import AirflowClient
 from edl_airflow.laptop.launcher import Laptop
@@ -59,7 +59,7 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def laptop(tmp_path_factory: pytest.TempPathFactory, trained: Path, dags: Path) -> Iterator[Laptop]:
     """A running Airflow; when it ends, every process that it ever started must have ended too."""
     if find_redis_server() is None:
-        missing("redis-server")
+        skip_on_a_laptop("redis-server is missing")
     laptop = Laptop(tmp_path_factory.mktemp("laptop"), dags=dags, environ=os.environ, say=print, options=OPTIONS)
     shutil.copytree(trained, laptop.airflow_home / "mnist_distill")
     with laptop:

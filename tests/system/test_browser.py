@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import missing
+from conftest import skip_on_a_laptop
 from playwright.sync_api import Page, sync_playwright
 
 from edl_airflow.laptop.client import AirflowClient
@@ -34,7 +34,7 @@ def page() -> Iterator[Page]:
     """An empty page of a headless Chromium."""
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
-        missing("a browser (chromium)")
+        skip_on_a_laptop("a browser (chromium) is missing")
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program, args=QUIET) as browser:
         yield browser.new_page(viewport={"width": 1440, "height": 900})
 
