@@ -12,7 +12,7 @@ demo: .venv/ready
 
 test: .venv/ready
 	$(PYTEST) -n 2 --dist loadfile -m "not system and not kubernetes" --cov --cov-report=
-	$(PYTEST) -m system --cov --cov-append --cov-report=term
+	$(PYTEST) -m "system and not kubernetes" --cov --cov-append --cov-report=term
 
 test-fast: .venv/ready
 	$(BIN)/ruff check
@@ -20,7 +20,8 @@ test-fast: .venv/ready
 
 # On the cluster that KUBECONFIG names, whose pods can use the image EDL_TEST_IMAGE (see deploy/Dockerfile)
 test-kubernetes: .venv/ready
-	$(PYTEST) -m kubernetes
+	$(PYTEST) -n 3 --dist loadfile -m "kubernetes and not system"
+	$(PYTEST) -m "kubernetes and system"
 
 # Damaged bytes for all that reads from the network: make fuzz INPUTS=1000000 SEED=1
 fuzz: .venv/ready

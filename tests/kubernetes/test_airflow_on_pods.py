@@ -16,7 +16,7 @@ from system.test_runs import run_dag
 from edl_airflow.laptop.client import AirflowClient
 from edl_airflow.laptop.launcher import Laptop
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
