@@ -106,6 +106,47 @@ class JobRunsError(BackendError):
         )
 
 
+class ClusterError(BackendError):
+    """Raised when a Kubernetes API server refuses a request. `message` is its own, and names what is wrong."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(status, reason, message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+    def __str__(self) -> str:
+        hint = {
+            401: "; the credentials of the cluster are wrong or have expired",
+            403: "; the role in deploy/ has all verbs that are needed" if "cannot" in self.message else "",
+        }.get(self.status, "")
+        return f"the cluster refuses it: {self.message or self.reason}{hint}"
+
+
+class ConflictError(ClusterError):
+    """Raised when an object in a cluster is another one than the request took it for, or is there already."""
+
+
+class GoneError(ClusterError):
+    """Raised when a watch of a cluster would begin in a past that the server has forgotten: list anew."""
+
+
+class ClusterUnavailableError(BackendError, ConnectionError):
+    """Raised when a Kubernetes API server does not answer, for a while."""
+
+    def __init__(self, address: str, cause: str) -> None:
+        super().__init__(address, cause)
+        self.address = address
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"the Kubernetes API at {self.address} does not answer ({self.cause}); check the kubeconfig's server"
+
+
+class BrokenStreamError(ClusterUnavailableError):
+    """Raised when the connection to a cluster broke while something was read bit by bit: go on from where that was."""
+
+
 class RegistryError(EdlError):
     """Raised when the registry refuses or can't be used."""
 

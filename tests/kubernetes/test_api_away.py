@@ -16,8 +16,8 @@ from proxy import Proxy, running_proxy
 
 from edl_runtime.backends.base import Backend
 from edl_runtime.backends.kubernetes import KubernetesBackend, api
-from edl_runtime.backends.kubernetes.api import ClusterUnavailableError
 from edl_runtime.backends.kubernetes.connect import by_kubeconfig
+from edl_runtime.errors import ClusterUnavailableError
 from edl_runtime.pods import Pod
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]

@@ -18,8 +18,8 @@ from proxy import Proxy, running_proxy
 
 from edl_runtime.backends.base import Backend
 from edl_runtime.backends.kubernetes import KubernetesBackend, mirror
-from edl_runtime.backends.kubernetes.api import Api, Change, ClusterUnavailableError
-from edl_runtime.errors import BackendError, UnknownJobError
+from edl_runtime.backends.kubernetes.api import Api, Change
+from edl_runtime.errors import BackendError, ClusterUnavailableError, UnknownJobError
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 

@@ -14,9 +14,8 @@ from kubernetes_cluster import Cluster
 from pod_trouble import kubeconfig_with, left, token_of
 
 from edl_runtime.backends.kubernetes import KubernetesBackend
-from edl_runtime.backends.kubernetes.api import ClusterError
 from edl_runtime.backends.kubernetes.connect import by_kubeconfig
-from edl_runtime.errors import SpecError, SubmitError, UnknownJobError
+from edl_runtime.errors import ClusterError, SpecError, SubmitError, UnknownJobError
 from edl_runtime.pods import Pod
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]

@@ -15,7 +15,7 @@ import msgspec
 import stamina
 
 from edl_runtime.backends.kubernetes.names import MANAGER
-from edl_runtime.errors import BackendError
+from edl_runtime.errors import BrokenStreamError, ClusterError, ClusterUnavailableError, ConflictError, GoneError
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -51,47 +51,6 @@ _PATHS = {
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
 }
 _BUSY = frozenset({429, 500, 502, 503, 504})
-
-
-class ClusterError(BackendError):
-    """Raised when the API server refuses a request. `message` is its own, which names what is wrong or forbidden."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(status, reason, message)
-        self.status = status
-        self.reason = reason
-        self.message = message
-
-    def __str__(self) -> str:
-        hint = {
-            401: "; the credentials of the cluster are wrong or have expired",
-            403: "; the role in deploy/ has all verbs that are needed" if "cannot" in self.message else "",
-        }.get(self.status, "")
-        return f"the cluster refuses it: {self.message or self.reason}{hint}"
-
-
-class ConflictError(ClusterError):
-    """Raised when an object is another one than the request took it for, or is there already."""
-
-
-class GoneError(ClusterError):
-    """Raised when a watch would begin in a past that the server has forgotten: list anew."""
-
-
-class ClusterUnavailableError(BackendError, ConnectionError):
-    """Raised when the API server does not answer, for a while."""
-
-    def __init__(self, address: str, cause: str) -> None:
-        super().__init__(address, cause)
-        self.address = address
-        self.cause = cause
-
-    def __str__(self) -> str:
-        return f"the Kubernetes API at {self.address} does not answer ({self.cause}); check the kubeconfig's server"
-
-
-class BrokenStreamError(ClusterUnavailableError):
-    """Raised when the connection broke over which something was read bit by bit: ask anew from where it stopped."""
 
 
 class _BusyError(Exception):

@@ -14,7 +14,7 @@ import structlog
 
 from edl_runtime.backends.base import Backend, Capacity, JobStatus, LogLine, refuse_strangers
 from edl_runtime.backends.kubernetes import archive, capacity, logs, manifests, names
-from edl_runtime.backends.kubernetes.api import Api, ClusterError, ConflictError
+from edl_runtime.backends.kubernetes.api import Api
 from edl_runtime.backends.kubernetes.mirror import Followed, Mirror
 from edl_runtime.backends.kubernetes.status import (
     belongs,
@@ -28,7 +28,7 @@ from edl_runtime.backends.kubernetes.status import (
     refusals,
     wanted,
 )
-from edl_runtime.errors import BackendError, SpecError, SubmitError, UnknownJobError
+from edl_runtime.errors import BackendError, ClusterError, ConflictError, SpecError, SubmitError, UnknownJobError
 from edl_runtime.pods import Pod
 from edl_runtime.specs import JobSpec, check_name
 

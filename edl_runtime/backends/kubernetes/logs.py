@@ -13,8 +13,9 @@ import msgspec
 
 from edl_runtime.backends.base import LogLine
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.backends.kubernetes.api import AGAIN_AFTER_S, Api, ClusterError, ClusterUnavailableError, lines_of
+from edl_runtime.backends.kubernetes.api import AGAIN_AFTER_S, Api, lines_of
 from edl_runtime.backends.kubernetes.status import container_of
+from edl_runtime.errors import ClusterError, ClusterUnavailableError
 
 Manifest = dict[str, Any]
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from edl_runtime.backends.base import Backend, Capacity, JobStatus, LogLine
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.backends.kubernetes.api import OUTAGE_S, Api, Change, ClusterUnavailableError
+from edl_runtime.backends.kubernetes.api import OUTAGE_S, Api, Change
 from edl_runtime.backends.kubernetes.status import belongs, job_status, lacks_pods, refusals, true_conditions
-from edl_runtime.errors import BackendError, UnknownJobError
+from edl_runtime.errors import BackendError, ClusterUnavailableError, UnknownJobError
 from edl_runtime.specs import JobSpec
 
 if TYPE_CHECKING:
