@@ -13,7 +13,7 @@ from contract.asking import WAITS, job, says
 from kubernetes_cluster import Cluster
 from pod_trouble import kubeconfig_with, left, token_of
 
-from edl_runtime.backends.kubernetes import KubernetesBackend
+from edl_runtime.backends.kubernetes import KubernetesBackend, names
 from edl_runtime.backends.kubernetes.connect import by_kubeconfig
 from edl_runtime.errors import ClusterError, SpecError, SubmitError, UnknownJobError
 from edl_runtime.pods import Pod
@@ -28,8 +28,18 @@ RIGHTS: Mapping[str, Sequence[str]] = {
     "/pods": READS,
     "/events": READS,
     "/secrets": ("create", "patch"),
+    "/configmaps": ("patch",),
 }
 """What submitting a job takes."""
+
+
+POD = {
+    "metadata": {"labels": {"app": "theirs"}},
+    "spec": {"containers": [{"name": "theirs", "image": "theirs"}]},
+}
+ONCE = {**POD, "spec": {**POD["spec"], "restartPolicy": "Never"}}
+DEPLOYED = {"replicas": 0, "selector": {"matchLabels": {"app": "theirs"}}}
+"""Parts of objects that are somebody else's."""
 
 
 async def refused(backend: KubernetesBackend, cluster: Cluster, kind: Any, error: type[Exception], **pod: Any) -> str:
@@ -62,6 +72,52 @@ async def test_a_template_that_is_no_pods_is_refused(cluster: Cluster, kind: Any
     template = {"spec": {"restartPolicy": "Always" if kind == "pool" else "Never", "dnsPolicy": "Sometimes"}}
     said = await refused(cluster.backend(), cluster, kind, SubmitError, template=template)
     assert 'spec.template.spec.dnsPolicy: Unsupported value: "Sometimes"' in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "plural", "theirs"),
+    [
+        ("trainer", "api/v1/secrets", {"metadata": {"name": "job-env"}, "stringData": {"KEY": "theirs"}}),
+        ("pool", "api/v1/secrets", {"metadata": {"name": "job-env"}, "stringData": {"KEY": "theirs"}}),
+        ("trainer", "api/v1/configmaps", {"metadata": {"name": "job-log"}, "data": {"lines": "theirs"}}),
+        ("pool", "apis/policy/v1/poddisruptionbudgets", {"metadata": {"name": "job"}, "spec": {"minAvailable": 1}}),
+        ("trainer", "apis/batch/v1/jobs", {"metadata": {"name": "job"}, "spec": {"suspend": True, "template": ONCE}}),
+        ("pool", "apis/apps/v1/deployments", {"metadata": {"name": "job"}, "spec": {**DEPLOYED, "template": POD}}),
+    ],
+)
+async def test_what_is_somebody_elses_is_named_and_left_alone(
+    cluster: Cluster, kind: Any, plural: str, theirs: dict[str, Any]
+) -> None:
+    """Any object may well have the name that one of the job's would have."""
+    group, _, resource = plural.rpartition("/")
+    path = f"/{group}/namespaces/{cluster.namespace}/{resource}"
+    made = await cluster.ask("POST", path, theirs)
+    name = made["metadata"]["name"]
+    try:
+        said = await refused(cluster.backend(), cluster, kind, SubmitError)
+        assert f"the {made['kind']} {name!r} is there and is not ours; give the job another name" in said
+        now = await cluster.ask("GET", f"{path}/{name}")
+        assert now.get("data") == made.get("data")
+        assert now["metadata"]["uid"] == made["metadata"]["uid"]
+        assert names.JOB not in now["metadata"].get("labels", {})
+    finally:
+        await cluster.ask("DELETE", f"{path}/{name}")
+
+
+async def test_what_has_become_somebody_elses_is_left_alone(cluster: Cluster) -> None:
+    """A job that is submitted again finds its Secret replaced by another of that name."""
+    backend, path = cluster.backend(), f"/api/v1/namespaces/{cluster.namespace}/secrets"
+    await backend.submit(job(WAITS), token="mine", secrets={"WORD": "ours"})
+    await cluster.ask("DELETE", f"{path}/job-env")
+    await cluster.ask("POST", path, {"metadata": {"name": "job-env"}, "stringData": {"KEY": "theirs"}})
+    with pytest.raises(SubmitError, match="the Secret 'job-env' is there and is not ours"):
+        await backend.submit(job(WAITS), token="mine", secrets={"WORD": "ours"})
+    assert (await cluster.ask("GET", f"{path}/job-env"))["data"].keys() == {"KEY"}
+    await cluster.ask("DELETE", f"{path}/job-env")
+    await backend.submit(job(WAITS), token="mine", secrets={"WORD": "ours"})
+    assert (await cluster.ask("GET", f"{path}/job-env"))["data"].keys() == {"WORD"}
+    assert await backend.delete("job")
+    assert await left(cluster) == []
 
 
 @pytest.mark.parametrize("kind", ["trainer", "pool"])

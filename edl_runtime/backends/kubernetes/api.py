@@ -51,6 +51,7 @@ _PATHS = {
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
 }
 _BUSY = frozenset({429, 500, 502, 503, 504})
+_METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
 class _BusyError(Exception):
@@ -77,6 +78,7 @@ class _Request(msgspec.Struct, frozen=True):
     query: Mapping[str, str] = {}
     body: Any = None
     content_type: str = "application/json"
+    accept: str = "application/json"
     timeout: Any = None
 
 
@@ -102,6 +104,22 @@ class Api:
             if error.status == 404:
                 return None
             raise
+
+    async def metadata(self, manifest: Mapping[str, Any]) -> Manifest | None:
+        """Return the metadata of what has that kind and name, None if nothing has.
+
+        That takes the verb patch, and so is to be had of Secrets, which are written and never read.
+        """
+        path = self._path(manifest["kind"], manifest["metadata"]["name"])
+        query, content_type = {"fieldManager": MANAGER, "dryRun": "All"}, "application/merge-patch+json"
+        try:
+            found = await self._ask(_Request("PATCH", path, query, {}, content_type, _METADATA_ONLY))
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
+        metadata: Manifest = found["metadata"]
+        return metadata
 
     async def list(self, kind: str, *, labels: str = "", fields: str = "") -> tuple[list[Manifest], str]:
         """Return the objects and the version of the world that they are of."""
@@ -282,7 +300,7 @@ class Api:
             request.path,
             request.method,
             query_params=[(key, value) for key, value in request.query.items() if value],
-            header_params={"Accept": "application/json", "Content-Type": request.content_type},
+            header_params={"Accept": request.accept, "Content-Type": request.content_type},
             body=request.body,
             auth_settings=["BearerToken"],
             _preload_content=False,

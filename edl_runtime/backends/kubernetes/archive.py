@@ -30,6 +30,12 @@ _CREATED = "edl-airflow/deleted-at"
 log = structlog.get_logger(__name__)
 
 
+def place_of(job: str) -> dict[str, Any]:
+    """Return the ConfigMap that holds a job's log, as yet without it."""
+    labels = {names.MANAGED_BY: names.MANAGER, names.LOG_OF: job}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": names.archive_name(job), "labels": labels}}
+
+
 async def keep(api: Api, job: str, lines: Sequence[LogLine]) -> None:
     """Keep the end of a job's log, in place of that of an earlier job of its name, and forget the oldest.
 
@@ -40,15 +46,11 @@ async def keep(api: Api, job: str, lines: Sequence[LogLine]) -> None:
         log.warning("log.not_kept", job=job, cause=f"the ConfigMap {names.archive_name(job)} is not ours")
         return
     packed = _pack(lines)
+    place = place_of(job)
     await api.apply(
         {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {
-                "name": names.archive_name(job),
-                "labels": {names.MANAGED_BY: names.MANAGER, names.LOG_OF: job},
-                "annotations": {_CREATED: repr(time.time())},
-            },
+            **place,
+            "metadata": {**place["metadata"], "annotations": {_CREATED: repr(time.time())}},
             "binaryData": {"lines": base64.b64encode(packed).decode()},
         }
     )

@@ -235,26 +235,24 @@ async def _rehearse(api: Api, manifest: Manifest, spec: JobSpec) -> None:
 
     Raises SubmitError.
     """
+    owned = _owned(spec, {})
     judged = await asyncio.gather(
+        *(_owned_before(api, one, spec.name) for one in (manifest, *owned, archive.place_of(spec.name))),
         api.create(manifest, rehearse=True),
-        *(api.apply(one, rehearse=True) for one in _owned(spec, {})),
-        api.patch(manifest, {}, rehearse=True),  # there is nothing yet to be changed, but who may not is told so
+        *(api.apply(one, rehearse=True) for one in owned),
         api.list("Pod", labels=names.selector(spec.name)),
         api.list("Event", fields=f"involvedObject.name={spec.name}"),
         return_exceptions=True,
     )
     errors = [error for error in judged if isinstance(error, BaseException)]
     for error in errors:
-        if not isinstance(error, ClusterError):
+        if not isinstance(error, ClusterError | SubmitError):
             raise error
-    refused = [str(error) for error in errors if isinstance(error, ClusterError) and not _is_expected(error, spec)]
+    # a conflict says that the job is there by now, which `_create` sees to
+    refused = [error for error in errors if not isinstance(error, ConflictError)]
     if refused:
-        raise SubmitError(spec.name, "; ".join(dict.fromkeys(refused)))
-
-
-def _is_expected(error: ClusterError, spec: JobSpec) -> bool:
-    """Whether it says that the job's owner is there already, which `_create` sees to, or that it is not there yet."""
-    return isinstance(error, ConflictError) or (error.status == 404 and f'"{spec.name}" not found' in error.message)
+        said = [error.reason if isinstance(error, SubmitError) else str(error) for error in refused]
+        raise SubmitError(spec.name, "; ".join(dict.fromkeys(said)))
 
 
 async def _create(api: Api, manifest: Manifest, name: str) -> Manifest | None:
@@ -264,8 +262,7 @@ async def _create(api: Api, manifest: Manifest, name: str) -> Manifest | None:
     except ConflictError as error:
         if await _find(api, name):
             return None
-        kind = manifest["kind"]
-        raise SubmitError(name, f"a {kind} of that name is there that is not ours; give it another name") from error
+        raise _not_ours(manifest, name) from error
     except ClusterError as error:
         raise SubmitError(name, str(error)) from error
 
@@ -275,7 +272,7 @@ async def _start(api: Api, owner: Manifest, spec: JobSpec, secrets: Mapping[str,
     owned = _owned(spec, secrets)
     for manifest in owned:
         manifest["metadata"]["ownerReferences"] = [_reference(owner)]
-    await asyncio.gather(*(api.apply(manifest) for manifest in owned))
+    await asyncio.gather(*(_make(api, manifest, spec.name) for manifest in owned))
     while names.STARTED not in owner["metadata"]["annotations"]:
         queued = names.QUEUE in owner["metadata"]["labels"]  # then it is Kueue that lets it begin
         begin = {"replicas": wanted(owner)} if owner["kind"] == "Deployment" else {} if queued else {"suspend": False}
@@ -284,6 +281,35 @@ async def _start(api: Api, owner: Manifest, spec: JobSpec, secrets: Mapping[str,
         except ConflictError:
             owner = await api.get(owner["kind"], spec.name) or owner
     return await _status(api, owner)
+
+
+async def _make(api: Api, manifest: Manifest, job: str) -> None:
+    """Make something of a job what the manifest says. Raises SubmitError where somebody else has one of its name."""
+    while True:
+        there = await _owned_before(api, manifest, job)
+        try:
+            if there is None:
+                await api.create(manifest)
+            else:
+                same = {"uid": there["uid"], "resourceVersion": there["resourceVersion"]}
+                await api.apply({**manifest, "metadata": {**manifest["metadata"], **same}})
+        except ConflictError:  # it came, went or changed since
+            continue
+        return
+
+
+async def _owned_before(api: Api, manifest: Manifest, job: str) -> Manifest | None:
+    """Return the metadata of what has that kind and name, if anything has. Raises SubmitError if it isn't the job's."""
+    there = await api.metadata(manifest)
+    labels = (there or {}).get("labels") or {}
+    if there is None or names.is_of(labels, job):
+        return there
+    raise _not_ours(manifest, job)
+
+
+def _not_ours(manifest: Manifest, job: str) -> SubmitError:
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
+    return SubmitError(job, f"the {kind} {name!r} is there and is not ours; give the job another name, or remove that")
 
 
 def _owned(spec: JobSpec, secrets: Mapping[str, str]) -> list[Manifest]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edl_runtime import pods
 
 MANAGER = "edl-airflow"
@@ -41,6 +43,11 @@ def selector(job: str = "") -> str:
     """Return the label selector of everything of a job, or of all jobs."""
     ours = f"{MANAGED_BY}={MANAGER}"
     return f"{ours},{JOB}={job}" if job else f"{ours},{JOB}"
+
+
+def is_of(labels: Mapping[str, str], job: str) -> bool:
+    """Whether what has these labels is the job's, or the log of an earlier one of its name."""
+    return job in (labels.get(JOB), labels.get(LOG_OF))
 
 
 def secret_name(job: str) -> str:
