@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from contract.asking import WAITS, job, says
+from contract.asking import WAITS, eventually, job, says
 from kubernetes_cluster import Cluster
 from pod_trouble import kubeconfig_with, left, token_of
 
@@ -25,12 +25,12 @@ RIGHTS: Mapping[str, Sequence[str]] = {
     "batch/jobs": (*READS, "create", "patch", "delete"),
     "apps/deployments": (*READS, "create", "patch", "delete"),
     "policy/poddisruptionbudgets": ("create", "patch"),
-    "/pods": READS,
+    "/pods": ("list", "patch", "delete"),
     "/events": READS,
     "/secrets": ("create", "patch"),
     "/configmaps": ("patch",),
 }
-"""What submitting a job takes."""
+"""What submitting a job takes, and what resizing and deleting it will."""
 
 
 POD = {
@@ -54,7 +54,9 @@ async def refused(backend: KubernetesBackend, cluster: Cluster, kind: Any, error
 
 async def weak(cluster: Cluster, folder: Path, rights: Mapping[str, Sequence[str]]) -> KubernetesBackend:
     """Return a backend that may do no more than `rights`."""
-    file = kubeconfig_with(cluster, folder / "weak", token=await token_of(cluster, rights))
+    file = kubeconfig_with(
+        cluster, folder / "weak", token=await token_of(cluster, {what: may for what, may in rights.items() if may})
+    )
     return KubernetesBackend(by_kubeconfig(file), namespace=cluster.namespace, defaults=Pod(image=cluster.image))
 
 
@@ -156,11 +158,18 @@ async def test_a_token_that_is_none_is_told(cluster: Cluster, tmp_path: Path) ->
     [
         ("trainer", "batch/jobs", "create"),
         ("trainer", "batch/jobs", "patch"),
+        ("trainer", "batch/jobs", "delete"),
+        ("trainer", "batch/jobs", "watch"),
+        ("trainer", "/configmaps", "patch"),
         ("trainer", "/pods", "list"),
         ("trainer", "/events", "list"),
         ("trainer", "/secrets", "patch"),
         ("pool", "apps/deployments", "create"),
         ("pool", "apps/deployments", "patch"),
+        ("pool", "apps/deployments", "delete"),
+        ("pool", "apps/deployments", "watch"),
+        ("pool", "/pods", "patch"),
+        ("pool", "/pods", "delete"),
         ("pool", "policy/poddisruptionbudgets", "patch"),
         ("pool", "/secrets", "create"),
     ],
@@ -177,7 +186,7 @@ async def test_who_may_do_half_of_it_leaves_nothing_half_done(
 @pytest.mark.parametrize("follow", [False, True])
 async def test_who_may_read_no_logs_is_told(cluster: Cluster, tmp_path: Path, *, follow: bool) -> None:
     """An error that names the missing verb, in place of a log that seems empty."""
-    strong, backend = cluster.backend(), await weak(cluster, tmp_path, RIGHTS)
+    strong, backend = cluster.backend(), await weak(cluster, tmp_path, {**RIGHTS, "/pods": READS})
     await strong.submit(job(WAITS), token="mine", secrets={})
     await says(strong, "up")
     with pytest.raises(ClusterError, match='cannot get resource "pods/log"'):
@@ -195,4 +204,8 @@ async def test_those_rights_are_enough_to_submit(cluster: Cluster, tmp_path: Pat
         )
         assert submitted.wanted == 1
         assert await cluster.backend().delete(kind)
-    assert await left(cluster) == []
+
+    async def nothing_left() -> bool:
+        return await left(cluster) == []
+
+    await eventually(nothing_left, "the end of what such short-lived jobs own")

@@ -180,6 +180,20 @@ class Api:
             if error.status != 404:
                 raise
 
+    async def rehearse_delete(self, manifest: Mapping[str, Any]) -> None:
+        """Let the server judge whether what has that kind and name, if anything has, may be deleted."""
+        path = self._path(manifest["kind"], manifest["metadata"]["name"])
+        try:
+            await self._ask(_Request("DELETE", path, {"dryRun": "All"}))
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+
+    async def rehearse_watch(self, kind: str) -> None:
+        """Let the server judge whether that kind may be watched."""
+        async with self.stream(self._path(kind), {"watch": "true", "timeoutSeconds": "1"}, silent_s=ANSWER_WITHIN_S):
+            pass
+
     async def watch(self, kind: str, *, labels: str = "", fields: str = "") -> AsyncIterator[dict[str, Manifest]]:
         """Yield all objects, by name, at first and after each change: one dict, which is changed in between.
 

@@ -6,7 +6,7 @@ import asyncio
 import builtins
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -233,6 +233,8 @@ async def _archived(api: Api, name: str) -> builtins.list[LogLine] | None:
 async def _rehearse(api: Api, manifest: Manifest, spec: JobSpec) -> None:
     """Let the cluster judge all that a job takes, so that nothing is made where something is wrong or forbidden.
 
+    Also what is done to it later: what can't be resized or deleted is not begun.
+
     Raises SubmitError.
     """
     owned = _owned(spec, {})
@@ -242,6 +244,9 @@ async def _rehearse(api: Api, manifest: Manifest, spec: JobSpec) -> None:
         *(api.apply(one, rehearse=True) for one in owned),
         api.list("Pod", labels=names.selector(spec.name)),
         api.list("Event", fields=f"involvedObject.name={spec.name}"),
+        api.rehearse_delete(manifest),
+        api.rehearse_watch(manifest["kind"]),
+        *(_rehearse_shrinking(api, spec.name) if spec.kind == "pool" else ()),
         return_exceptions=True,
     )
     errors = [error for error in judged if isinstance(error, BaseException)]
@@ -253,6 +258,12 @@ async def _rehearse(api: Api, manifest: Manifest, spec: JobSpec) -> None:
     if refused:
         said = [error.reason if isinstance(error, SubmitError) else str(error) for error in refused]
         raise SubmitError(spec.name, "; ".join(dict.fromkeys(said)))
+
+
+def _rehearse_shrinking(api: Api, name: str) -> builtins.list[Awaitable[object]]:
+    """Return what asks whether pods of a pool may be marked and deleted, by a name that none of them has."""
+    pod = {"kind": "Pod", "metadata": {"name": name}}
+    return [api.metadata(pod), api.rehearse_delete(pod)]
 
 
 async def _create(api: Api, manifest: Manifest, name: str) -> Manifest | None:
