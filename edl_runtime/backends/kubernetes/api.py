@@ -238,7 +238,7 @@ class Api:
                 at = {**query, "resourceVersion": version}
                 async with self.stream(self._path(kind), at, silent_s=SILENT_S) as response:
                     yield Change("OPENED", version)
-                    async for line in lines_of(response):
+                    async for line, _ in lines_of(response):
                         event = msgspec.json.decode(line)
                         if event["type"] == "ERROR":
                             raise _error(event["object"].get("code", 500), event["object"])
@@ -334,15 +334,25 @@ def _error(status: int, answer: Mapping[str, Any]) -> ClusterError | _BusyError:
     return kinds.get(status, ClusterError)(status, answer.get("reason") or "", answer.get("message") or "")
 
 
-async def lines_of(response: ClientResponse, longest: int = 1 << 26) -> AsyncIterator[bytes]:
-    """Yield a response's lines without their ends; a line of more than `longest` bytes is handed out in parts."""
+async def lines_of(response: ClientResponse, longest: int = 1 << 26) -> AsyncIterator[tuple[bytes, bool]]:
+    """Yield a response's lines, each with whether it has its end, which is left out: the last one may have none.
+
+    A line of more than `longest` bytes comes in parts of so many, always the same; only the last has the line's end.
+    """
     rest = b""
     async for block in response.content.iter_any():
         *whole, rest = (rest + block).split(b"\n")
         for line in whole:
-            yield line
-        if len(rest) >= longest:
-            yield rest
-            rest = b""
+            parts = _cut(line, longest)
+            for part in parts[:-1]:
+                yield part, False
+            yield parts[-1], True
+        *parts, rest = _cut(rest, longest)
+        for part in parts:
+            yield part, False
     if rest:
-        yield rest
+        yield rest, False
+
+
+def _cut(line: bytes, longest: int) -> builtins.list[bytes]:
+    return [line[at : at + longest] for at in range(0, len(line), longest)] or [b""]

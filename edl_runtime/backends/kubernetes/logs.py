@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ import msgspec
 from edl_runtime.backends.base import LogLine
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.api import AGAIN_AFTER_S, Api, lines_of
+from edl_runtime.backends.kubernetes.stamps import NOTHING, Told, moment_of
 from edl_runtime.backends.kubernetes.status import container_of
 from edl_runtime.errors import ClusterError, ClusterUnavailableError
 
@@ -43,6 +43,17 @@ class Source(msgspec.Struct, frozen=True):
     opened: Callable[[], None]
 
 
+class Part(msgspec.Struct, frozen=True):
+    """A line of a log, or a part of one that is too long.
+
+    `told`: how much of the log has been told with it. `ends`: whether its line does.
+    """
+
+    text: str
+    told: Told
+    ends: bool
+
+
 async def read(api: Api, pods: Iterable[tuple[int, Manifest]], last: int | None) -> AsyncIterator[LogLine]:
     """Yield what each instance's pod has written up to now, or its `last` lines."""
     for instance, pod in pods:
@@ -52,8 +63,8 @@ async def read(api: Api, pods: Iterable[tuple[int, Manifest]], last: int | None)
         found: list[str] = []
         for previous in (True, False) if container.get("restartCount") else (False,):
             try:
-                async for _, text in _lines(api, pod["metadata"]["name"], last=last, previous=previous):
-                    found.append(text)
+                parts = _parts(api, pod["metadata"]["name"], last=last, previous=previous)
+                found.extend([part.text async for part in parts])
             except ClusterError as error:
                 if error.status not in (404, NOT_YET):
                     raise
@@ -198,14 +209,12 @@ async def _read_all(
     api: Api, source: Source, pods: _Pods, lines: asyncio.Queue[LogLine | None], last: int | None
 ) -> None:
     """Put all that a pod writes, of one container after the other."""
-    after = ""
+    reader = _Reader(api, source, lines, last)
     restarts = 0
     while await pods.started(source.pod, restarts):
         restarts = pods.restarts(source.pod)
         try:
-            async for at, text in _lines(api, source.pod, last=last, after=after, follow=True, opened=source.opened):
-                after = at
-                await lines.put(LogLine(source.instance, text))
+            await reader.read_on()
         except ClusterUnavailableError:  # the connection, or a node; the job's watches know whether it is the cluster
             await asyncio.sleep(AGAIN_AFTER_S)
             continue
@@ -217,47 +226,89 @@ async def _read_all(
                 raise
             await asyncio.sleep(AGAIN_AFTER_S)
             continue
-        if not await pods.ended(source.pod, restarts):
-            continue
-        last = None
-        restarts += 1
+        if await pods.ended(source.pod, restarts):
+            await reader.tell_rest()
+            restarts += 1
 
 
-async def _lines(
+class _Reader:
+    """Puts what a pod writes, each line once, however often its log breaks off. `last`: see `follow`."""
+
+    def __init__(self, api: Api, source: Source, lines: asyncio.Queue[LogLine | None], last: int | None) -> None:
+        self._api = api
+        self._source = source
+        self._lines = lines
+        self._last = last
+        self._told = NOTHING
+        self._rest: Part | None = None
+
+    async def read_on(self) -> None:
+        """Put what comes until the log ends, but for a rest without a line's end, which may not be all of its line."""
+        if self._last is not None:
+            await self._read_end(self._last)
+            self._last = None
+        self._rest = None
+        pod, opened = self._source.pod, self._source.opened
+        async for part in _parts(self._api, pod, after=self._told, follow=True, opened=opened):
+            await self.tell_rest()
+            if part.ends:
+                await self._tell(part)
+            else:
+                self._rest = part
+
+    async def tell_rest(self) -> None:
+        """Put what came after the last line's end: no more of it comes."""
+        if self._rest:
+            await self._tell(self._rest)
+            self._rest = None
+
+    async def _read_end(self, last: int) -> None:
+        """Put the last lines that there are now. One more is read: only who knows one can tell what comes after it."""
+        found = [part async for part in _parts(self._api, self._source.pod, last=last + 1)]
+        if found and not found[-1].ends:
+            del found[-1]
+        for part in found[len(found) - min(last, len(found)) :]:
+            await self._tell(part)
+        self._told = found[-1].told if found else self._told
+
+    async def _tell(self, part: Part) -> None:
+        self._told = part.told
+        await self._lines.put(LogLine(self._source.instance, part.text))
+
+
+async def _parts(
     api: Api,
     pod: str,
     *,
     last: int | None = None,
-    after: str = "",
+    after: Told = NOTHING,
     follow: bool = False,
     previous: bool = False,
     opened: Callable[[], None] = lambda: None,
-) -> AsyncIterator[tuple[str, str]]:
-    """Yield the lines of a pod's log with the moments they were written at, those `after` a moment only."""
+) -> AsyncIterator[Part]:
+    """Yield the lines of a pod's log, those only that come `after` what has been told of it."""
     query = {
         "container": names.CONTAINER,
         "timestamps": "true",
         "follow": "true" if follow else "",
         "previous": "true" if previous else "",
-        "tailLines": "" if last is None or after else str(last),
-        "sinceTime": f"{after[:19]}Z" if after else "",
+        "tailLines": "" if last is None else str(last),
+        "sinceTime": after.since,
     }
+    told, begins = NOTHING, True
     async with api.stream(api.log_path(pod), query, silent_s=SILENT_S) as response:
         opened()
-        async for line in lines_of(response, LONGEST_LINE):
-            at, _, text = line.decode(errors="replace").partition(" ")
-            if not _is_moment(at):  # the second part of a line that was too long
-                yield after, line.decode(errors="replace")
-            elif at > after:
-                yield at, text.rstrip("\r")
-
-
-def _is_moment(text: str) -> bool:
-    try:
-        datetime.fromisoformat(text[:19])
-    except ValueError:
-        return False
-    return len(text) > 19
+        async for line, ends in lines_of(response, LONGEST_LINE):
+            text, moment = line.decode(errors="replace"), None
+            if begins:
+                stamp, _, rest = text.partition(" ")
+                moment = moment_of(stamp)
+                text = text if moment is None else rest
+            # without a moment it belongs to what is before it, which may have been left out as too old
+            told = told.then(told.moment if moment is None else moment)
+            begins = ends
+            if told > after:
+                yield Part(text.rstrip("\r") if ends else text, told, ends)
 
 
 def has_written(container: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +14,8 @@ from kubernetes_asyncio.client import ApiClient, Configuration
 
 from edl_runtime.backends.kubernetes import logs
 from edl_runtime.backends.kubernetes.api import Api, lines_of
-from edl_runtime.backends.kubernetes.logs import LogLine, has_written
+from edl_runtime.backends.kubernetes.logs import LogLine, Part, Source, _Pods, has_written
+from edl_runtime.backends.kubernetes.stamps import Told, moment_of
 from edl_runtime.backends.kubernetes.status import container_of
 
 AT = "2026-11-22T09:08:4"
@@ -57,20 +59,26 @@ def started(restarts: int = 0, name: str = "p") -> dict[str, Any]:
     return {"metadata": {"name": name}, "status": {"containerStatuses": [container]}}
 
 
-async def lines(kubelet: Kubelet, **given: Any) -> list[tuple[str, str]]:
+async def parts(kubelet: Kubelet, **given: Any) -> list[Part]:
     async with kubelet.opened() as api:
-        return [line async for line in logs._lines(api, "p", **given)]
+        return [part async for part in logs._parts(api, "p", **given)]
+
+
+def ns(text: str) -> int:
+    found = moment_of(text)
+    assert found is not None
+    return found
 
 
 async def test_lines_come_with_their_moment(kubelet: Kubelet) -> None:
     """However they are cut on the way, and whatever bytes are in them."""
     text = f"{AT}1.5Z one\n{AT}1.6Z \n{AT}1.7Z a  b\r\n{AT}1.8Z \xff\n".encode("latin-1")
     kubelet.blocks["p", False] = [text[at : at + 7] for at in range(0, len(text), 7)]
-    assert await lines(kubelet) == [
-        (f"{AT}1.5Z", "one"),
-        (f"{AT}1.6Z", ""),
-        (f"{AT}1.7Z", "a  b"),
-        (f"{AT}1.8Z", "\ufffd"),
+    assert [(part.told.moment, part.text) for part in await parts(kubelet)] == [
+        (ns(f"{AT}1.5Z"), "one"),
+        (ns(f"{AT}1.6Z"), ""),
+        (ns(f"{AT}1.7Z"), "a  b"),
+        (ns(f"{AT}1.8Z"), "\ufffd"),
     ]
     assert kubelet.asked == [{"container": "instance", "timestamps": "true"}]
 
@@ -78,24 +86,28 @@ async def test_lines_come_with_their_moment(kubelet: Kubelet) -> None:
 async def test_reading_goes_on_after_a_moment(kubelet: Kubelet) -> None:
     """The server knows whole seconds only, so what was read of that second is left out."""
     kubelet.blocks["p", False] = [f"{AT}1.100Z one\n{AT}1.200Z two\n{AT}1.300Z three\n".encode()]
-    assert await lines(kubelet, after=f"{AT}1.200Z", last=5, follow=True) == [(f"{AT}1.300Z", "three")]
+    (rest,) = await parts(kubelet, after=Told(ns(f"{AT}1.200Z"), 1), follow=True)
+    assert (rest.text, rest.told) == ("three", Told(ns(f"{AT}1.300Z"), 1))
     (asked,) = kubelet.asked
     assert asked == {"container": "instance", "timestamps": "true", "follow": "true", "sinceTime": f"{AT}1Z"}
 
 
 @pytest.mark.parametrize(
-    ("blocks", "longest", "cut"),
+    ("text", "longest", "cut"),
     [
-        ([b"a\nb\n"], 10, [b"a", b"b"]),
-        ([b"a\nb"], 10, [b"a", b"b"]),
-        ([b"a", b"b", b"\n\nc"], 10, [b"ab", b"", b"c"]),
-        ([b"abc", b"de\nf\n"], 3, [b"abc", b"de", b"f"]),
-        ([b"\n"], 10, [b""]),
-        ([], 10, []),
+        (b"a\nb\n", 10, [b"a\n", b"b\n"]),
+        (b"a\nb", 10, [b"a\n", b"b"]),
+        (b"ab\n\nc", 10, [b"ab\n", b"\n", b"c"]),
+        (b"abcde\nf\n", 3, [b"abc", b"de\n", b"f\n"]),
+        (b"abcdef\nabcdef", 3, [b"abc", b"def\n", b"abc", b"def"]),
+        (b"\n", 10, [b"\n"]),
+        (b"", 10, []),
     ],
 )
-async def test_lines_are_cut_at_their_ends(blocks: list[bytes], longest: int, cut: list[bytes]) -> None:
-    """A line that is too long comes in parts; one without an end is one, too."""
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+async def test_lines_are_cut_at_their_ends(text: bytes, longest: int, cut: list[bytes], size: int) -> None:
+    """A line that is too long comes in parts, the same however it comes; the last line may have no end."""
+    blocks = [text[at : at + size] for at in range(0, len(text), size)]
 
     class Response:
         class content:  # noqa: N801 - as aiohttp has it
@@ -104,7 +116,8 @@ async def test_lines_are_cut_at_their_ends(blocks: list[bytes], longest: int, cu
                 for block in blocks:
                     yield block
 
-    assert [line async for line in lines_of(Response, longest)] == cut  # type: ignore[arg-type]
+    found = lines_of(Response, longest)  # type: ignore[arg-type]
+    assert [line + b"\n" * ends async for line, ends in found] == cut
 
 
 async def test_what_was_written_before_a_restart_comes_first(kubelet: Kubelet) -> None:
@@ -148,3 +161,131 @@ def test_the_container_is_that_of_the_instance(status: dict[str, Any]) -> None:
     assert container_of({"status": status}) == container_of({}) == {}
     ours = {"name": "instance"}
     assert container_of({"status": {"containerStatuses": [{"name": "audit"}, ours]}}) is ours
+
+
+class Broken(Kubelet):
+    """Serves the log of one container, as it is by now, and breaks off after so many bytes of each answer.
+
+    `log`: the entries as a container runtime writes them, each with its moment; a line may be made of several.
+    """
+
+    def __init__(self, entries: list[tuple[str, bytes]], breaks: list[int]) -> None:
+        super().__init__()
+        self.entries = entries
+        self.breaks = breaks
+        self.pods = _Pods()
+
+    async def log(self, request: web.Request) -> web.StreamResponse:
+        query = dict(request.query)
+        self.asked.append(query)
+        whole = self._as_kubelet(query.get("sinceTime", ""), query.get("tailLines"))
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if "follow" not in query:
+            await response.write(whole)
+        elif self.breaks:
+            await response.write(whole[: self.breaks.pop(0)])
+            assert request.transport
+            request.transport.abort()
+        else:
+            await response.write(whole)
+            await self.pods.renew(pod("terminated"))
+        return response
+
+    def _as_kubelet(self, since: str, tail: str | None) -> bytes:
+        text, begins = b"", True
+        for at, entry in self.entries if tail is None else self.entries[-int(tail) :]:
+            if not since or ns(at) >= ns(since):
+                text += (f"{at} ".encode() if begins else b"") + entry
+            begins = entry.endswith(b"\n")
+        return text
+
+
+def pod(state: str) -> dict[str, Any]:
+    phase = "Running" if state == "running" else "Succeeded"
+    return {"p": {"status": {"phase": phase, "containerStatuses": [{"name": "instance", "state": {state: {}}}]}}}
+
+
+async def told(kubelet: Broken, last: int | None = None) -> list[str]:
+    """Return what is told of the log to who follows it until its container has ended."""
+    lines: asyncio.Queue[LogLine | None] = asyncio.Queue()
+    await kubelet.pods.renew(pod("running"))
+    async with kubelet.opened() as api:
+        await logs._read_all(api, Source(0, "p", lambda: None), kubelet.pods, lines, last)
+    lines.put_nowait(None)
+    return [line.text for line in iter(lines.get_nowait, None) if line]
+
+
+LONG = [
+    ("09:08:40.900000000Z", b"before\n"),
+    ("09:08:41.100000001Z", b"a" * 16384),  # a runtime writes no more at once, and then the rest
+    ("09:08:41.100000002Z", b"b" * 16384),
+    ("09:08:42.100000000Z", b"c" * 16384),
+    ("09:08:42.200000000Z", b"d" * 16384),
+    ("09:08:43.000000000Z", b"2026-11-22T09:08:43.0Z e\n"),
+    ("09:08:43.500000000Z", b"one\n"),
+    ("09:08:43.500000000Z", b"two at the same moment\n"),
+    ("09:08:44.000000000Z", b"no end"),
+]
+
+
+def with_offset(entries: list[tuple[str, bytes]], hours: int) -> list[tuple[str, bytes]]:
+    """Return them as a node does that has not set its clock to UTC."""
+    zone = "Z" if not hours else f"{hours:+03d}:00"
+    return [(f"2026-11-22T{9 + hours:02d}{at[2:-1]}{zone}", text) for at, text in entries]
+
+
+@pytest.mark.parametrize("hours", [0, 2, -5])
+@pytest.mark.parametrize("size", [40, 200, 16500, 33000, 40000, 66000])
+async def test_each_line_is_told_once_wherever_a_log_breaks_off(
+    size: int, hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is too long, whose second part is told or not; and whatever the node's offset is."""
+    monkeypatch.setattr(logs, "AGAIN_AFTER_S", 0.0)
+    entries = with_offset(LONG, hours)
+    kubelet = Broken(entries, [size, size + 30, size + 30000, size + 45])
+    text = b"".join(text for _, text in entries).decode()
+    found = await told(kubelet)
+    assert "".join(found).replace("\n", "") == text.replace("\n", "")
+    assert [found[0], *found[-3:]] == ["before", "one", "two at the same moment", "no end"]
+    assert len(found) == 6
+    assert all(asked.get("sinceTime", "Z").endswith("Z") for asked in kubelet.asked)
+
+
+@pytest.mark.parametrize(("last", "expected"), [(0, []), (1, ["two"]), (2, ["one", "two"]), (9, ["one", "two"])])
+@pytest.mark.parametrize("written", [True, False])
+async def test_what_comes_after_the_last_lines_is_not_lost(
+    last: int, expected: list[str], monkeypatch: pytest.MonkeyPatch, *, written: bool
+) -> None:
+    """A log that has told nothing new and breaks off goes on behind the last lines that there were."""
+    monkeypatch.setattr(logs, "AGAIN_AFTER_S", 0.0)
+    at = "2026-11-22T09:08:4"
+    before = [(f"{at}1.1Z", b"one\n"), (f"{at}1.2Z", b"two\n")] if written else []
+
+    class Meanwhile(Broken):
+        async def log(self, request: web.Request) -> web.StreamResponse:
+            if len(self.asked) == 2:  # the end was read, and a connection has broken
+                self.entries += [(f"{at}1.3Z", b"three\n"), (f"{at}1.4Z", b"four\n"), (f"{at}1.5Z", b"five\n")]
+            return await super().log(request)
+
+    found = await told(Meanwhile(before, [0]), last)
+    assert found == [*(expected if written else []), "three", "four", "five"]
+
+
+async def test_a_line_that_is_being_written_when_a_log_ends_is_told_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a log ends when its node's kubelet restarts: nobody is told half a line and then the other half."""
+    monkeypatch.setattr(logs, "TOLD_WITHIN_S", 0.01)
+    at = "2026-11-22T09:08:4"
+
+    class Restarting(Broken):
+        async def log(self, request: web.Request) -> web.StreamResponse:
+            if self.asked:
+                self.entries = [(f"{at}1.1Z", b"half and half\n")]
+                return await super().log(request)
+            self.asked.append({})
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write(f"{at}1.1Z half".encode())
+            return response
+
+    assert await told(Restarting([], [])) == ["half and half"]
