@@ -18,7 +18,9 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self._wake, self._woken = socket.socketpair()
         self._peers: dict[socket.socket, socket.socket] = {}
+        self._lost: list[socket.socket] = []
         self._is_cut = False
+        self._is_to_lose = False
         self._closed = False
 
     def cut(self) -> None:
@@ -28,6 +30,11 @@ class Proxy:
 
     def mend(self) -> None:
         self._is_cut = False
+
+    def lose(self) -> None:
+        """Pass on nothing more of what is connected now, and tell nobody, as a node that is gone."""
+        self._is_to_lose = True
+        self._wake.send(b"!")
 
     def close(self) -> None:
         self._closed = True
@@ -42,12 +49,16 @@ class Proxy:
                 for key, _ in selector.select():
                     self._serve(selector, key.fileobj)  # type: ignore[arg-type]
             self._drop_all(selector)
+            for one in self._lost:
+                one.close()
 
     def _serve(self, selector: selectors.BaseSelector, ready: socket.socket) -> None:
         if ready is self._woken:
             ready.recv(16)
             if self._is_cut:
                 self._drop_all(selector)
+            if self._is_to_lose:
+                self._lose_all(selector)
         elif ready is self._listener:
             self._accept(selector)
         elif ready in self._peers:
@@ -83,6 +94,13 @@ class Proxy:
     def _drop_all(self, selector: selectors.BaseSelector) -> None:
         while self._peers:
             self._drop(selector, next(iter(self._peers)))
+
+    def _lose_all(self, selector: selectors.BaseSelector) -> None:
+        self._is_to_lose = False
+        for one in self._peers:
+            selector.unregister(one)
+        self._lost += self._peers
+        self._peers.clear()
 
 
 @contextlib.contextmanager

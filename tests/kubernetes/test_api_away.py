@@ -14,9 +14,10 @@ from kubernetes_cluster import Cluster
 from pod_trouble import found, kubeconfig_with, leaving_nothing, server_of
 from proxy import Proxy, running_proxy
 
-from edl_runtime.backends.base import Backend
+from edl_runtime.backends.base import Backend, LogLine
 from edl_runtime.backends.kubernetes import KubernetesBackend, api
 from edl_runtime.backends.kubernetes.connect import by_kubeconfig
+from edl_runtime.backends.kubernetes.logs import SILENT_S
 from edl_runtime.errors import ClusterUnavailableError
 from edl_runtime.pods import Pod
 
@@ -99,6 +100,32 @@ async def test_who_follows_sees_each_line_once(near: Backend, far: Backend, prox
     await following
     assert before < 900
     assert seen == {index: [str(number) for number in range(900)] for index in (0, 1)}
+
+
+@pytest.mark.slow
+async def test_who_follows_goes_on_when_a_connection_is_lost_and_nobody_says_so(
+    near: Backend, far: Backend, proxy: Proxy
+) -> None:
+    """As when a load balancer forgets it: the log is opened anew within a minute, and no line is missing."""
+    await near.submit(job(COUNTS.replace("0.05", "0.2"), kind="trainer"), token="mine", secrets={})
+    seen: list[LogLine] = []
+
+    async def follow() -> None:
+        async for line in far.logs("job", follow=True):
+            seen.append(line)  # noqa: PERF401 - it is looked at meanwhile
+
+    following = asyncio.create_task(follow())
+    await eventually(lambda: _so(lambda: len(seen) > 20), "lines of the job")
+    proxy.lose()
+    before = len(seen)
+    assert SILENT_S <= 60
+    async with asyncio.timeout(SILENT_S + 15):
+        while len(seen) < before + 100:
+            assert not following.done()
+            await asyncio.sleep(0.1)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert [line.text for line in seen] == [str(number) for number in range(len(seen))]
 
 
 async def _so(look: Callable[[], bool]) -> bool:

@@ -31,8 +31,8 @@ NOT_YET = 400
 TOLD_WITHIN_S = 3.0
 """So soon after a container has ended its pod says so."""
 
-SILENT_S = 3600.0
-"""A pod that writes nothing for so long is asked anew from where it stopped."""
+SILENT_S = 60.0
+"""A log that says nothing for so long is opened anew from where it stopped: its connection may be gone, untold."""
 
 
 class Source(msgspec.Struct, frozen=True):
