@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -42,15 +43,25 @@ def config_map(name: str, **labels: str) -> dict[str, Any]:
 async def test_a_log_is_kept_until_the_next_of_its_name(api: Api) -> None:
     """And nothing is known of a job that was never deleted."""
     assert await archive.read(api, "job") is None
-    for lines in (LINES, LINES[:1], []):
-        await archive.keep(api, "job", lines)
+    for run, lines in enumerate((LINES, LINES[:1], [])):
+        await archive.keep(api, "job", lines, run=str(run))
         assert await archive.read(api, "job") == lines
+
+
+async def test_of_several_who_delete_a_job_who_has_read_most_keeps_its_log(api: Api) -> None:
+    """Whoever comes last: some of them may find no pods any more, and have read nothing."""
+    for lines in (LINES[:1], LINES, [], LINES[1:]):
+        await archive.keep(api, "job", lines, run="one")
+    assert await archive.read(api, "job") == LINES
+    for run in ("two", "three", "four"):
+        await asyncio.gather(*(archive.keep(api, "job", lines, run=run) for lines in ([], LINES, [], LINES[:1], [])))
+        assert await archive.read(api, "job") == LINES
 
 
 async def test_what_is_somebody_elses_is_left_alone(api: Api) -> None:
     """A ConfigMap may well have the name that ours would have; it is neither a log nor to be overwritten."""
     await api.create(config_map("job-log"))
-    await archive.keep(api, "job", LINES)
+    await archive.keep(api, "job", LINES, run="one")
     assert await archive.read(api, "job") is None
     found = await api.get("ConfigMap", "job-log")
     assert found is not None
@@ -62,6 +73,6 @@ async def test_the_oldest_are_forgotten(api: Api, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(archive, "JOBS_KEPT", 2)
     await api.create(config_map("odd-log", **{names.LOG_OF: "odd"}))
     for job in ("a", "b", "c"):
-        await archive.keep(api, job, LINES)
+        await archive.keep(api, job, LINES, run="one")
     kept, _ = await api.list("ConfigMap", labels=names.LOG_OF)
     assert {one["metadata"]["name"] for one in kept} == {"b-log", "c-log"}

@@ -141,11 +141,18 @@ class Api:
         query = {"fieldManager": MANAGER, **_only(rehearse=rehearse)}
         return await self._ask(_Request("POST", self._path(manifest["kind"]), query, manifest))
 
-    async def apply(self, manifest: Mapping[str, Any], *, rehearse: bool = False) -> Manifest:
-        """Make the object what the manifest says (server-side apply)."""
+    async def apply(
+        self, manifest: Mapping[str, Any], *, over: Mapping[str, Any] | None = None, rehearse: bool = False
+    ) -> Manifest:
+        """Make the object what the manifest says (server-side apply).
+
+        `over`: the metadata of what is there. Raises ConflictError if that has changed since, or is gone.
+        """
         query = {"fieldManager": MANAGER, "force": "true", **_only(rehearse=rehearse)}
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
-        return await self._ask(_Request("PATCH", path, query, manifest, "application/apply-patch+yaml"))
+        exactly = {key: over[key] for key in ("uid", "resourceVersion")} if over else {}
+        applied = {**manifest, "metadata": {**manifest["metadata"], **exactly}}
+        return await self._ask(_Request("PATCH", path, query, applied, "application/apply-patch+yaml"))
 
     async def patch(
         self, manifest: Mapping[str, Any], change: Mapping[str, Any], *, rehearse: bool = False

@@ -15,6 +15,7 @@ import structlog
 from edl_runtime.backends.base import LogLine
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.api import Api
+from edl_runtime.errors import ConflictError
 
 LINES_KEPT = 2000
 """Of each instance, the last."""
@@ -26,6 +27,8 @@ JOBS_KEPT = 20
 """In a namespace, those that were deleted last."""
 
 _CREATED = "edl-airflow/deleted-at"
+_RUN = "edl-airflow/log-of-uid"
+_LENGTH = "edl-airflow/log-length"
 
 log = structlog.get_logger(__name__)
 
@@ -36,27 +39,37 @@ def place_of(job: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": names.archive_name(job), "labels": labels}}
 
 
-async def keep(api: Api, job: str, lines: Sequence[LogLine]) -> None:
+async def keep(api: Api, job: str, lines: Sequence[LogLine], *, run: str) -> None:
     """Keep the end of a job's log, in place of that of an earlier job of its name, and forget the oldest.
 
+    `run`: which job of that name it is. Of several who have deleted the same one, who has read the most keeps it.
     Where a ConfigMap of somebody else has the name, that one is left alone, and the log is not kept.
     """
-    there = await api.get("ConfigMap", names.archive_name(job))
-    if there is not None and not _is_log_of(there, job):
-        log.warning("log.not_kept", job=job, cause=f"the ConfigMap {names.archive_name(job)} is not ours")
-        return
-    packed = _pack(lines)
     place = place_of(job)
-    await api.apply(
-        {
-            **place,
-            "metadata": {**place["metadata"], "annotations": {_CREATED: repr(time.time())}},
-            "binaryData": {"lines": base64.b64encode(packed).decode()},
-        }
-    )
-    kept, _ = await api.list("ConfigMap", labels=names.LOG_OF)
-    kept.sort(key=_deleted_at, reverse=True)
-    for old in kept[JOBS_KEPT:]:
+    annotations = {_CREATED: repr(time.time()), _RUN: run, _LENGTH: str(len(lines))}
+    kept = {
+        **place,
+        "metadata": {**place["metadata"], "annotations": annotations},
+        "binaryData": {"lines": base64.b64encode(_pack(lines)).decode()},
+    }
+    while True:
+        there = await api.get("ConfigMap", names.archive_name(job))
+        if there is not None and not _is_log_of(there, job):
+            log.warning("log.not_kept", job=job, cause=f"the ConfigMap {names.archive_name(job)} is not ours")
+            return
+        if there is not None and _length(there, run) >= len(lines):
+            return
+        try:
+            if there is None:
+                await api.create(kept)
+            else:
+                await api.apply(kept, over=there["metadata"])
+        except ConflictError:  # somebody else was faster
+            continue
+        break
+    logs, _ = await api.list("ConfigMap", labels=names.LOG_OF)
+    logs.sort(key=_deleted_at, reverse=True)
+    for old in logs[JOBS_KEPT:]:
         await api.delete(old)
 
 
@@ -74,7 +87,17 @@ def _is_log_of(config_map: Mapping[str, Any], job: str) -> bool:
 
 
 def _deleted_at(config_map: Mapping[str, Any]) -> float:
-    return float((config_map["metadata"].get("annotations") or {}).get(_CREATED, 0))
+    return float(_annotations(config_map).get(_CREATED, 0))
+
+
+def _length(config_map: Mapping[str, Any], run: str) -> int:
+    """Return how many lines were kept or left out of that run's log; -1 for another's."""
+    annotations = _annotations(config_map)
+    return int(annotations.get(_LENGTH, 0)) if annotations.get(_RUN) == run else -1
+
+
+def _annotations(config_map: Mapping[str, Any]) -> Mapping[str, str]:
+    return config_map["metadata"].get("annotations") or {}
 
 
 def _pack(lines: Sequence[LogLine]) -> bytes:

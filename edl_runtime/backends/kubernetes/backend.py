@@ -302,8 +302,7 @@ async def _make(api: Api, manifest: Manifest, job: str) -> None:
             if there is None:
                 await api.create(manifest)
             else:
-                same = {"uid": there["uid"], "resourceVersion": there["resourceVersion"]}
-                await api.apply({**manifest, "metadata": {**manifest["metadata"], **same}})
+                await api.apply(manifest, over=there)
         except ConflictError:  # it came, went or changed since
             continue
         return
@@ -397,7 +396,7 @@ async def _remove(api: Api, owner: Manifest) -> None:
         await asyncio.gather(collecting, opening, return_exceptions=True)
     lines = [line for _, of_one in sorted(kept.items()) for line in of_one]
     try:
-        await archive.keep(api, owner["metadata"]["name"], lines)
+        await archive.keep(api, owner["metadata"]["name"], lines, run=owner["metadata"]["uid"])
     except ClusterError as error:  # it is no reason to fail that a log is lost
         log.warning("log.not_kept", job=owner["metadata"]["name"], cause=str(error))
 
