@@ -338,10 +338,11 @@ async def _resize(api: Api, owner: Manifest, instances: int) -> Manifest:
     size = {names.WANTED: str(instances)}
     if owner["kind"] == "Job":
         completions = completions_for(owner, instances)
+        elastic = owner["metadata"]["annotations"].get(names.ELASTIC) == "true"
         spec = {
             "parallelism": completions,
             "completions": completions,
-            "maxFailedIndexes": max(0, completions - bounds(owner).min),
+            "maxFailedIndexes": manifests.most_given_up(completions, bounds(owner), elastic=elastic),
         }
         return await _annotate(api, owner, size, spec)
     pods, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]))

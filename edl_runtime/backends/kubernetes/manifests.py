@@ -16,7 +16,7 @@ from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.merge import merge, with_defaults
 from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.pods import Pod
-from edl_runtime.specs import SECRET_VARIABLES, JobSpec
+from edl_runtime.specs import SECRET_VARIABLES, Bounds, JobSpec
 
 Manifest = dict[str, Any]
 
@@ -86,13 +86,23 @@ def owner_of_all(spec: JobSpec, *, token: str, created_at: float, defaults: Pod)
             "parallelism": spec.instances,
             "completions": spec.instances,
             "backoffLimitPerIndex": MOST_LIVES - 1,
-            "maxFailedIndexes": spec.instances - spec.bounds.min,
+            "maxFailedIndexes": most_given_up(spec.instances, spec.bounds, elastic=spec.elastic),
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": _failure_rules(elastic=spec.elastic)},
             "ttlSecondsAfterFinished": KEPT_S,
             "template": template,
         },
     }
+
+
+def most_given_up(completions: int, bounds: Bounds, *, elastic: bool) -> int:
+    """Return how many indexes of a Job may be given up before it ends all others: none, but of elastic trainers.
+
+    Of these, one that says itself that it can't work leaves the others to go on. One that signals have ended too often
+    fails its job, and so says the status; the Job counts both alike, so its other pods run until it is deleted, which
+    whoever waits for it does at once. To end them sooner would take somebody of ours in the cluster.
+    """
+    return max(0, completions - bounds.min) if elastic else 0
 
 
 def secret(spec: JobSpec, secrets: Mapping[str, str]) -> Manifest:

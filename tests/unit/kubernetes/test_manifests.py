@@ -155,6 +155,15 @@ def test_a_pool_is_a_deployment() -> None:
     }
 
 
+@pytest.mark.parametrize(("elastic", "most"), [(True, [2, 3, 0]), (False, [0, 0, 0])])
+def test_only_elastic_trainers_go_on_without_those_that_were_given_up(most: list[int], *, elastic: bool) -> None:
+    """A job of others that has lost one for good has failed, and its Job ends the rest."""
+    made = owner(job(elastic=elastic))
+    assert made["spec"]["maxFailedIndexes"] == most[0]
+    found = [manifests.most_given_up(count, Bounds(min=1, max=4), elastic=elastic) for count in (3, 4, 1)]
+    assert found == most
+
+
 def test_a_trainer_job_is_a_suspended_indexed_job() -> None:
     """Its instances know their number and run, end for good, and are placed near each other."""
     made = owner(job(cwd="/work", grace_s=0.5))
@@ -165,7 +174,7 @@ def test_a_trainer_job_is_a_suspended_indexed_job() -> None:
         "parallelism": 3,
         "completions": 3,
         "backoffLimitPerIndex": 4,
-        "maxFailedIndexes": 2,
+        "maxFailedIndexes": 0,
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {
             "rules": [
