@@ -24,10 +24,11 @@ class Pod:
     def __init__(self, folder: Path) -> None:
         self.result = folder / "result.json"
         self.message = folder / "termination-log"
+        self.before = ""
 
     def start(self, *command: str) -> subprocess.Popen[str]:
         environ = {**os.environ, "EDL_RESULT_FILE": str(self.result)}
-        words = [sys.executable, "-c", START, str(self.message), *command]
+        words = [sys.executable, "-I", "-c", f"import sys\n{self.before}{START}", str(self.message), *command]
         pipe = subprocess.PIPE
         return subprocess.Popen(words, env=environ, stdout=pipe, stderr=pipe, text=True)
 
@@ -77,6 +78,36 @@ while :; do sleep 0.05; done
         process.send_signal(signal.SIGTERM)
         assert process.stdout.read() == "told\n"
     assert process.returncode == 5
+
+
+def test_a_sigterm_that_comes_before_the_command_is_passed_on(pod: Pod) -> None:
+    """A pod may be told to go while it begins."""
+    pod.before = """
+import os, signal
+sys.addaudithook(lambda event, _: event == "os.posix_spawn" and os.kill(os.getpid(), signal.SIGTERM))
+"""
+    assert pod.run("sleep", "300")[0] == 128 + signal.SIGTERM
+
+
+def test_it_imports_little_before_it_hears_signals(pod: Pod) -> None:
+    """A first process is deaf until it has a handler: nothing of the backend, and nothing that others have written."""
+    pod.before = """
+import os
+sys.addaudithook(lambda event, _: event == "os.posix_spawn" and print(*sys.modules))
+"""
+    status, out, _ = pod.run("true")
+    loaded = set(out.split())
+    assert status == 0
+    assert {name for name in loaded if name.startswith("edl_runtime")} == {
+        "edl_runtime",
+        "edl_runtime.backends",
+        "edl_runtime.backends.kubernetes",
+        "edl_runtime.backends.kubernetes.init",
+        "edl_runtime.backends.local",
+        "edl_runtime.backends.local.instance",
+    }
+    roots = {name.partition(".")[0] for name in loaded}
+    assert not roots & {"aiohttp", "asyncio", "kubernetes_asyncio", "msgspec", "numpy", "redis", "shutil", "structlog"}
 
 
 def test_what_the_command_leaves_behind_is_killed(pod: Pod) -> None:
