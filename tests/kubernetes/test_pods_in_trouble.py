@@ -283,3 +283,18 @@ async def test_what_we_give_a_pod_is_admitted_where_only_restricted_ones_are(own
     async with leaving_nothing(own_cluster.backend(), own_cluster) as backend:
         await backend.submit(job(WAITS, kind="trainer"), token="mine", secrets={})
         await says(backend, "up")
+
+
+@pytest.mark.slow
+async def test_a_trainer_that_is_told_to_go_too_often_ends_the_others(backend: Backend, cluster: Cluster) -> None:
+    """A job that says that it has failed has no pod that goes on."""
+    code = "import os, time; time.sleep(600 * int(os.environ['EDL_INSTANCE'])); os.kill(os.getpid(), 15)"
+    await backend.submit(job(code, kind="trainer", instances=2), token="mine", secrets={})
+    status = await ended(backend, within_s=400)
+    assert (status.phase, status.instances[0].given_up) == ("failed", True)
+
+    async def all_are_over() -> bool:
+        pods = await found(cluster, "pods", "job")
+        return {pod["status"]["phase"] for pod in pods} == {"Failed"}
+
+    await eventually(all_are_over, "the end of the job's pods")
