@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -25,10 +26,14 @@ LAST_WORDS_S = 3.0
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
-    """How many lines of each instance have been shown, of the run of the job that was created at this time."""
+    """How much has been shown of the run of the job that was created at this time.
+
+    Of each instance: how many lines, and how many of the times that the cluster has ended it (`disruptions`).
+    """
 
     created_at: float
     lines: dict[int, int] = {}
+    disruptions: dict[int, int] = {}
 
 
 class Logs(Protocol):
@@ -67,7 +72,19 @@ class JobLog:
         self._new: deque[LogLine] = deque(maxlen=MOST_LINES)
         self._arrived = 0
         self._read: Counter[int] = Counter()
+        self._shown: Position | None = None
         self._collecting = asyncio.create_task(self._collect())
+
+    async def tell_disruptions(self, job: JobStatus) -> None:
+        """Say how often the cluster has ended an instance, each time once. Never raises because Redis is away."""
+        if not any(instance.disruptions for instance in job.instances):
+            return
+        before = (await self._shown_before()).disruptions
+        for line in new_disruptions(job, before):
+            self._say(line)
+        now = {**before, **{instance.index: instance.disruptions for instance in job.instances}}
+        if now != before:
+            await self._keep(disruptions=now)
 
     async def tell(self) -> None:
         """Say what is new, if it is time to. Never raises because Redis is away."""
@@ -87,7 +104,7 @@ class JobLog:
 
     async def _collect(self) -> None:
         try:
-            shown = await self._shown_before()
+            shown = (await self._shown_before()).lines
             async for line in self._logs.backend.logs(self._job.name, follow=True):
                 self._read[line.instance] += 1
                 if self._read[line.instance] > shown.get(line.instance, 0):
@@ -98,12 +115,21 @@ class JobLog:
         except Exception as error:  # noqa: BLE001 -- the training goes on, whatever hides what it writes
             self._say(f"The log of {self._job.name!r} can't be shown any more: {error}")
 
-    async def _shown_before(self) -> dict[int, int]:
-        try:
-            position = await self._logs.log_position(self._job.name)
-        except RegistryUnavailableError:
-            return {}
-        return position.lines if position and position.created_at == self._job.created_at else {}
+    async def _shown_before(self) -> Position:
+        """Return what has been shown by now, by whomever."""
+        if not self._shown:
+            position = None
+            with suppress(RegistryUnavailableError):
+                position = await self._logs.log_position(self._job.name)
+            known = position if position and position.created_at == self._job.created_at else None
+            self._shown = self._shown or known or Position(created_at=self._job.created_at)
+        return self._shown
+
+    async def _keep(self, **changes: dict[int, int]) -> None:
+        """Keep what has been shown, for whoever goes on."""
+        self._shown = msgspec.structs.replace(await self._shown_before(), **changes)
+        with suppress(RegistryUnavailableError):
+            await self._logs.keep_log_position(self._job.name, self._shown)
 
     async def _ranks(self) -> dict[int, int]:
         try:
@@ -114,7 +140,7 @@ class JobLog:
 
     async def _tell(self) -> None:
         lines, left_out = list(self._new), self._arrived - len(self._new)
-        position = Position(created_at=self._job.created_at, lines=dict(self._read))
+        shown = dict(self._read)
         self._new.clear()
         self._arrived = 0
         self._next_at = time.monotonic() + self._every_s
@@ -124,10 +150,19 @@ class JobLog:
         for line in lines:
             rank = f" rank {ranks[line.instance]}" if line.instance in ranks else ""
             self._say(f"[{line.instance}{rank}] {_cut(line.text)}")
-        try:
-            await self._logs.keep_log_position(self._job.name, position)
-        except RegistryUnavailableError:
-            return
+        await self._keep(lines=shown)
+
+
+def new_disruptions(job: JobStatus, told: Mapping[int, int]) -> list[str]:
+    """Return a line for each time that the cluster has ended an instance, without those `told`, a number of each."""
+    most = job.most_disruptions
+    lines = []
+    for one in job.instances:
+        for times in range(told.get(one.index, 0) + 1, one.disruptions + 1):
+            of_most = "" if most is None else f" of at most {most}"
+            said = f"instance {one.index} was evicted, preempted or lost with its node: {times}{of_most}"
+            lines.append(one.reason if one.disrupted and times == one.disruptions else said)
+    return [f"{job.name!r}: {line}" for line in lines]
 
 
 def _cut(text: str) -> str:

@@ -46,6 +46,7 @@ class Teller:
         self._said: dict[str, str] = {}
         self._limit = ""
         self._quarantined: set[str] = set()
+        self._lost_teachers: set[str] = set()
         self._next_at = 0.0
 
     async def __aenter__(self) -> Self:
@@ -57,12 +58,13 @@ class Teller:
 
     async def tell(self, view: View) -> None:
         """Say what is new. Never raises because Redis is away."""
-        if view.pool and view.pool.reason:
-            self._news("pool", f"Pool {view.pool.name!r}: {view.pool.reason}")
+        if view.pool:
+            self._tell_of_pool(view.pool)
         if not view.trainer:
             self._news("teachers", f"Waiting for teachers of pool {self._work.pool!r}: {lack(self._work, view)}")
             return
-        if view.trainer.reason and not view.trainer.has_ended:
+        await self._log_of(view.trainer).tell_disruptions(view.trainer)
+        if view.trainer.reason and not view.trainer.has_ended and not _is_disruption(view.trainer):
             self._news("trainer", f"{view.trainer.name!r}: {view.trainer.reason}")
         await self._log_of(view.trainer).tell()
         if time.monotonic() >= self._next_at:
@@ -77,6 +79,15 @@ class Teller:
     def _log_of(self, job: JobStatus) -> JobLog:
         self._log = self._log or JobLog(job, self._source, self._say, self._work.progress_every_s)
         return self._log
+
+    def _tell_of_pool(self, pool: JobStatus) -> None:
+        """Say which teachers the cluster has ended: as many as there are, for others take their place."""
+        for one in pool.instances:
+            if one.disrupted and one.pod not in self._lost_teachers:
+                self._lost_teachers.add(one.pod)
+                self._say(f"Pool {pool.name!r}: {one.reason}: {len(self._lost_teachers)} by now")
+        if pool.reason and not _is_disruption(pool):
+            self._news("pool", f"Pool {pool.name!r}: {pool.reason}")
 
     async def _tell_progress(self, job: JobStatus) -> None:
         try:
@@ -102,6 +113,11 @@ class Teller:
         if self._said.get(matter) != line:
             self._said[matter] = line
             self._say(line)
+
+
+def _is_disruption(job: JobStatus) -> bool:
+    """Whether its reason is that the cluster has ended an instance, which is said by itself."""
+    return any(one.disrupted and one.reason == job.reason for one in job.instances)
 
 
 def _named(quarantined: Mapping[str, str]) -> str:

@@ -87,6 +87,9 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     - `pull_secrets`: for the image.
     - `labels`, `annotations`: of the pods and of what owns them, as Kueue's `kueue.x-k8s.io/queue-name`. Those by which
       jobs are known (`edl-airflow/...`, `batch.kubernetes.io/...`, `app.kubernetes.io/managed-by`) are not to be had.
+    - `disruptions`: how often the cluster may end an instance of trainers, by an eviction, a preemption or with its
+      node, and it is replaced; at the next time its job fails. Unset for the connection's, or 20. An instance of a pool
+      is always replaced.
     - `template`: anything else that a PodTemplateSpec may say: as a dict, as YAML, or as the official client's
       V1PodTemplateSpec. Its container "instance" is this one; `edl_runtime.backends.kubernetes.merge` says how the two
       become one.
@@ -107,6 +110,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     pull_secrets: Sequence[str] = ()
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+    disruptions: int | msgspec.UnsetType = msgspec.UNSET
     template: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -129,6 +133,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
         for field in ("env_from_secrets", "pull_secrets"):
             for name in getattr(self, field):
                 _check_object_name(f"pod.{field}", name)
+        _check_times("pod.disruptions", self.disruptions)
         msgspec.structs.force_setattr(self, "template", _as_dict(self.template))
 
     def _check_mappings(self) -> None:
@@ -180,7 +185,7 @@ def _both(default: Any, given: Any) -> Any:
         return {**default, **given}
     if isinstance(given, tuple):
         return (*default, *(entry for entry in given if entry not in default))
-    return given or default
+    return default if given in ("", msgspec.UNSET) else given
 
 
 def _deeply(default: Any, given: Any) -> Any:
@@ -211,6 +216,11 @@ def _check_resource(name: object, quantity: object) -> None:
         raise SpecError(field, quantity, "a number below 2 ** 63")
     if (name == "gpu" or "/" in name) and not text.isdecimal():
         raise SpecError(field, quantity, "a whole number")
+
+
+def _check_times(field: str, times: object) -> None:
+    if times is not msgspec.UNSET and (not isinstance(times, int) or isinstance(times, bool) or times < 0):
+        raise SpecError(field, times, "a whole number, 0 or more")
 
 
 def _check_label(field: str, key: object, value: object) -> None:

@@ -22,8 +22,9 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One process or pod. `exit_code` is None while it runs, negative for a signal. Times are Unix seconds.
 
     `pending`: it waits for its place, its image or the like. `given_up`: it has failed and is not started again, though
-    the job goes on; see `JobStatus.attainable`. `disruptions`: how many of a trainer's `restarts` are the cluster's
-    doing, as evictions, and no failures.
+    the job goes on; see `JobStatus.attainable`. `disruptions`: how often the cluster has ended it, as by an eviction;
+    it is replaced then, and that is no failure. `disrupted`: the last time is now. `pod`, `node`: what it is and where,
+    of a pod. `reason`: what is wrong with it, for people; empty otherwise.
     """
 
     index: int
@@ -31,8 +32,12 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     restarts: int = 0
     disruptions: int = 0
+    disrupted: bool = False
     exit_code: int | None = None
     given_up: bool = False
+    pod: str = ""
+    node: str = ""
+    reason: str = ""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +54,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     - `result`: what was left by `edl_runtime.result.write_result`, of several instances the newest; None before.
     - `mistaken`: it has failed by what it was given, which the backend knows without an exit status: an image that is
       not there, say.
+    - `most_disruptions`: it fails when the cluster has ended one of its instances more often than that; None for never.
     """
 
     name: str
@@ -65,6 +71,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_lines: tuple[str, ...] = ()
     result: dict[str, Any] | None = None
     mistaken: bool = False
+    most_disruptions: int | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -75,6 +82,16 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     def attainable(self) -> int:
         """How many instances it can still come to have: those wanted, without those that were given up."""
         return self.wanted - sum(instance.given_up for instance in self.instances)
+
+    @property
+    def is_disrupted(self) -> bool:
+        """Whether it has failed by what the cluster did to its instances, so that it may well succeed later."""
+        limit = self.most_disruptions
+        return (
+            self.phase == "failed"
+            and limit is not None
+            and any(instance.disruptions > limit for instance in self.instances)
+        )
 
     @property
     def is_hopeless(self) -> bool:

@@ -146,9 +146,35 @@ async def test_an_evicted_trainer_is_started_again(backend: Backend, cluster: Cl
         assert await evict(cluster, (await pods_of(cluster, "job"))[0])
         status = await reach(backend, "job", is_told)
         assert (status.phase, status.mistaken, status.instances[0].given_up) == ("running", False, False)
-        assert status.reason == "instance 0 was ended by the cluster (Eviction API: evicting)"
+        count = f"{times + 1} of at most 20"
+        assert status.reason == f"instance 0 was ended by the cluster (Eviction API: evicting) and is replaced: {count}"
     status = await reach(backend, "job", lambda status: is_up(status) and _restarts(status) == 2)
     assert status.instances[0].disruptions == 2
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+async def test_a_trainer_that_is_evicted_too_often_fails_its_job(
+    backend: Backend, cluster: Cluster, *, elastic: bool
+) -> None:
+    """One time more than is allowed, and that is nobody's mistake; another instance's count is its own."""
+    spec = with_pod(job(WAITS, kind="trainer", elastic=elastic, instances=2), disruptions=2)
+    await backend.submit(spec, token="mine", secrets={})
+    for times in range(3):
+        status = await reach(backend, "job", lambda status, times=times: is_up(status) and _restarts(status) == times)
+        assert (status.phase, status.most_disruptions) == ("running", 2)
+        assert await evict(cluster, status.instances[1].pod)
+    status = await ended(backend)
+    said = "instance 1 was evicted, preempted or lost with its node 3 times, and pod.disruptions is 2"
+    assert (status.phase, status.reason) == ("failed", f"{said}; the last time: Eviction API: evicting")
+    assert (status.is_disrupted, status.mistaken, status.is_hopeless) == (True, False, False)
+
+    async def is_replaced() -> bool:
+        return status.instances[1].pod not in await pods_of(cluster, "job")
+
+    await eventually(is_replaced, "the last pod's end")
+    later = await backend.get("job")
+    assert (later.phase, later.reason.startswith(said)) == ("failed", True)
+    assert [one.disruptions for one in later.instances] == [0, 3]
 
 
 @pytest.mark.parametrize("answer", [LEAVES_BADLY, IGNORES_SIGTERM, SAYS_GOODBYE], ids=["badly", "not", "well"])

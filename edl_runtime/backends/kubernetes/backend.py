@@ -53,9 +53,10 @@ class KubernetesBackend:
     pods leave open.
 
     The cluster's own rules decide when an instance is started again: those of a pool as often as need be, with up to
-    five minutes between two; those of a trainer job five times in all, not counting evictions. A number that was given
-    up is not tried again when a job of trainers grows: a new one takes its place. Of instances that have left by a
-    resize only those see the log who follow it; of a job that was deleted, the last lines are kept for a while.
+    five minutes between two; those of a trainer job five times in all, and after evictions and the like as often as
+    `Pod.disruptions` says. A number that was given up is not tried again when a job of trainers grows: a new one takes
+    its place. Of instances that have left by a resize only those see the log who follow it; of a job that was deleted,
+    the last lines are kept for a while.
 
     All verbs raise ClusterUnavailableError and ClusterError.
     """
@@ -346,7 +347,7 @@ async def _resize(api: Api, owner: Manifest, instances: int) -> Manifest:
         }
         return await _annotate(api, owner, size, spec)
     pods, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]))
-    seen = {one.pod: one.status for one in pool_instances(pods, time.time())}
+    seen = {one.status.pod: one.status for one in pool_instances(pods, time.time())}
     pods = [pod for pod in pods if pod["metadata"]["name"] in seen]  # the others have been replaced
     costs = {pod: {"annotations": {names.DELETION_COST: str(-status.index)}} for pod, status in seen.items()}
     if instances < len(seen):  # the highest index leaves first

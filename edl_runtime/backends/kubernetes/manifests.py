@@ -24,6 +24,9 @@ MOST_LIVES = 5
 """How often an instance of a trainer job is started, in all, before it is given up: its pod's own failures count,
 a pod that was evicted or preempted does not."""
 
+MOST_DISRUPTIONS = 20
+"""How often the cluster may end an instance of a trainer job, unless its spec says otherwise."""
+
 KEPT_S = 7 * 24 * 3600
 """How long a trainer job that has ended is kept, with its pods and their logs, unless it is deleted before."""
 
@@ -61,6 +64,7 @@ def owner_of_all(spec: JobSpec, *, token: str, created_at: float, defaults: Pod)
             names.ELASTIC: str(spec.elastic).lower(),
             names.CREATED_AT: repr(created_at),
             names.CWD: spec.cwd,
+            **({names.MOST_DISRUPTIONS: str(_most_disruptions(pod))} if spec.kind == "trainer" else {}),
         },
     }
     template = pod_template(spec, pod)
@@ -103,6 +107,10 @@ def most_given_up(completions: int, bounds: Bounds, *, elastic: bool) -> int:
     whoever waits for it does at once. To end them sooner would take somebody of ours in the cluster.
     """
     return max(0, completions - bounds.min) if elastic else 0
+
+
+def _most_disruptions(pod: Pod) -> int:
+    return MOST_DISRUPTIONS if pod.disruptions is msgspec.UNSET else pod.disruptions
 
 
 def secret(spec: JobSpec, secrets: Mapping[str, str]) -> Manifest:

@@ -22,6 +22,7 @@ ELASTIC = f"{MANAGER}/elastic"
 CREATED_AT = f"{MANAGER}/created-at"
 CWD = f"{MANAGER}/cwd"
 STARTED = f"{MANAGER}/started"
+MOST_DISRUPTIONS = f"{MANAGER}/most-disruptions"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 QUEUE = "kueue.x-k8s.io/queue-name"
 

@@ -12,7 +12,7 @@ import msgspec
 
 from edl_runtime.backends.base import InstancePhase, InstanceStatus, JobStatus, Phase
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.backends.kubernetes.manifests import MOST_LIVES
+from edl_runtime.backends.kubernetes.manifests import MOST_DISRUPTIONS, MOST_LIVES
 from edl_runtime.backends.local.restarts import ending
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.specs import Bounds
@@ -60,17 +60,19 @@ _NO_RUNTIME = ("No module named edl_runtime", "No module named 'edl_runtime'", '
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """An instance as its pod tells of it, and what is wrong with it.
 
-    `hopeless`: no restart mends that. `disrupted`: the cluster has ended it, as by an eviction, and starts it again.
+    `hopeless`: no restart mends that.
     """
 
     status: InstanceStatus
-    pod: str
-    trouble: str = ""
     last_lines: tuple[str, ...] = ()
     result: dict[str, Any] | None = None
     ended_at: float = 0.0
     hopeless: bool = False
-    disrupted: bool = False
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with it, for people."""
+        return self.status.reason
 
 
 def job_status(owner: Manifest, pods: Sequence[Manifest], now: float, refusals: Sequence[str] = ()) -> JobStatus:
@@ -99,6 +101,7 @@ def job_status(owner: Manifest, pods: Sequence[Manifest], now: float, refusals: 
         last_lines=about.last_lines if about else (),
         result=newest.result if newest else None,
         mistaken=never_created or bool(about and about.hopeless),
+        most_disruptions=None if is_pool else most_disruptions(owner),
     )
 
 
@@ -132,6 +135,11 @@ def wanted(owner: Manifest) -> int:
 def bounds(owner: Manifest) -> Bounds:
     """Return between which numbers it may be resized."""
     return Bounds.parse(owner["metadata"]["annotations"][names.BOUNDS])
+
+
+def most_disruptions(job: Manifest) -> int:
+    """Return how often the cluster may end an instance; one more time, and its job has failed."""
+    return int(_at(job, "metadata", "annotations").get(names.MOST_DISRUPTIONS) or MOST_DISRUPTIONS)
 
 
 def failed_indexes(job: Manifest) -> list[int]:
@@ -185,7 +193,8 @@ def trainer_instances(job: Manifest, pods: Iterable[Manifest]) -> list[Seen]:
     """Return a trainer job's instances, each by its newest pod.
 
     Without those that others have taken the place of, and those that have left by a resize; with those that were given
-    up and whose pods are gone.
+    up and whose pods are gone. An index's newest pod knows how often those before it were ended, and by whom; a Job
+    keeps it until its successor is there. Only an index that has left by a resize and comes back begins anew.
     """
     by_index: dict[int, list[Manifest]] = defaultdict(list)
     for pod in pods:
@@ -195,7 +204,7 @@ def trainer_instances(job: Manifest, pods: Iterable[Manifest]) -> list[Seen]:
     unreplaced = wanted(job) - (completions - len(failed))
     shown = failed[len(failed) - max(0, min(unreplaced, len(failed))) :]
     present = {
-        index: _of_trainer(max(of_index, key=_age), given_up=index in failed)
+        index: _of_trainer(max(of_index, key=_age), given_up=index in failed, most_disruptions=most_disruptions(job))
         for index, of_index in by_index.items()
         if (index in shown or index not in failed) and (index < completions or not _is_over(of_index))
     }
@@ -208,8 +217,8 @@ def _failed_below(job: Manifest, completions: int) -> list[int]:
 
 
 def _gone(index: int) -> Seen:
-    status = InstanceStatus(index=index, phase="failed", started_at=0.0, given_up=True)
-    return Seen(status=status, pod="", trouble=f"instance {index} was given up, and its pod is gone")
+    reason = f"instance {index} was given up, and its pod is gone"
+    return Seen(status=InstanceStatus(index=index, phase="failed", started_at=0.0, given_up=True, reason=reason))
 
 
 def _is_over(pods: Iterable[Manifest]) -> bool:
@@ -236,14 +245,15 @@ def _is_replaced(pod: Manifest) -> bool:
     return bool(_at(pod, "status").get("phase") == "Failed")
 
 
-def _of_trainer(pod: Manifest, *, given_up: bool) -> Seen:
+def _of_trainer(pod: Manifest, *, given_up: bool, most_disruptions: int) -> Seen:
     restarts = _lives(pod)
     container = container_of(pod)
     terminated = _at(container, "state").get("terminated")
     phase = _phase(pod, container)
     exit_code = _exit_code(terminated)
     index = index_of(pod)
-    disrupted = not given_up and _condition(pod, "DisruptionTarget") is not None
+    disrupted = _condition(pod, "DisruptionTarget") is not None and not given_up and phase != "succeeded"
+    disruptions = int(_at(pod, "metadata", "annotations").get(names.DISRUPTIONS, 0)) + disrupted
     trouble, hopeless = _cannot_start(pod, index)
     if not trouble and phase == "failed":
         trouble, hopeless = _how_it_ended(pod, index, terminated)
@@ -251,25 +261,28 @@ def _of_trainer(pod: Manifest, *, given_up: bool) -> Seen:
             trouble = f"{trouble}, which says that it can never work as configured"
         elif given_up:
             trouble = f"instance {index} ended {restarts + 1} times, the last time it {_ending(pod, terminated)}"
+    if disrupted or (disruptions > most_disruptions and phase != "succeeded"):
+        trouble = _how_disrupted(pod, index, disruptions, most_disruptions)
     return Seen(
         status=InstanceStatus(
             index=index,
             phase=phase,
             started_at=_started(pod, container),
             restarts=restarts,
-            disruptions=int(_at(pod, "metadata", "annotations").get(names.DISRUPTIONS, 0)),
+            disruptions=disruptions,
+            disrupted=disrupted,
             exit_code=exit_code,
             given_up=given_up,
+            pod=pod["metadata"]["name"],
+            node=_at(pod, "spec").get("nodeName") or "",
+            reason=trouble,
         ),
-        pod=pod["metadata"]["name"],
-        trouble=trouble,
         last_lines=_last_lines(terminated or _at(_failed_before(pod), "state", "terminated"))
         if phase == "failed"
         else (),
         result=_result(terminated),
         ended_at=_time(terminated.get("finishedAt")) if terminated else 0.0,
         hopeless=hopeless and not disrupted,
-        disrupted=disrupted,
     )
 
 
@@ -282,6 +295,7 @@ def _of_pool(pod: Manifest, index: int, now: float) -> Seen:
     settled = "running" in state and now >= _started(pod, container) + SETTLED_S
     given_up = exit_code == EX_CONFIG and not settled  # the kubelet tries it again, now and then
     down = "running" not in state and ended is not None
+    disrupted = _condition(pod, "DisruptionTarget") is not None
     phase: InstancePhase = "failed" if given_up or down else _phase(pod, container)
     trouble, hopeless = _cannot_start(pod, index)
     if given_up:
@@ -291,17 +305,22 @@ def _of_pool(pod: Manifest, index: int, now: float) -> Seen:
     if not trouble and down:
         ending_of, hopeless = _how_it_ended(pod, index, ended)
         trouble = ending_of if hopeless else ""
+    if disrupted:
+        trouble, hopeless = f"instance {index} {_ending(pod, ended)} and is replaced", False
     return Seen(
         status=InstanceStatus(
             index=index,
             phase=phase,
             started_at=_started(pod, container),
             restarts=restarts,
+            disruptions=int(disrupted),
+            disrupted=disrupted,
             exit_code=exit_code if phase == "failed" else None,
             given_up=given_up,
+            pod=pod["metadata"]["name"],
+            node=_at(pod, "spec").get("nodeName") or "",
+            reason=trouble,
         ),
-        pod=pod["metadata"]["name"],
-        trouble=trouble,
         last_lines=_last_lines(ended) if trouble else (),
         hopeless=hopeless,
     )
@@ -310,7 +329,7 @@ def _of_pool(pod: Manifest, index: int, now: float) -> Seen:
 def _pool_phase(seen: Sequence[Seen]) -> tuple[Phase, Seen | None]:
     """Return how a pool fares and which instance tells why: it fails when it has none to go on with."""
     troubled = [one for one in seen if one.trouble]
-    lost = [one for one in troubled if one.hopeless or one.status.phase == "failed"]
+    lost = [one for one in troubled if not one.status.disrupted and (one.hopeless or one.status.phase == "failed")]
     if seen and len(lost) == len(seen):
         return "failed", lost[-1]
     return "running", troubled[0] if troubled else None
@@ -320,11 +339,12 @@ def _trainer_phase(job: Manifest, seen: Sequence[Seen], *, elastic: bool) -> tup
     """Return how a trainer job fares and which instance tells why."""
     troubled = [one for one in seen if one.trouble]
     deciding = [one for one in troubled if one.status.phase == "failed" and not _is_for_itself(one, elastic=elastic)]
+    ended_by_cluster = [one for one in troubled if one.status.disruptions > most_disruptions(job)]
     if _condition(job, "Complete") or (elastic and has_ended(job) and _all_left_have_succeeded(job, seen)):
         return "succeeded", None
     ended_badly = _condition(job, "Failed") or _condition(job, "FailureTarget")
-    if ended_badly or deciding or any(one.hopeless for one in troubled):
-        about = [*deciding, *(one for one in troubled if one.hopeless), *reversed(troubled)]
+    if ended_badly or deciding or ended_by_cluster or any(one.hopeless for one in troubled):
+        about = [*deciding, *ended_by_cluster, *(one for one in troubled if one.hopeless), *reversed(troubled)]
         return "failed", about[0] if about else None
     if job["spec"].get("suspend"):
         return "pending", None
@@ -341,7 +361,7 @@ def _all_left_have_succeeded(job: Manifest, seen: Sequence[Seen]) -> bool:
 def _is_for_itself(one: Seen, *, elastic: bool) -> bool:
     """Whether a failed instance says nothing of the job: the Job starts it again, or gives it up alone."""
     exit_code = one.status.exit_code
-    if one.disrupted or exit_code is None or (elastic and exit_code == EX_CONFIG):
+    if one.status.disrupted or exit_code is None or (elastic and exit_code == EX_CONFIG):
         return True
     restarted = exit_code < 0 if elastic else exit_code == -signal.SIGTERM
     return restarted and not one.status.given_up
@@ -414,6 +434,16 @@ def _ending(pod: Manifest, terminated: Manifest | None) -> str:
     if terminated and _is_oom(terminated):
         why = "OOMKilled: it took more memory than its limit"
     return f"{ending(code)} ({why})" if why else ending(code)
+
+
+def _how_disrupted(pod: Manifest, index: int, times: int, most: int) -> str:
+    """Say of an instance that the cluster has ended so many times that it is replaced, or that it was too often."""
+    disruption = _condition(pod, "DisruptionTarget")
+    last = (disruption.get("message") or disruption.get("reason", "")) if disruption else ""
+    if times <= most:
+        return f"instance {index} was ended by the cluster ({last}) and is replaced: {times} of at most {most}"
+    said = f"instance {index} was evicted, preempted or lost with its node {times} times, and pod.disruptions is {most}"
+    return f"{said}; the last time: {last}" if last else said
 
 
 def _is_oom(terminated: Manifest) -> bool:

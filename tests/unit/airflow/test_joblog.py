@@ -10,7 +10,7 @@ from unit.airflow.made_up import MadeUpSite, job_status
 
 from edl_airflow.joblog import LONGEST_LINE, MOST_LINES, JobLog
 from edl_airflow.work import Training
-from edl_runtime.backends.base import LogLine
+from edl_runtime.backends.base import InstanceStatus, JobStatus, LogLine
 
 JOB = job_status("student")
 
@@ -71,6 +71,67 @@ async def test_a_log_that_can_not_be_shown_is_missed_aloud(site: MadeUpSite, mon
     monkeypatch.setattr(site, "log_position", broken)
     said = await _shown(site, _lines(1))
     assert said == ["The log of 'student' can't be shown any more: the position of student is no number"]
+
+
+def _hit(*counts: int, going: bool = False) -> JobStatus:
+    """The job, whose instances the cluster has ended so often; `going`: the last time is now."""
+    instances = tuple(
+        InstanceStatus(
+            index=index,
+            phase="running",
+            started_at=100.0,
+            disruptions=count,
+            disrupted=going,
+            reason=f"instance {index} was ended by the cluster (evicting) and is replaced: {count} of at most 5"
+            if going
+            else "",
+        )
+        for index, count in enumerate(counts)
+    )
+    return job_status("student", instances=instances, most_disruptions=5)
+
+
+async def _counted(site: MadeUpSite, *looks: JobStatus) -> list[str]:
+    """What somebody says who looks so often."""
+    said: list[str] = []
+    site.backend.ended = {"student"}
+    log = JobLog(JOB, site, said.append, 0.0)
+    for look in looks:
+        await log.tell_disruptions(look)
+    await log.finish(is_over=True)
+    await log.close()
+    return said
+
+
+async def test_each_time_that_the_cluster_ends_an_instance_is_counted_once(site: MadeUpSite) -> None:
+    """With its reason if somebody has looked while it was going."""
+    looks = [_hit(0, 0), _hit(0, 1, going=True), _hit(0, 1, going=True), _hit(0, 1), _hit(2, 1)]
+    assert await _counted(site, *looks) == [
+        "'student': instance 1 was ended by the cluster (evicting) and is replaced: 1 of at most 5",
+        "'student': instance 0 was evicted, preempted or lost with its node: 1 of at most 5",
+        "'student': instance 0 was evicted, preempted or lost with its node: 2 of at most 5",
+    ]
+
+
+async def test_whoever_goes_on_counts_from_there(site: MadeUpSite) -> None:
+    """Nothing is lost of what was shown of lines; an instance that comes back after a resize begins anew."""
+    site.backend.written = _lines(2)
+    assert len(await _counted(site, _hit(2, 1))) == 5
+    assert site.positions["student"].disruptions == {0: 2, 1: 1}
+    assert await _counted(site, _hit(2, 1)) == []
+    (line,) = await _counted(site, _hit(3, 0), _hit(3, 0))
+    assert line.endswith("instance 0 was evicted, preempted or lost with its node: 3 of at most 5")
+    assert (await _counted(site, _hit(3, 1)))[0].endswith(
+        "instance 1 was evicted, preempted or lost with its node: 1 of at most 5"
+    )
+    assert site.positions["student"].lines == {0: 2}
+
+
+async def test_without_redis_disruptions_are_counted_all_the_same(site: MadeUpSite) -> None:
+    """Once by each who looks."""
+    site.away = True
+    assert len(await _counted(site, _hit(1), _hit(1))) == 1
+    assert len(await _counted(site, _hit(1), _hit(2))) == 2
 
 
 async def test_lines_come_in_bunches(site: MadeUpSite) -> None:

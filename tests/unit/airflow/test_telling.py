@@ -9,7 +9,7 @@ from unit.airflow.made_up import MadeUpSite, job_status, work_of
 
 from edl_airflow.decisions import View
 from edl_airflow.telling import Teller
-from edl_runtime.backends.base import LogLine
+from edl_runtime.backends.base import InstanceStatus, JobStatus, LogLine
 from edl_runtime.progress import Progress
 
 VIEW = View(trainer=job_status("student"), started=True)
@@ -45,6 +45,52 @@ async def test_a_teacher_in_quarantine_is_named_once(site: MadeUpSite) -> None:
     assert [line for line in said if "samples/s" not in line] == [
         "step 1 · in quarantine: a:1 (its answer has a wrong shape)",
         "step 4 · in quarantine: b:1 (timed out); b:2 (timed out); b:3 (timed out); and 2 more",
+    ]
+
+
+def _with(name: str, *reasons: str, going: bool = True, **changes: Any) -> JobStatus:
+    """A job or pool of instances that are in trouble for these reasons; `going`: the cluster ends them."""
+    instances = tuple(
+        InstanceStatus(
+            index=index, phase="running", started_at=1.0, pod=f"{name}-{reason}", reason=reason, disruptions=int(going),
+            disrupted=going,
+        )
+        for index, reason in enumerate(reasons)
+    )  # fmt: skip
+    return job_status(name, instances=instances, reason=reasons[0] if reasons else "", **changes)
+
+
+async def _said_of(site: MadeUpSite, *views: View) -> list[str]:
+    said: list[str] = []
+    async with Teller(work_of(), site, said.append) as teller:
+        for view in views:
+            await teller.tell(view)
+    return said
+
+
+async def test_an_instance_that_the_cluster_ends_is_told_of_once(site: MadeUpSite) -> None:
+    """As a count, and not as a trouble besides; other troubles are told of as ever."""
+    lost, late = _with("student", "instance 0 is lost", "instance 1 is lost"), _with("student", "no place", going=False)
+    views = [View(trainer=job, started=True) for job in (lost, lost, late, late)]
+    assert await _said_of(site, *views) == [
+        "'student': instance 0 is lost",
+        "'student': instance 1 is lost",
+        "'student': no place",
+    ]
+
+
+async def test_teachers_that_the_cluster_ends_are_counted(site: MadeUpSite) -> None:
+    """One by one: others take their places, and their numbers."""
+    pools = [
+        _with("digits", *reasons, kind="pool", going=going)
+        for reasons, going in ((["a", "b"], True), (["a", "b"], True), (["c"], True), (["no place"], False))
+    ]
+    said = await _said_of(site, *(View(pool=pool, teachers=()) for pool in pools))
+    assert [line for line in said if not line.startswith("Waiting")] == [
+        "Pool 'digits': a: 1 by now",
+        "Pool 'digits': b: 2 by now",
+        "Pool 'digits': c: 3 by now",
+        "Pool 'digits': no place",
     ]
 
 

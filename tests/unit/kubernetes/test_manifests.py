@@ -238,6 +238,18 @@ def test_an_elastic_job_outlives_signals_and_status_78_of_an_instance() -> None:
     assert owner(job(elastic=True))["metadata"]["annotations"]["edl-airflow/elastic"] == "true"
 
 
+def test_a_trainer_job_says_how_often_the_cluster_may_end_an_instance() -> None:
+    """What the spec says, else the connection, else we; a pool's instances are replaced without end."""
+    key = "edl-airflow/most-disruptions"
+    connection = Pod(image="runtime:1", disruptions=50)
+    found = [
+        owner(spec, defaults)["metadata"]["annotations"][key]
+        for spec, defaults in ((job(), None), (job(), connection), (job(Pod(disruptions=0)), connection))
+    ]
+    assert found == ["20", "50", "0"]
+    assert key not in owner(job(kind="pool"), connection)["metadata"]["annotations"]
+
+
 def test_words_are_passed_on_as_they_are() -> None:
     """Kubernetes would replace $(NAME) in commands and variables."""
     spec = job(command=("sh", "-c", "echo $(HOME) $$ $X"), env={"A": "$(EDL_JOB)", "B": "$$(C)"})

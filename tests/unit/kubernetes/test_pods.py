@@ -73,6 +73,10 @@ def job(pod: Pod | None) -> JobSpec:
         ("pod.annotations", {"annotations": {"edl-airflow/token": "x"}}),
         ("pod.annotations", {"annotations": {"": "x"}}),
         ("pod.annotations['a']", {"annotations": {"a": 1}}),
+        ("pod.disruptions", {"disruptions": -1}),
+        ("pod.disruptions", {"disruptions": True}),
+        ("pod.disruptions", {"disruptions": 1.0}),
+        ("pod.disruptions", {"disruptions": None}),
     ],
 )
 def test_what_cannot_be_is_refused_by_the_name_of_its_field(field: str, given: dict[str, Any]) -> None:
@@ -257,7 +261,21 @@ EVERYTHING: dict[str, Any] = {
     "labels": {"kueue.x-k8s.io/queue-name": "gpus"},
     "annotations": {"example.com/why": "any text: at all\n"},
     "template": YAML,
+    "disruptions": 0,
 }
+
+
+def test_what_is_newer_than_a_job_makes_no_other_job_of_it() -> None:
+    """A job that runs is adopted also by a version that knows more fields."""
+    assert job(Pod(image="train:1")).digest == "335b868ab94d895b"
+
+
+def test_how_many_disruptions_are_allowed_may_be_the_connections() -> None:
+    """Also none at all, which is not the same as nothing said."""
+    connection = Pod(disruptions=50)
+    found = [given.over(connection).disruptions for given in (Pod(), Pod(disruptions=0), Pod(disruptions=3))]
+    assert found == [50, 0, 3]
+    assert Pod().over(Pod()) == Pod()
 
 
 @pytest.mark.parametrize("given", [EVERYTHING, {}, *({field: EVERYTHING[field]} for field in EVERYTHING)])

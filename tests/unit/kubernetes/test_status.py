@@ -56,7 +56,8 @@ def pod(index: int = 0, state: Any = None, phase: str = "Running", **more: Any) 
     annotations = {INDEX: str(index), FAILURES: str(lives), DISRUPTIONS: str(more.pop("disruptions", 0))}
     name = more.pop("name", f"job-{index}-{lives}")
     metadata = {"name": name, "creationTimestamp": more.pop("created", CREATED), "annotations": annotations}
-    return {"kind": "Pod", "metadata": metadata, "status": status}
+    spec = {"nodeName": more["node"]} if "node" in more else {}
+    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
 
 
 def unschedulable(index: int = 0) -> dict[str, Any]:
@@ -74,6 +75,8 @@ def owner(kind: str, size: int, **more: Any) -> dict[str, Any]:
         "edl-airflow/created-at": "1.5",
         "edl-airflow/cwd": "/work",
     }
+    if "most_disruptions" in more:
+        annotations["edl-airflow/most-disruptions"] = str(more.pop("most_disruptions"))
     labels = {"edl-airflow/job": "job", **more.pop("labels", {})}
     metadata = {"name": "job", "creationTimestamp": CREATED, "labels": labels, "annotations": annotations}
     conditions = [{"type": name, "status": "True", **about} for name, about in more.pop("conditions", {}).items()]
@@ -100,7 +103,8 @@ def phases(status: JobStatus) -> list[tuple[int, str]]:
 
 def test_a_job_tells_what_it_was_given() -> None:
     """From the annotations that were written when it was made."""
-    status = of(job(2, elastic=True), pod(0, RUNNING), pod(1, RUNNING, disruptions=2, lives=1))
+    pods = [pod(0, RUNNING), pod(1, RUNNING, disruptions=2, lives=1, node="n1")]
+    status = of(job(2, elastic=True, most_disruptions=7), *pods)
     assert status == JobStatus(
         name="job",
         kind="trainer",
@@ -109,14 +113,17 @@ def test_a_job_tells_what_it_was_given() -> None:
         digest="d1",
         wanted=2,
         instances=(
-            InstanceStatus(index=0, phase="running", started_at=CREATED_AT + 2),
-            InstanceStatus(index=1, phase="running", started_at=CREATED_AT + 2, restarts=3, disruptions=2),
+            InstanceStatus(index=0, phase="running", started_at=CREATED_AT + 2, pod="job-0-0"),
+            InstanceStatus(
+                index=1, phase="running", started_at=CREATED_AT + 2, restarts=3, disruptions=2, pod="job-1-1", node="n1"
+            ),
         ),
         created_at=1.5,
         elastic=True,
         cwd="/work",
+        most_disruptions=7,
     )
-    assert of(pool()).kind == "pool"
+    assert (of(pool()).kind, of(pool()).most_disruptions, of(job()).most_disruptions) == ("pool", None, 20)
     assert (wanted(job(2)), bounds(job(2))) == (2, Bounds(1, 4))
 
 
@@ -463,6 +470,72 @@ def test_an_instance_that_kept_ending_says_how_often() -> None:
         "failed",
         "instance 0 ended 5 times, the last time it was killed by SIGTERM",
     )
+
+
+EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "evicting"}
+PREEMPTED = {**EVICTED, "reason": "PreemptionByScheduler", "message": "preempted by high"}
+
+
+def hit(index: int, before: int, condition: Any = EVICTED, state: Any = RUNNING, phase: str = "Running") -> Any:
+    """A pod that the cluster is ending, the successor of `before` that it has ended."""
+    return pod(index, state, phase, disruptions=before, status={"conditions": [condition]})
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize(("state", "phase"), [(RUNNING, "Running"), (ended(1), "Failed"), (None, "Failed")])
+def test_what_the_cluster_ends_is_counted_and_replaced(state: Any, phase: str, *, elastic: bool) -> None:
+    """From the moment that it says so, whatever the instance makes of it."""
+    status = of(job(2, elastic=elastic, most_disruptions=3), pod(0, RUNNING), hit(1, 2, PREEMPTED, state, phase))
+    told = "instance 1 was ended by the cluster (preempted by high) and is replaced: 3 of at most 3"
+    assert (status.phase, status.reason, status.is_disrupted) == ("running", told, False)
+    assert [(one.disruptions, one.disrupted, one.reason) for one in status.instances] == [
+        (0, False, ""),
+        (3, True, told),
+    ]
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_what_the_cluster_ends_too_often_fails_the_job(*, elastic: bool) -> None:
+    """That is nobody's mistake. Its successor still knows, though the pod that tells why is gone."""
+    limited = job(2, elastic=elastic, most_disruptions=2)
+    said = "instance 0 was evicted, preempted or lost with its node 3 times, and pod.disruptions is 2"
+    for given, reason in ((hit(0, 2), f"{said}; the last time: evicting"), (pod(0, RUNNING, disruptions=3), said)):
+        status = of(limited, given, pod(1, RUNNING))
+        assert (status.phase, status.reason) == ("failed", reason)
+        assert (status.is_disrupted, status.mistaken, status.is_hopeless) == (True, False, False)
+    assert of(job(2, elastic=elastic, most_disruptions=0), hit(0, 0), pod(1, RUNNING)).phase == "failed"
+
+
+def test_the_limit_is_one_of_each_instance() -> None:
+    """A node that takes many along is one trouble of each."""
+    pods = [pod(index, RUNNING, disruptions=2) for index in range(4)]
+    assert of(job(4, most_disruptions=2), *pods).phase == "running"
+
+
+def test_who_has_done_its_work_meanwhile_does_not_fail_the_job() -> None:
+    """It is neither replaced nor counted."""
+    done = hit(0, 2, state=ended(0, "Completed"), phase="Succeeded")
+    over = pod(1, ended(0, "Completed"), "Succeeded", disruptions=9)
+    status = of(job(2, most_disruptions=2), done, over)
+    assert (status.phase, status.reason) == ("running", "")
+    assert [(one.disruptions, one.disrupted) for one in status.instances] == [(2, False), (9, False)]
+    assert of(job(2, most_disruptions=2, conditions={"Complete": {}}), over).phase == "succeeded"
+
+
+def test_a_bad_exit_counts_before_what_the_cluster_did() -> None:
+    """It is what the user can mend."""
+    status = of(job(2, most_disruptions=0), hit(0, 0), pod(1, ended(1), "Failed"))
+    assert (status.phase, status.reason) == ("failed", "instance 1 exited with 1")
+
+
+@pytest.mark.parametrize(("state", "phase"), [(RUNNING, "Running"), (ended(1), "Running")])
+def test_a_pool_is_never_ended_too_often(state: Any, phase: str) -> None:
+    """Another teacher takes the place of each, so it tells and goes on, also with nobody for a while."""
+    for pods in ([], [pod(0, RUNNING, name="b", created="2026-11-22T09:09:00Z")]):
+        status = of(pool(2), hit(0, 0, PREEMPTED, state, phase), *pods)
+        told = "instance 0 was ended by the cluster (preempted by high) and is replaced"
+        assert (status.phase, status.reason) == ("running", told)
+        assert (status.instances[0].disrupted, status.instances[0].disruptions) == (True, 1)
 
 
 def test_the_newest_result_is_that_of_the_job() -> None:
