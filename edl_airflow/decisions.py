@@ -51,6 +51,7 @@ def failure(job: JobStatus) -> Outcome:
         reason=job.reason or "for no reason that the backend knows",
         last_lines=job.last_lines,
         permanent=job.is_hopeless,
+        passing=job.is_disrupted,
     )
 
 

@@ -1,4 +1,8 @@
-"""Which failures are infrastructure, and tried again, and which are the user's, and fail at once."""
+"""Which failures are infrastructure, and tried again, and which are the user's, and fail at once.
+
+`is_users_mistake` and `is_passing` are the rule. `EdlRetryPolicy` goes by it for any task; the operators, triggers and
+sensors also say it in the kind of error that they raise, whatever policy a DAG gives them.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +24,24 @@ from edl_runtime.errors import (
     NoTeacherError,
     OwnedElsewhereError,
     PoolMismatchError,
-    SpecError,
 )
 
 _MISTAKES = (
-    SpecError,
     PoolMismatchError,
     ModelError,
     OwnedElsewhereError,
     AirflowNotFoundException,
     AirflowFailException,
 )
+"""Beside those of our errors that are ValueErrors: what was given can't be."""
 
 
 class UsersMistakeError(AirflowFailException):
     """Raised when trying again can't help: a spec, a model or a connection has to be mended first."""
+
+
+class JobInterruptedError(JobFailedError):
+    """Raised when a job has ended for what its cluster, or the way to it, was like: it may well succeed later."""
 
 
 class GoneError(AirflowFailException):
@@ -71,7 +78,14 @@ class TaskKilledError(EdlError):
 
 def is_users_mistake(error: BaseException) -> bool:
     """Whether trying again can't help."""
-    return isinstance(error, _MISTAKES)
+    return isinstance(error, _MISTAKES) or (isinstance(error, EdlError) and isinstance(error, ValueError))
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether it is over by itself, sooner or later: Redis or a cluster that is away, teachers or nodes that lack."""
+    if isinstance(error, JobInterruptedError | NoTeacherError):
+        return True
+    return isinstance(error, EdlError) and isinstance(error, ConnectionError)
 
 
 @contextmanager
@@ -104,7 +118,8 @@ def failure_of(outcome: Outcome, waits_s: float) -> BaseException | None:
     error: BaseException | None = None
     match outcome.ended:
         case "failed":
-            failed = JobFailedError(outcome.name, outcome.reason, outcome.last_lines)
+            kind = JobInterruptedError if outcome.passing else JobFailedError
+            failed = kind(outcome.name, outcome.reason, outcome.last_lines)
             error = UsersMistakeError(str(failed)) if outcome.permanent else failed
         case "stopped" if not outcome.landed:
             error = JobFailedError(outcome.name, f"{outcome.reason}, and it has left no checkpoint")

@@ -139,7 +139,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     - `progress`: the job's last report; `training`: what its agents agreed on last, the `generations`-th time;
       `landed`: the newest checkpoint that it has left, or that was waited for. None, or 0, if there is none or Redis
       was away.
-    - `permanent`: trying again can't help.
+    - `permanent`: trying again can't help. `passing`: it was not the job's doing, and trying again later may well.
     """
 
     ended: Literal[
@@ -165,6 +165,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     last_lines: tuple[str, ...] = ()
     permanent: bool = False
+    passing: bool = False
 
     def pool_result(self) -> PoolResult:
         """Return what tasks about a pool return."""

@@ -10,12 +10,15 @@ import msgspec
 from airflow.sdk import BaseOperator
 
 from edl_airflow.failures import failing_clearly
+from edl_airflow.retry_policy import EdlRetryPolicy
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds, Checkpoint
 
 if TYPE_CHECKING:
     import jinja2
-    from airflow.sdk import Context
+    from airflow.sdk import Context, RetryPolicy
+
+RETRIES = EdlRetryPolicy()
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
@@ -68,14 +71,14 @@ def check_seconds(field: str, value: object) -> None:
 
 
 class TextTemplates(BaseOperator):
-    """Renders templates to text, also those inside spec structs.
+    """Renders templates to text, also those inside spec structs; and is retried as `EdlRetryPolicy` has it.
 
     Text whatever the DAG's `render_template_as_native_obj` says: a command's "24" is a word and not a number. Specs
     are frozen: each is taken apart, rendered and made anew.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, *, retry_policy: RetryPolicy | None = RETRIES, **kwargs: Any) -> None:
+        super().__init__(retry_policy=retry_policy, **kwargs)
         self.render_template_as_native_obj = False
 
     def render_template(

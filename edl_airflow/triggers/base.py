@@ -9,7 +9,7 @@ import msgspec
 import stamina
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from edl_airflow.failures import is_users_mistake
+from edl_airflow.failures import is_passing, is_users_mistake
 from edl_airflow.hooks.edl import EdlHook, Surroundings
 from edl_airflow.work import Outcome
 
@@ -51,7 +51,13 @@ class EdlTrigger(BaseTrigger):
         except Exception as error:  # a trigger that raises leaves no chance to stop what was started
             self.log.exception("%r can't be followed any more", self.about)
             reason = f"{type(error).__name__}: {error}"
-            return Outcome(ended="failed", name=self.about, reason=reason, permanent=is_users_mistake(error))
+            return Outcome(
+                ended="failed",
+                name=self.about,
+                reason=reason,
+                permanent=is_users_mistake(error),
+                passing=is_passing(error),
+            )
 
 
 async def looked_up(conn_id: str) -> Surroundings:

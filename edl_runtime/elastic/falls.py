@@ -59,8 +59,8 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wrong_input(self) -> bool:
-        """Whether the script says that what it was given is wrong."""
-        return self.said is not None and self.said.final
+        """Whether the script says that what it was given is wrong, in words or by its exit status."""
+        return self.exit_code in (EX_CONFIG, EX_DATAERR) or (self.said is not None and self.said.final)
 
     @property
     def has_come_on(self) -> bool:

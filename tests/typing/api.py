@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
-from airflow.sdk import Asset, AssetWatcher
+from airflow.sdk import Asset, AssetWatcher, task
 from prometheus_client import REGISTRY
 
 from edl_airflow.hooks.edl import EdlHook
@@ -15,6 +15,7 @@ from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.operators.train import EdlTrainOperator
+from edl_airflow.retry_policy import EdlRetryPolicy
 from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
 from edl_airflow.sensors.job import EdlJobSensor
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
@@ -44,6 +45,12 @@ EdlResizeOperator(task_id="more", job="night", instances=4)
 EdlJobSensor(task_id="runs", job="night", phase="running", at_least=2, deferrable=True)
 EdlCheckpointSensor(task_id="good", stream="nightly/t", metric="accuracy>=0.9", max_age=timedelta(hours=1))
 Asset("digits", watchers=[AssetWatcher(name="landed", trigger=EdlCheckpointTrigger(stream="nightly/t"))])
+
+
+@task(retries=3, retry_policy=EdlRetryPolicy(first_delay=timedelta(seconds=10)))
+def evaluate() -> None: ...
+
+
 works: tuple[bool, str] = EdlHook("edl_default").test_connection()
 
 

@@ -8,6 +8,7 @@ from unit.airflow.made_up import failed_status, job_status, short_of_one, work_o
 
 from edl_airflow.decisions import View, decide
 from edl_airflow.work import Outcome, Work
+from edl_runtime.backends.base import InstanceStatus
 from edl_runtime.errors import EX_CONFIG
 
 RUNNING_POOL = job_status("digits", kind="pool")
@@ -51,6 +52,19 @@ def test_a_failed_pool_ends_the_wait_at_once() -> None:
     outcome = decide(work_of(), View(pool=failed_status("digits", EX_CONFIG, "no such model")), 0)
     assert isinstance(outcome, Outcome)
     assert (outcome.ended, outcome.last_lines, outcome.permanent) == ("failed", ("no such model",), True)
+
+
+def test_a_student_that_the_cluster_ended_too_often_failed_of_what_passes() -> None:
+    """A retry later may well do, and nothing has to be mended first."""
+    instance = InstanceStatus(index=0, phase="failed", started_at=1.0, disruptions=3)
+    job = job_status("student", phase="failed", instances=(instance,), reason="evicted", most_disruptions=2)
+    outcome = decide(work_of(), View(trainer=job, started=True), 0)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.ended, outcome.passing, outcome.permanent) == ("failed", True, False)
+    within = msgspec.structs.replace(job, most_disruptions=3)
+    outcome = decide(work_of(), View(trainer=within, started=True), 0)
+    assert isinstance(outcome, Outcome)
+    assert not outcome.passing
 
 
 def test_a_failed_student_may_be_tried_again() -> None:

@@ -7,7 +7,14 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException, AirflowTaskTimeout
 from unit.airflow.made_up import landed
 
-from edl_airflow.failures import GoneError, NotInTimeError, UsersMistakeError, failing_clearly, failure_of
+from edl_airflow.failures import (
+    GoneError,
+    JobInterruptedError,
+    NotInTimeError,
+    UsersMistakeError,
+    failing_clearly,
+    failure_of,
+)
 from edl_airflow.work import Outcome
 from edl_runtime.errors import (
     JobFailedError,
@@ -66,6 +73,10 @@ def test_each_outcome_has_its_error() -> None:
     permanent = failure_of(Outcome(ended="failed", name="j", last_lines=("boom",), permanent=True), 5)
     assert isinstance(permanent, UsersMistakeError)
     assert "boom" in str(permanent)
+    assert not isinstance(error, JobInterruptedError)
+    passing = failure_of(Outcome(ended="failed", name="j", reason="evicted", last_lines=("boom",), passing=True), 5)
+    assert isinstance(passing, JobInterruptedError)
+    assert "boom" in str(passing)
     nobody = failure_of(Outcome(ended="no_teacher", name="p"), 5)
     assert isinstance(nobody, NoTeacherError)
     assert "'p' after 5 s" in str(nobody)

@@ -20,6 +20,7 @@ from edl_airflow.triggers.job import EdlJobTrigger
 from edl_airflow.triggers.wait import EdlWaitTrigger
 from edl_airflow.waiting import judge
 from edl_airflow.work import LocalPlace, Outcome, Work
+from edl_runtime.backends.kubernetes.api import ClusterUnavailableError
 from edl_runtime.errors import BackendError
 
 WORK = Work(
@@ -83,6 +84,19 @@ async def test_trouble_is_an_event(site: MadeUpSite, monkeypatch: pytest.MonkeyP
     outcome = await _only_event(_job_trigger())
     assert (outcome.ended, outcome.permanent) == ("failed", False)
     assert "disk is full" in outcome.reason
+
+
+async def test_a_cluster_that_is_away_for_long_is_an_event_of_what_passes(
+    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The retry that follows waits for it."""
+
+    async def get(_: str) -> None:
+        raise ClusterUnavailableError("https://a:6443", "refused")
+
+    monkeypatch.setattr(site.backend, "get", get)
+    outcome = await _only_event(_job_trigger())
+    assert (outcome.ended, outcome.permanent, outcome.passing) == ("failed", False, True)
 
 
 async def test_a_connection_that_is_gone_is_an_event_that_says_so(site: MadeUpSite) -> None:  # noqa: ARG001

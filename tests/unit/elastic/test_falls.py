@@ -69,6 +69,8 @@ def others(seen: GroupView, *, fewest: int = 1) -> Others:
     ("changes", "stepped", "reason", "status"),
     [
         ({"said": WRONG}, True, "lr: got -1", EX_DATAERR),
+        ({"said": None, "exit_code": EX_CONFIG}, True, "its trainer exited with 78", EX_DATAERR),
+        ({"said": None, "exit_code": EX_DATAERR, "elastic": False}, True, "its trainer exited with 65", EX_DATAERR),
         ({}, False, "ValueError: no", 1),
         ({"said": None, "exit_code": 0}, True, "its script ended before it had gone through all of its data", 1),
     ],

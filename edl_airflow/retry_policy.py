@@ -1,0 +1,57 @@
+"""When a task that has failed is tried again, by what it has failed of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow.sdk import RetryDecision, RetryPolicy
+
+from edl_airflow.failures import is_passing, is_users_mistake
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdlRetryPolicy(RetryPolicy):
+    """Fails at once for the user's mistakes, and waits for what passes: `retry_policy=EdlRetryPolicy()` on any task.
+
+    All operators and sensors of ours have it unless they are given another one. On a task of your own it knows the
+    errors of our library, as a `SpecError`, or a `RegistryUnavailableError` while Redis is away; all other failures are
+    left to the task's own `retries` and `retry_delay`. It never grants more tries than `retries`.
+
+    :param first_delay: how long to wait for what passes before the second try, or the task's `retry_delay` if that is
+        shorter; twice as long before each further one
+    :param longest_delay: and no longer than that
+    """
+
+    first_delay: timedelta = timedelta(seconds=30)
+    longest_delay: timedelta = timedelta(minutes=10)
+
+    def evaluate(
+        self,
+        exception: BaseException,
+        try_number: int,
+        max_tries: int,  # noqa: ARG002 (Airflow's signature)
+        context: Context | None = None,
+    ) -> RetryDecision:
+        """Decide by the error."""
+        if is_users_mistake(exception):
+            return RetryDecision.fail(reason=f"trying again can't help: {exception}")
+        if not is_passing(exception):
+            return RetryDecision.default()
+        first = min(self.first_delay, context["task"].retry_delay) if context else self.first_delay
+        delay = min(first * 2 ** min(max(try_number - 1, 0), 16), self.longest_delay)
+        return RetryDecision.retry(delay=delay, reason=f"it may pass within {delay.total_seconds():.0f} s: {exception}")
+
+    def serialize(self) -> dict[str, Any]:
+        return {
+            "first_delay": self.first_delay.total_seconds(),
+            "longest_delay": self.longest_delay.total_seconds(),
+        }
+
+    @classmethod
+    def deserialize(cls, data: dict[str, Any]) -> Self:
+        return cls(**{field: timedelta(seconds=seconds) for field, seconds in data.items()})
