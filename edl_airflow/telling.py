@@ -64,8 +64,8 @@ class Teller:
             self._news("teachers", f"Waiting for teachers of pool {self._work.pool!r}: {lack(self._work, view)}")
             return
         await self._log_of(view.trainer).tell_disruptions(view.trainer)
-        if view.trainer.reason and not view.trainer.has_ended and not _is_disruption(view.trainer):
-            self._news("trainer", f"{view.trainer.name!r}: {view.trainer.reason}")
+        if not view.trainer.has_ended:
+            self._tell_reason("trainer", f"{view.trainer.name!r}", view.trainer)
         await self._log_of(view.trainer).tell()
         if time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + self._work.progress_every_s
@@ -86,8 +86,7 @@ class Teller:
             if one.disrupted and one.pod not in self._lost_teachers:
                 self._lost_teachers.add(one.pod)
                 self._say(f"Pool {pool.name!r}: {one.reason}: {len(self._lost_teachers)} by now")
-        if pool.reason and not _is_disruption(pool):
-            self._news("pool", f"Pool {pool.name!r}: {pool.reason}")
+        self._tell_reason("pool", f"Pool {pool.name!r}", pool)
 
     async def _tell_progress(self, job: JobStatus) -> None:
         try:
@@ -98,6 +97,13 @@ class Teller:
         if progress:
             self._news("progress", progress.line())
             self._tell_troubles(progress)
+
+    def _tell_reason(self, matter: str, who: str, job: JobStatus) -> None:
+        """Say what is wrong with a job, once; what is over and comes again is news again."""
+        if not job.reason:
+            self._said.pop(matter, None)
+        elif not _is_disruption(job):
+            self._news(matter, f"{who}: {job.reason}")
 
     def _tell_troubles(self, progress: Progress) -> None:
         verdict = progress.verdict()

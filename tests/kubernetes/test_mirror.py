@@ -204,10 +204,14 @@ async def test_why_pods_cannot_be_created_is_told_without_asking(
 async def test_an_api_server_that_is_away_and_back(
     plain: KubernetesBackend, proxied: tuple[Cluster, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was known last, for a while; an error after that; and all that has happened since when it is back."""
+    """What was known last, which says so; an error after a while; and all that has happened since when it is back."""
     monkeypatch.setattr(mirror, "OUTAGE_S", 3.0)
+    monkeypatch.setattr(mirror, "AWAY_S", 0.5)
     way, proxy = proxied
     await plain.submit(job(WAITS), token="first", secrets={})
+
+    async def is_told() -> bool:
+        return (await followed.get("job")).reason.endswith(f":{proxy.port} does not answer")
 
     async def is_lost() -> bool:
         try:
@@ -217,7 +221,10 @@ async def test_an_api_server_that_is_away_and_back(
         return False
 
     async def is_back() -> bool:
-        return not await is_lost() and (await followed.get("job")).token == "second"
+        if await is_lost():
+            return False
+        now = await followed.get("job")
+        return (now.token, now.reason) == ("second", "")
 
     async with way.backend().following() as followed:
         before = await followed.get("job")
@@ -226,6 +233,7 @@ async def test_an_api_server_that_is_away_and_back(
         assert (await followed.get("job")).created_at == before.created_at
         await plain.submit(job(WAITS), token="second", secrets={})
         assert (await followed.get("job")).token == "first"
+        await eventually(is_told, "that nobody answers", 10)
         await eventually(is_lost, "an error", 10)
         assert time.monotonic() - cut_at >= 3.0
         proxy.mend()

@@ -16,6 +16,8 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from edl_runtime.backends.base import Backend, Capacity, JobStatus, LogLine
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.api import OUTAGE_S, Api, Change
@@ -30,6 +32,9 @@ Manifest = dict[str, Any]
 
 IDLE_S = 30.0
 """Watches that nobody has asked for so long are closed."""
+
+AWAY_S = 5.0
+"""How long the API server may tell nothing before a status says so."""
 
 AGAIN_S = 5.0
 """How long after the server has refused a list or a watch it is asked again."""
@@ -141,8 +146,8 @@ class Mirror:
     async def get(self, name: str) -> JobStatus:
         """Return the job's status. Asks nobody if all that it depends on is known.
 
-        While the API server is away, what was known last. Raises UnknownJobError; ClusterUnavailableError when it has
-        been away for long; ClusterError.
+        While the API server is away, what was known last, which says so as its reason. Raises UnknownJobError;
+        ClusterUnavailableError when it has been away for long; ClusterError.
         """
         self._asking += 1
         try:
@@ -208,7 +213,18 @@ class Mirror:
             raise UnknownJobError(name, sorted({*self._jobs.subjects, *self._deployments.subjects}))
         pods = [pod for pod in self._pods.of(name) if belongs(pod, owner)]
         events = self._events.of(owner["metadata"]["uid"]) if lacks_pods(owner, pods) else []
-        return job_status(owner, pods, time.time(), refusals(events, pods))
+        status = job_status(owner, pods, time.time(), refusals(events, pods))
+        if self._silent_s() < AWAY_S or status.has_ended or status.reason:
+            return status
+        return msgspec.structs.replace(status, reason=f"the Kubernetes API at {self._address} does not answer")
+
+    def _silent_s(self) -> float:
+        """Return for how long the API server has not told of changes."""
+        return max(view.silent_s() for view in self._views)
+
+    @property
+    def _address(self) -> str:
+        return self._api.address if self._api else ""
 
     def _owner(self, name: str) -> Manifest | None:
         return next(iter([*self._jobs.of(name), *self._deployments.of(name)]), None)
@@ -228,10 +244,8 @@ class Mirror:
         troubles = (view.trouble for view in self._views)
         if trouble := self._failure or next(filter(None, troubles), None):
             return trouble
-        silent_s = max(view.silent_s() for view in self._views)
-        if silent_s > OUTAGE_S:
-            address = self._api.address if self._api else ""
-            return ClusterUnavailableError(address, f"it has told nothing for {silent_s:.0f} s")
+        if self._silent_s() > OUTAGE_S:
+            return ClusterUnavailableError(self._address, f"it has told nothing for {self._silent_s():.0f} s")
         return None
 
     async def _run(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 from unit.airflow.made_up import MadeUpSite, job_status, work_of
 
 from edl_airflow.decisions import View
@@ -92,6 +93,16 @@ async def test_teachers_that_the_cluster_ends_are_counted(site: MadeUpSite) -> N
         "Pool 'digits': c: 3 by now",
         "Pool 'digits': no place",
     ]
+
+
+async def test_what_is_wrong_with_a_job_is_said_once_each_time(site: MadeUpSite) -> None:
+    """However often it is looked at meanwhile; the same trouble may come again."""
+    said: list[str] = []
+    async with Teller(work_of(), site, said.append) as teller:
+        for reason in ("nobody answers", "nobody answers", "", "nobody answers"):
+            job = msgspec.structs.replace(job_status("student"), reason=reason)
+            await teller.tell(View(trainer=job, started=True))
+    assert said == ["'student': nobody answers"] * 2
 
 
 async def test_the_last_words_are_said_unless_a_later_try_says_them(site: MadeUpSite) -> None:
