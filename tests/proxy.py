@@ -107,7 +107,7 @@ class Proxy:
 def running_proxy(host: str, port: int) -> Iterator[Proxy]:
     """Yield a proxy in front of a server."""
     proxy = Proxy(host, port)
-    thread = threading.Thread(target=proxy.run, name="edl-test-proxy")
+    thread = threading.Thread(target=proxy.run, name="proxy")
     thread.start()
     try:
         yield proxy

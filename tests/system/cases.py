@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 from system.processes import is_alive
@@ -23,40 +23,63 @@ WITHIN_S = 90.0
 STEADY_S = 3.0
 """What a try that has ended still has to stop, it stops within that."""
 
+OPTIONS = {
+    "CORE__PARALLELISM": "8",  # tasks that wait for each other's tests
+    "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",  # when a lost worker is noticed, 300 otherwise
+    "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
+    "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",  # when a lost triggerer is noticed, 30 otherwise
+}
+"""Of an Airflow that notices soon what it has lost."""
+
+
+class Place(Protocol):
+    """Where students run."""
+
+    def lives(self, student: str) -> bool:
+        """Whether the student still runs."""
+        ...
+
+    def left(self, marks: tuple[str, ...]) -> list[str]:
+        """Return all that there is of jobs and pools whose names begin so."""
+        ...
+
 
 class Case:
-    """One run. Its student leaves its process ids in a folder, where it finds `go` when it may end."""
+    """One run. Each of its students leaves its id in a folder, where it finds `go` when it may end."""
 
     def __init__(
         self,
         laptop: Laptop,
         client: AirflowClient,
+        place: Place,
         dag_id: str,
         conf: Mapping[str, Any] | None = None,
         *,
         marks: tuple[str, ...] = (),
     ) -> None:
         self.client = client
+        self.marks = marks or (dag_id.replace("_", "-"),)  # how the names of all its jobs and pools begin
         self._laptop = laptop
-        self._marks = marks or (dag_id.replace("_", "-"),)  # how the names of all its jobs and pools begin
+        self._place = place
         self._folder = laptop.home / "interrupted" / dag_id
         self._folder.mkdir(parents=True)
+        self._folder.chmod(0o777)  # a student in a pod is another user
         laptop.wait_for_dag(client, dag_id)
         client.unpause(dag_id)
         self.run = client.trigger(dag_id, conf)
 
-    def student(self) -> int:
-        """Wait until a student asks teachers; return its process id."""
+    def student(self) -> str:
+        """Wait until a student asks teachers; return its id."""
         self._until_while_it_runs(self.students, "no student has started")
         return self.students()[-1]
 
-    def steady_student(self) -> int:
-        """Wait until one student has been the only one for some seconds; return its process id."""
-        seen: tuple[list[int], float] = ([], 0)
+    def steady_student(self) -> str:
+        """Wait until one student has been the only one for some seconds; return its id."""
+        seen: tuple[list[str], float] = ([], 0)
 
         def is_steady() -> bool:
             nonlocal seen
-            alive = [pid for pid in self.students() if is_alive(pid)]
+            alive = [student for student in self.students() if self._place.lives(student)]
             if alive != seen[0]:
                 seen = (alive, time.monotonic())
             return len(alive) == 1 and time.monotonic() > seen[1] + STEADY_S
@@ -64,10 +87,10 @@ class Case:
         self._until_while_it_runs(is_steady, "there never was one student")
         return seen[0][0]
 
-    def students(self) -> list[int]:
-        """Return the process ids of all students that ever asked teachers, in order."""
+    def students(self) -> list[str]:
+        """Return the ids of all students that ever asked teachers, in order."""
         file = self._folder / "started"
-        return [int(line) for line in file.read_text().split()] if file.exists() else []
+        return file.read_text().split() if file.exists() else []
 
     def go(self) -> None:
         """Let the student end."""
@@ -109,8 +132,8 @@ class Case:
         return psutil.Process(self.client._ask("GET", path)["pid"])
 
     def leaves_nothing(self) -> None:
-        """Wait until no job, pool, registration or process is left."""
-        self.until(lambda: not self._left(), lambda: f"there are {self._left()}")
+        """Wait until no job, pool, registration or student is left."""
+        self.until(lambda: not self._place.left(self.marks), lambda: f"there are {self._place.left(self.marks)}")
 
     def until(self, condition: Callable[[], Any], otherwise: str | Callable[[], str]) -> Any:
         """Wait for something to be true, and return it."""
@@ -128,22 +151,36 @@ class Case:
 
         self.until(holds, otherwise)
 
-    def _left(self) -> list[str]:
+
+class ThisMachine:
+    """Where students are processes."""
+
+    def __init__(self, laptop: Laptop) -> None:
+        self._laptop = laptop
+
+    def lives(self, student: str) -> bool:
+        return is_alive(int(student))
+
+    def left(self, marks: tuple[str, ...]) -> list[str]:
         async def names() -> list[str]:
-            async with connect(self._laptop.redis.url) as redis:
-                pools = await Directory(redis, "default").pools()
-            return [*pools, *(job.name for job in await LocalBackend(self._laptop.work_dir).list())]
+            jobs = [job.name for job in await LocalBackend(self._laptop.work_dir).list()]
+            return [*await registered(self._laptop.redis.url), *jobs]
 
-        return [*filter(self._is_ours, asyncio.run(names())), *filter(None, map(self._ours, psutil.process_iter()))]
+        ours = [name for name in asyncio.run(names()) if name.startswith(marks)]
+        return [*ours, *filter(None, (_command(process, marks) for process in psutil.process_iter()))]
 
-    def _ours(self, process: psutil.Process) -> str:
-        try:
-            words = process.cmdline()
-            ours = self._is_ours(process.environ().get("EDL_JOB", ""))
-            ours = ours or any(self._is_ours(Path(word).name) for word in words)
-        except psutil.Error:
-            return ""
-        return " ".join(words) if ours and process.is_running() else ""
 
-    def _is_ours(self, name: str) -> bool:
-        return name.startswith(self._marks)
+async def registered(redis_url: str) -> list[str]:
+    """Return the pools that somebody is registered in."""
+    async with connect(redis_url) as redis:
+        return await Directory(redis, "default").pools()
+
+
+def _command(process: psutil.Process, marks: tuple[str, ...]) -> str:
+    """Return the command of a process that belongs to a job with such a name, empty for any other."""
+    try:
+        words = process.cmdline()
+        names = [process.environ().get("EDL_JOB", ""), *(Path(word).name for word in words)]
+    except psutil.Error:
+        return ""
+    return " ".join(words) if any(name.startswith(marks) for name in names) and process.is_running() else ""

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import skip_on_a_laptop
+from system.cases import OPTIONS
 
 from edl_airflow.laptop.client import AirflowClient
 from edl_airflow.laptop.launcher import Laptop
@@ -19,13 +20,6 @@ from edl_runtime.store.server import find_redis_server
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "mnist_distill"
-
-OPTIONS = {
-    "CORE__PARALLELISM": "8",  # tasks that wait for each other's tests
-    "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",  # when a lost worker is noticed, 300 otherwise
-    "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
-    "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",  # when a lost triggerer is noticed, 30 otherwise
-}
 
 FAILS = """
 from airflow.providers.standard.operators.bash import BashOperator

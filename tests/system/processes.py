@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psutil
@@ -10,11 +11,13 @@ import psutil
 from edl_airflow.laptop.components import Component
 from edl_airflow.laptop.launcher import Laptop
 
+ENDS_WITHIN_S = 60.0
+
 
 @contextmanager
 def halted_triggerer(laptop: Laptop) -> Iterator[None]:
     """Let the triggerer stand still until the end of the block, what it has started goes on."""
-    processes = _triggerer(_wrapper(_component(laptop)))
+    processes = _airflow_below(_wrapper(_component(laptop, "triggerer")))
     for process in processes:
         process.suspend()
     try:
@@ -30,18 +33,43 @@ def another_triggerer(laptop: Laptop) -> Iterator[None]:
 
     Until the end of the block, what the first has started lives on, as it does where no launcher cleans up behind it.
     """
-    first = _component(laptop)
+    with _another(laptop, "triggerer", _airflow_below, psutil.Process.kill):
+        yield
+
+
+@contextmanager
+def next_triggerer(laptop: Laptop) -> Iterator[None]:
+    """Tell the triggerer to end, as an update of Airflow does, and start another one to stay once it has."""
+    with _another(laptop, "triggerer", psutil.Process.children, _end):
+        yield
+
+
+@contextmanager
+def another_scheduler(laptop: Laptop) -> Iterator[None]:
+    """Kill the scheduler and start another one to stay; the first one's workers go on until the end of the block."""
+    with _another(laptop, "scheduler", psutil.Process.children, psutil.Process.kill):
+        yield
+
+
+@contextmanager
+def _another(
+    laptop: Laptop,
+    name: str,
+    processes: Callable[[psutil.Process], list[psutil.Process]],
+    end: Callable[[psutil.Process], None],
+) -> Iterator[None]:
+    first = _component(laptop, name)
     wrapper = _wrapper(first)
     *_, descriptors = wrapper.cmdline()[:5]
     wrapper.suspend()
     try:
-        for process in _triggerer(wrapper):
-            process.kill()
+        for process in processes(wrapper):
+            end(process)
         laptop._components[laptop._components.index(first)] = Component(
             first.name,
             wrapper.cmdline()[5:],
             env=wrapper.environ(),
-            log=first.log.with_name("another-triggerer.log"),
+            log=first.log.with_name(f"another-{first.log.name}"),
             lock=int(descriptors.partition(",")[2]),
         )
         yield
@@ -58,16 +86,25 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def _component(laptop: Laptop) -> Component:
-    return next(component for component in laptop._components if component.name == "triggerer")
+def _end(process: psutil.Process) -> None:
+    """Tell a process to end, and wait until it has."""
+    process.terminate()
+    deadline = time.monotonic() + ENDS_WITHIN_S
+    while is_alive(process.pid):
+        assert time.monotonic() < deadline, f"{process} goes on"
+        time.sleep(0.1)
+
+
+def _component(laptop: Laptop, name: str) -> Component:
+    return next(component for component in laptop._components if component.name == name)
 
 
 def _wrapper(component: Component) -> psutil.Process:
     return psutil.Process(component._wrapper.pid)
 
 
-def _triggerer(wrapper: psutil.Process) -> list[psutil.Process]:
-    """Return the triggerer's own processes; those of jobs that it has started are there, too."""
+def _airflow_below(wrapper: psutil.Process) -> list[psutil.Process]:
+    """Return the component's own processes; those of jobs that it has started are there, too."""
     return [process for process in wrapper.children(recursive=True) if _is_airflow(process)]
 
 

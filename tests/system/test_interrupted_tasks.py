@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from system.cases import Case
+from system.cases import Case, ThisMachine
 from system.processes import another_triggerer, halted_triggerer, is_alive
 
 from edl_airflow.laptop.client import AirflowClient
@@ -152,12 +152,12 @@ def test_lost_triggerer(laptop: Laptop, case: Case) -> None:
         assert _trains_to_the_end(case) == student
 
 
-def _trains_to_the_end(case: Case) -> int:
-    """Let the student end once it is clear that nothing of an earlier try ends it; return its process id."""
+def _trains_to_the_end(case: Case) -> str:
+    """Let the student end once it is clear that nothing of an earlier try ends it; return its id."""
     student = case.steady_student()
     case.go()
     case.ends("success")
-    assert case.client.xcom(case.run, "distill")["metrics"]["pid"] == student
+    assert case.client.xcom(case.run, "distill")["metrics"]["student"] == student
     assert case.students()[-1] == student
     case.leaves_nothing()
     return student
@@ -166,5 +166,5 @@ def _trains_to_the_end(case: Case) -> int:
 def _started(laptop: Laptop, client: AirflowClient, name: str) -> Case:
     if name == "quickstart_of_one_epoch":
         names = ("edl-quickstart-distill", "quickstart-")
-        return Case(laptop, client, "edl_quickstart_distill", {"epochs": 1}, marks=names)
-    return Case(laptop, client, name)
+        return Case(laptop, client, ThisMachine(laptop), "edl_quickstart_distill", {"epochs": 1}, marks=names)
+    return Case(laptop, client, ThisMachine(laptop), name)

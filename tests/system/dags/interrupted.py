@@ -1,4 +1,7 @@
-"""One DAG for each test in test_interrupted_tasks.py, of the same name; each run has its own pool and student."""
+"""One DAG for each test of interrupted tasks, of the same name; each run has its own pool and student.
+
+The tests: test_interrupted_tasks.py and, of the same runs on pods, tests/kubernetes/test_interrupted_on_pods.py.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,12 @@ distil("lost_worker", deferrable=False, retries=1)
 distil("lost_supervisor", deferrable=False, retries=1)
 distil("lost_task_process", deferrable=False, retries=1)
 distil("lost_triggerer", deferrable=True)
+distil("stopped_triggerer", deferrable=True)
+distil("stopped_task_process", "--saves_for_s", "8", deferrable=False, retries=1)
+distil("lost_scheduler_while_running", deferrable=False)
+distil("lost_scheduler_while_deferred", deferrable=True)
+distil("unreachable_while_running", deferrable=False, edl_conn_id="edl_far")
+distil("unreachable_while_deferred", deferrable=True, edl_conn_id="edl_far")
 
 with DAG("failed_between_setup_and_teardown", schedule=None) as steps:
     pool = steps.dag_id.replace("_", "-")
