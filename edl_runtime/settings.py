@@ -41,6 +41,13 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `teacher_wait_s` (EDL_TEACHER_WAIT_S): how long a student waits while no healthy teacher is there.
     - `teacher_timeout_s` (EDL_TEACHER_TIMEOUT_S): how long a teacher may take for one request; then another is asked.
     - `teacher_token` (EDL_TEACHER_TOKEN): the bearer token that teachers ask for; required off loopback.
+    - `teacher_ca` (EDL_TEACHER_CA): a PEM file with the certificates of who signs for teachers. A student that has it
+      speaks TLS with all its teachers, and with none that shows no certificate by one of these.
+    - `teacher_tls_name` (EDL_TEACHER_TLS_NAME): the name that teachers' certificates hold, as teachers come and go at
+      addresses that nobody knows before; empty for the host at which each is reached.
+    - `tls_cert`, `tls_key` (EDL_TLS_CERT, EDL_TLS_KEY): PEM files with the certificate, and those between it and the
+      authority's, that a teacher or `edl discovery` shows, and with its private key, which may stand in the same file.
+      It speaks nothing but TLS then. Both are read when it starts.
     - `lease_ttl_s` (EDL_LEASE_TTL_S): a registration not renewed for so long is gone.
     - `result_file` (EDL_RESULT_FILE): where a student leaves its result; see `edl_runtime.result`.
     - `checkpoint_stream` (EDL_CHECKPOINT_STREAM): where it is told that a checkpoint has landed, see
@@ -77,6 +84,10 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     teacher_wait_s: float = 60.0
     teacher_timeout_s: float = 30.0
     teacher_token: str = ""
+    teacher_ca: str = ""
+    teacher_tls_name: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
     lease_ttl_s: float = 3.0
     result_file: str = ""
     checkpoint_stream: str = ""
@@ -93,30 +104,33 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.teacher_wait_s < math.inf:
-            raise SpecError(_named("teacher_wait_s"), self.teacher_wait_s, "a number of seconds, 0 or more")
+            raise SpecError(named("teacher_wait_s"), self.teacher_wait_s, "a number of seconds, 0 or more")
         for field in ("teacher_timeout_s", "lease_ttl_s", "grace_s", "step_limit_s"):
             seconds = getattr(self, field)
             if not 0 < seconds < math.inf:
-                raise SpecError(_named(field), seconds, "a number of seconds above 0")
+                raise SpecError(named(field), seconds, "a number of seconds above 0")
         if self.instance < 0:
-            raise SpecError(_named("instance"), self.instance, "0 or more")
+            raise SpecError(named("instance"), self.instance, "0 or more")
         for field in ("metrics_port", "port"):
             if not 0 <= getattr(self, field) < 2**16:
-                raise SpecError(_named(field), getattr(self, field), "a port, 1 to 65535, or 0 for none in particular")
+                raise SpecError(named(field), getattr(self, field), "a port, 1 to 65535, or 0 for none in particular")
         self._check_checkpoint()
+        for field, needed in (("tls_key", "tls_cert"), ("teacher_tls_name", "teacher_ca")):
+            if getattr(self, field) and not getattr(self, needed):
+                raise SpecError(named(field), getattr(self, field), f"nothing without {_variable(needed)}")
         if self.backend not in BACKENDS:
-            raise SpecError(_named("backend"), self.backend, " or ".join(map(repr, BACKENDS)))
-        check_token(_named("teacher_token"), self.teacher_token)
-        check_token(_named("discovery_token"), self.discovery_token)
+            raise SpecError(named("backend"), self.backend, " or ".join(map(repr, BACKENDS)))
+        check_token(named("teacher_token"), self.teacher_token)
+        check_token(named("discovery_token"), self.discovery_token)
 
     def _check_checkpoint(self) -> None:
         for field in ("checkpoint_every_steps", "checkpoint_keep_every"):
             if getattr(self, field) < 0:
-                raise SpecError(_named(field), getattr(self, field), "a whole number of steps, or 0 for none")
+                raise SpecError(named(field), getattr(self, field), "a whole number of steps, or 0 for none")
         if not 0 <= self.checkpoint_every_s < math.inf:
-            raise SpecError(_named("checkpoint_every_s"), self.checkpoint_every_s, "a number of seconds, or 0 for none")
+            raise SpecError(named("checkpoint_every_s"), self.checkpoint_every_s, "a number of seconds, or 0 for none")
         if self.checkpoint_keep_last < 1:
-            raise SpecError(_named("checkpoint_keep_last"), self.checkpoint_keep_last, "1 or more")
+            raise SpecError(named("checkpoint_keep_last"), self.checkpoint_keep_last, "1 or more")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Self:
@@ -166,7 +180,7 @@ def check_token(field: str, token: str) -> str:
     return token
 
 
-def _named(field: str) -> str:
+def named(field: str) -> str:
     """Return how messages name a setting: as it is set in Python and in the environment."""
     return f"settings.{field} ({_variable(field)})"
 

@@ -22,7 +22,7 @@ def discovery(*, host: str, port: int, as_json: bool) -> None:
     """Serve the registry in EDL_REDIS_URL over HTTP until SIGTERM or Ctrl-C.
 
     Students with its URL in EDL_DISCOVERY_URL need no Redis. GET /v1/pools and /v1/pools/NAME list what `edl pools`
-    shows. EDL_DISCOVERY_TOKEN is the token that clients need.
+    shows. EDL_DISCOVERY_TOKEN is the token that clients need; EDL_TLS_CERT and EDL_TLS_KEY make it HTTPS.
     """
     try:
         from edl_runtime.discovery.server import serve

@@ -67,7 +67,8 @@ def teacher(
 ) -> None:
     """Serve a model over the Open Inference Protocol v2 until SIGTERM or Ctrl-C, then drain.
 
-    With a pool, students find it by the registry in EDL_REDIS_URL. EDL_TEACHER_TOKEN is the token that clients need.
+    With a pool, students find it by the registry in EDL_REDIS_URL. EDL_TEACHER_TOKEN is the token that clients need;
+    EDL_TLS_CERT and EDL_TLS_KEY make it serve over TLS, and nothing else.
     """
     from edl_runtime.teacher.models import ModelOptions
     from edl_runtime.teacher.service import TeacherOptions, serve

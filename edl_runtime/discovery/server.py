@@ -17,6 +17,7 @@ from edl_runtime.discovery.app import WELCOME, build_app
 from edl_runtime.discovery.hub import Hub
 from edl_runtime.errors import RegistryError, SpecError
 from edl_runtime.protocol.address import check_exposure
+from edl_runtime.protocol.tls import shown_by
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 
@@ -47,6 +48,7 @@ async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Calla
     check_exposure(host, settings.discovery_token, "EDL_DISCOVERY_TOKEN")
     if not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", "the Redis that pools register in, as in redis://127.0.0.1:6379/0")
+    secure = shown_by(settings) is not None
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -65,12 +67,14 @@ async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Calla
                 server_header=False,
                 proxy_headers=False,
                 timeout_graceful_shutdown=round(LEAVE_S),
+                ssl_certfile=settings.tls_cert or None,
+                ssl_keyfile=settings.tls_key or None,
             )
         )
         with _listening(host, port) as listener:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(server.serve(sockets=[listener]))
-                on_ready(_url(listener))
+                on_ready(_url(listener, "https" if secure else "http"))
                 await stop.wait()
                 hub.close()
                 server.should_exit = True
@@ -137,9 +141,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str) -> str:
     host, port, *_ = listener.getsockname()
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _allow_open_files(wanted: int) -> None:

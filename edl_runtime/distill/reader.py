@@ -112,7 +112,7 @@ class DistillReader:
             epochs=self.epochs,
             cache=checked_cache(cache, names),
             settings=settings,
-            connect=connect or connect_with(settings.teacher_token, settings.teacher_timeout_s),
+            connect=connect or connect_with(settings),
         )
         self._own_engine = self._make_engine()
         self._reporter = reporter or JobReporter(total_steps=total_steps, settings=settings)

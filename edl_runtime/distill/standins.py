@@ -17,6 +17,8 @@ from urllib.parse import parse_qs, quote, unquote, urlencode
 
 from edl_runtime.protocol.address import endpoint_of
 from edl_runtime.protocol.client import TeacherConnection
+from edl_runtime.protocol.tls import trust_of
+from edl_runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from edl_runtime.distill.lane import Connect, Connection
@@ -51,21 +53,26 @@ def check_address(address: object, field: str) -> None:
         endpoint_of(address.rpartition("@")[2], field)
 
 
-def connect_with(token: str, timeout_s: float) -> Connect:
-    """Return what makes a connection to such an address."""
+def connect_with(settings: RuntimeSettings) -> Connect:
+    """Return what makes a connection to such an address, as students' settings have it. Raises SpecError."""
+    trust = trust_of(settings)
+
+    def teacher(address: str) -> TeacherConnection:
+        limit_s = settings.teacher_timeout_s
+        return TeacherConnection(address, token=settings.teacher_token, timeout_s=limit_s, trust=trust)
 
     def connect(address: str) -> Connection:
         kind, _, rest = address.partition(":")
         if not address.startswith(_KINDS):
-            return TeacherConnection(address, token=token, timeout_s=timeout_s)
+            return teacher(address)
         if kind == "inprocess":
             return _in_process(address, rest)
         from edl_runtime.distill.offline import Recorded, Recorder
 
         if kind == "recorded":
             return Recorded(Path(unquote(rest)))
-        folder, _, teacher = rest.rpartition("@")
-        return Recorder(Path(unquote(folder)), TeacherConnection(teacher, token=token, timeout_s=timeout_s))
+        folder, _, recorded_one = rest.rpartition("@")
+        return Recorder(Path(unquote(folder)), teacher(recorded_one))
 
     return connect
 

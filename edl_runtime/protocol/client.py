@@ -26,6 +26,7 @@ from edl_runtime.protocol.responses import open_response
 from edl_runtime.protocol.sharing import Sharing
 from edl_runtime.protocol.stream import Stream
 from edl_runtime.protocol.tensors import Array, Tensor
+from edl_runtime.protocol.tls import Trust
 from edl_runtime.settings import check_token
 
 __all__ = ["TeacherConnection", "Tensor"]
@@ -45,12 +46,21 @@ class TeacherConnection:
     - `address`: "host:port".
     - `model`: the name under which the teacher serves.
     - `timeout_s`: limit of each call, and of connecting (which gets 5 s at most).
+    - `trust`: what is asked of the teacher's certificate; None for a connection without TLS.
     """
 
-    def __init__(self, address: str, *, token: str = "", model: str = "teacher", timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str = "",
+        model: str = "teacher",
+        timeout_s: float = 30.0,
+        trust: Trust | None = None,
+    ) -> None:
         """Raise SpecError unless `address` and `token` are such. Connects to nothing yet."""
         self.address = address
-        self._link = Link(endpoint_of(address), timeout_s)
+        self._link = Link(endpoint_of(address), timeout_s, trust)
         self._model_path = f"/v2/models/{quote(model, safe='')}"
         self._headers: dict[str, str | int] = {"Host": address}
         if token:

@@ -8,6 +8,7 @@ from types import TracebackType
 
 from edl_runtime.errors import InferenceError
 from edl_runtime.protocol.stream import Stream
+from edl_runtime.protocol.tls import Trust, open_tls
 
 _CONNECT_TIMEOUT_S = 5.0
 
@@ -19,12 +20,14 @@ class Link:
     let go of, for nobody knows where in an answer it stands; so it is when `keep` was set to False meanwhile.
 
     - `timeout_s`: limit of each exchange (see `Stream`), and of connecting (which gets 5 s at most).
+    - `trust`: what is asked of the teacher's certificate; None for a connection without TLS.
     """
 
-    def __init__(self, endpoint: tuple[str, int], timeout_s: float) -> None:
+    def __init__(self, endpoint: tuple[str, int], timeout_s: float, trust: Trust | None = None) -> None:
         self.keep = False
         self._endpoint = endpoint
         self._timeout_s = timeout_s
+        self._trust = trust
         self._stream: Stream | None = None
         self._in_use = threading.Lock()
         self._closed = False
@@ -68,8 +71,11 @@ class Link:
 
     def _connected(self) -> Stream:
         if self._stream is None and not self._closed:
-            timeout_s = min(self._timeout_s, _CONNECT_TIMEOUT_S)
-            self._stream = Stream(socket.create_connection(self._endpoint, timeout_s), self._timeout_s)
+            connected = socket.create_connection(self._endpoint, min(self._timeout_s, _CONNECT_TIMEOUT_S))
+            if self._trust is None:
+                self._stream = Stream(connected, self._timeout_s)
+            else:
+                self._stream = open_tls(connected, self._trust, self._endpoint[0], self._timeout_s)
         if self._stream is None or self._closed:
             raise ConnectionAbortedError(
                 f"the connection to teacher {self._endpoint[0]}:{self._endpoint[1]} was closed"

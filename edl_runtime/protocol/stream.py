@@ -63,7 +63,7 @@ class Stream:
             self._send_rest(buffers, sent)
 
     def _send_rest(self, buffers: Sequence[bytes | Array], sent: int) -> None:
-        parts = deque([_bytes_of(part) if isinstance(part, np.ndarray) else memoryview(part) for part in buffers])
+        parts = deque([bytes_of(part) if isinstance(part, np.ndarray) else memoryview(part) for part in buffers])
         while True:
             while parts and sent >= len(parts[0]):
                 sent -= len(parts.popleft())
@@ -112,7 +112,7 @@ class Stream:
 
     def fill(self, array: Array) -> None:
         """Read the bytes of a contiguous array into it."""
-        self._fill(_bytes_of(array))
+        self._fill(bytes_of(array))
 
     def _fill(self, into: memoryview) -> None:
         have = min(len(into), self._end - self._start)
@@ -153,5 +153,6 @@ class Stream:
         self._socket.close()
 
 
-def _bytes_of(array: Array) -> memoryview:
+def bytes_of(array: Array) -> memoryview:
+    """Return the bytes of a contiguous array, without copying them."""
     return array.reshape(-1).view(np.uint8).data

@@ -234,7 +234,8 @@ class Connection(asyncio.BufferedProtocol):
         self._ahead.clear()
         self._front.metrics.told(answer.status)
         self._transport.write(render(answer, keep_alive=False))
-        self._transport.write_eof()
+        if self._transport.can_write_eof():  # not in TLS, which ends both ways at once
+            self._transport.write_eof()
         asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)
 
     def _return_slot(self) -> None:

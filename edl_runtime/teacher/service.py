@@ -8,6 +8,7 @@ import math
 import re
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,6 +19,7 @@ import structlog
 from edl_runtime.errors import EdlError, SpecError, TeacherError
 from edl_runtime.protocol.address import check_exposure
 from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.protocol.tls import shown_by
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member, check_weight
 from edl_runtime.settings import RuntimeSettings
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 
 LEAVE_S = 8.0
 """Longest time to leave the list and answer what is in flight: a little less than a backend's default grace."""
+
+GREET_S = 5.0
+"""Longest time for a client to begin, and to end, TLS."""
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9]+)?")
 
@@ -85,6 +90,7 @@ async def serve(
     check_exposure(options.host, settings.teacher_token, "EDL_TEACHER_TOKEN")
     if options.pool and not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", f"the Redis of pool {options.pool!r}, as in redis://127.0.0.1:6379/0")
+    tls = shown_by(settings)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -100,7 +106,7 @@ async def serve(
         if predictors is None:
             return
         front = Front(predictors.signature, predictors, arena, metrics, token=settings.teacher_token)
-        address = await stack.enter_async_context(_listening(front, options))
+        address = await stack.enter_async_context(_listening(front, options, tls))
         on_ready(address, predictors.signature)
         reason: EdlError | None = None
         async with AsyncExitStack() as membership:
@@ -125,11 +131,19 @@ def _each_device(options: TeacherOptions) -> list[ModelOptions]:
 
 
 @asynccontextmanager
-async def _listening(front: Front, options: TeacherOptions) -> AsyncIterator[str]:
+async def _listening(front: Front, options: TeacherOptions, tls: ssl.SSLContext | None) -> AsyncIterator[str]:
     """Take connections; yields the address to reach this teacher at."""
     loop = asyncio.get_running_loop()
     try:
-        server = await loop.create_server(front.connect, options.host, options.port)
+        greet_s = GREET_S if tls else None
+        server = await loop.create_server(
+            front.connect,
+            options.host,
+            options.port,
+            ssl=tls,
+            ssl_handshake_timeout=greet_s,
+            ssl_shutdown_timeout=greet_s,
+        )
     except OSError as error:
         raise TeacherError(f"can't listen on {options.host} port {options.port}: {error.strerror or error}") from None
     for listener in server.sockets:

@@ -93,6 +93,9 @@ class Wire(asyncio.Transport):
             self._connection.resume_writing()
         return bool(unsent)
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def write_eof(self) -> None:
         """Note nothing: what is read ends with what was written."""
 

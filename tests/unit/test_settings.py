@@ -24,6 +24,10 @@ def test_what_is_set_is_read_back() -> None:
         discovery_url="https://h:2",
         discovery_token="d~!",
         metrics_port=9400,
+        teacher_ca="/tls/ca.crt",
+        teacher_tls_name="teachers",
+        tls_cert="/tls/tls.crt",
+        tls_key="/tls/tls.key",
     )
     environ = settings.to_env()
     assert environ["EDL_TEACHER_TIMEOUT_S"] == "1.5"
@@ -74,6 +78,13 @@ def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(token: str) ->
     for caught in (from_environment, of_discovery, from_code):
         assert token.strip() not in str(caught.value)
         assert caught.value.given != token
+
+
+@pytest.mark.parametrize(("variable", "needed"), [("TLS_KEY", "TLS_CERT"), ("TEACHER_TLS_NAME", "TEACHER_CA")])
+def test_half_of_tls_is_refused(variable: str, needed: str) -> None:
+    """A name alone would leave a student without TLS that was to have it."""
+    with pytest.raises(SpecError, match=f"EDL_{variable}.*EDL_{needed}"):
+        RuntimeSettings.from_env({f"EDL_{variable}": "given"})
 
 
 def test_secrets_are_told_apart() -> None:

@@ -175,7 +175,7 @@ def _stated(spec: JobSpec, pod: Pod) -> Manifest:
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **({"resources": _resources(amounts)} if amounts else {}),
-        **(_probes() if spec.serves_http else {}),
+        **(_probes(tls=bool(spec.env.get("EDL_TLS_CERT"))) if spec.serves_http else {}),
     }
     return {
         "metadata": {"labels": {**pod.labels, **_labels(spec)}, **_annotations(pod)},
@@ -256,9 +256,11 @@ def _resources(amounts: Mapping[str, str]) -> Manifest:
     return {"requests": dict(amounts), **({"limits": limits} if limits else {})}
 
 
-def _probes() -> Manifest:
+def _probes(*, tls: bool) -> Manifest:
+    scheme = {"scheme": "HTTPS"} if tls else {}
+
     def asks(path: str, **more: int) -> Manifest:
-        return {"httpGet": {"path": path, "port": names.PORT}, "timeoutSeconds": 5, **more}
+        return {"httpGet": {"path": path, "port": names.PORT, **scheme}, "timeoutSeconds": 5, **more}
 
     return {
         "ports": [{"containerPort": names.PORT}],

@@ -14,7 +14,9 @@ from edl_runtime.distill.standins import check_address, connect_with, in_process
 from edl_runtime.errors import InferenceError, ModelError, NotRecordedError, SpecError
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.oip import Normalise, TopK
+from edl_runtime.settings import RuntimeSettings
 
+SETTINGS = RuntimeSettings(teacher_timeout_s=1.0)
 X = np.arange(20, dtype=np.float32).reshape(5, 4)
 ODD = "a,b@c?d=e %f"
 
@@ -44,7 +46,7 @@ def disk(recorder: Recorder, tmp_path: Path) -> Recorded:
 
 def test_an_address_says_where_answers_come_from() -> None:
     """Whatever is in the names of folders and models."""
-    connect = connect_with("", 1.0)
+    connect = connect_with(SETTINGS)
     kinds = {
         in_process(ODD, outputs="b=c,d", gpu_id=1): InProcessTeacher,
         recording(Path(ODD), "127.0.0.1:1"): Recorder,
@@ -140,7 +142,7 @@ def test_rows_are_told_apart_by_all_that_is_asked() -> None:
 
 def test_a_model_in_process_answers_as_a_teacher_does() -> None:
     """All of an output, or the largest of it."""
-    teacher = connect_with("", 1.0)(in_process("served_models:arithmetic"))
+    teacher = connect_with(SETTINGS)(in_process("served_models:arithmetic"))
     teacher.open()
     assert teacher.ready()
     assert "top_k" in teacher.signature().extensions
@@ -155,7 +157,7 @@ def test_a_model_in_process_answers_as_a_teacher_does() -> None:
 
 def test_a_model_in_process_that_fails_is_not_asked_again() -> None:
     """There is no other teacher that would do better."""
-    teacher = connect_with("", 1.0)(in_process("served_models:fragile"))
+    teacher = connect_with(SETTINGS)(in_process("served_models:fragile"))
     teacher.open()
     with pytest.raises(InferenceError, match="ArithmeticError: one is too many") as caught:
         teacher.infer({"x": np.ones((1, 4), np.float32)}, ["double"], {})
@@ -165,4 +167,4 @@ def test_a_model_in_process_that_fails_is_not_asked_again() -> None:
 def test_a_model_in_process_that_cant_be_loaded_is_an_error_that_names_it() -> None:
     """The same as a teacher's."""
     with pytest.raises(ModelError, match="served_models:nothing"):
-        connect_with("", 1.0)(in_process("served_models:nothing")).open()
+        connect_with(SETTINGS)(in_process("served_models:nothing")).open()

@@ -55,6 +55,14 @@ def of_instance(**parts: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "instance", **parts}]}}
 
 
+def test_teachers_that_speak_tls_are_asked_by_it_how_they_are() -> None:
+    """Which is a certificate among the job's own variables."""
+    made = owner(job(kind="pool", serves_http=True, env={"EDL_TLS_CERT": "/tls/tls.crt"}))
+    container = made["spec"]["template"]["spec"]["containers"][0]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["scheme"] == "HTTPS"
+
+
 def test_a_pool_is_a_deployment() -> None:
     """Its instances serve HTTP, come back always and are spread over nodes; it has none to begin with."""
     pod = Pod(

@@ -1,0 +1,71 @@
+"""Which files make TLS, and what is said of those that don't."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from certificates import Authority
+
+from edl_runtime.errors import SpecError
+from edl_runtime.protocol.tls import shown_by, trust_of
+from edl_runtime.settings import RuntimeSettings
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ours")
+
+
+def test_nothing_is_said_nothing_is_done() -> None:
+    """Without the files there is no TLS."""
+    assert trust_of(RuntimeSettings()) is None
+    assert shown_by(RuntimeSettings()) is None
+
+
+def test_what_is_set_is_what_students_ask_for(authority: Authority) -> None:
+    """An authority, and a name if there is one."""
+    trust = trust_of(RuntimeSettings(teacher_ca=str(authority.ca), teacher_tls_name="teachers"))
+    assert trust is not None
+    assert trust.name == "teachers"
+    assert len(trust.context.get_ca_certs()) == 1
+
+
+def test_certificate_and_key_may_stand_in_one_file(authority: Authority, tmp_path: Path) -> None:
+    """Then nothing names the key."""
+    shown = authority.sign("one")
+    both = tmp_path / "both.pem"
+    both.write_bytes(shown.key.read_bytes() + shown.cert.read_bytes())
+    assert shown_by(RuntimeSettings(tls_cert=str(both))) is not None
+    assert shown_by(RuntimeSettings(tls_cert=str(shown.cert), tls_key=str(shown.key))) is not None
+
+
+def test_a_file_that_is_no_certificate_is_named(authority: Authority, tmp_path: Path) -> None:
+    """Whichever it is, with what is wrong with it."""
+    shown, other = authority.sign("one"), authority.sign("two")
+    nonsense = tmp_path / "nonsense"
+    nonsense.write_text("no certificate")
+    wrong = [
+        (trust_of, {"teacher_ca": str(tmp_path / "none")}, "EDL_TEACHER_CA.*No such file"),
+        (trust_of, {"teacher_ca": str(nonsense)}, "EDL_TEACHER_CA.*nonsense.*no certificate"),
+        (shown_by, {"tls_cert": str(tmp_path / "none")}, "EDL_TLS_CERT.*No such file"),
+        (shown_by, {"tls_cert": str(nonsense)}, "EDL_TLS_CERT.*nonsense"),
+        (shown_by, {"tls_cert": str(shown.cert)}, "EDL_TLS_CERT.*private key"),
+        (shown_by, {"tls_cert": str(shown.cert), "tls_key": str(other.key)}, "EDL_TLS_CERT.*mismatch"),
+    ]
+    for make, given, said in wrong:
+        with pytest.raises(SpecError, match=f"(?i){said}"):
+            make(RuntimeSettings(**given))
+
+
+def test_a_key_with_a_password_is_refused_and_not_asked_for(authority: Authority, tmp_path: Path) -> None:
+    """There is nobody to type it."""
+    from cryptography.hazmat.primitives import serialization as of
+
+    shown = authority.sign("one")
+    key = of.load_pem_private_key(shown.key.read_bytes(), None)
+    locked = tmp_path / "locked.key"
+    format_, encryption = of.PrivateFormat.PKCS8, of.BestAvailableEncryption(b"secret")
+    locked.write_bytes(key.private_bytes(of.Encoding.PEM, format_, encryption))
+    with pytest.raises(SpecError, match=r"EDL_TLS_CERT.*needs no password"):
+        shown_by(RuntimeSettings(tls_cert=str(shown.cert), tls_key=str(locked)))
