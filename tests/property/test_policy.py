@@ -1,0 +1,426 @@
+"""The policy, for any jobs, nodes and capacity."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl_runtime.autoscale.jobs import Job, Node, Speedup, Target
+from edl_runtime.autoscale.policy import PATIENCE_S, REST_S, TURN_S, decide
+from edl_runtime.errors import SpecError
+from edl_runtime.specs import Bounds
+
+NOW = 100_000.0
+SIZES = st.sampled_from([{"gpu": 1.0}, {"gpu": 2.0, "cpu": 1.0}, {"gpu": 0.5, "cpu": 0.1}, {"cpu": 2.0}])
+SPEEDUPS = st.none() | st.builds(
+    Speedup, a=st.sampled_from([0.0, 0.01, 0.06, 1.0]), phi=st.sampled_from([4.0, 64.0, math.inf])
+)
+TIMES = st.sampled_from([NOW - 50_000, NOW - PATIENCE_S, NOW - 2000, NOW - REST_S, NOW - 100, NOW, NOW + 500])
+PAUSES = st.sampled_from([0.0, 1.0, 30.0, 300.0])
+
+
+@st.composite
+def clusters(
+    draw: st.DrawFn, sizes: st.SearchStrategy[dict[str, float]] = SIZES, *, all_new: bool = False
+) -> tuple[list[Job], list[Node]]:
+    """Return jobs, some of whose instances are on the nodes, and the nodes with what is free beside these."""
+    names = [f"node-{number}" for number in range(draw(st.integers(0, 4)))]
+    nodes = [
+        Node(name=name, free={"gpu": draw(st.integers(0, 8)) / 2, "cpu": draw(st.integers(0, 30)) / 10})
+        for name in names
+    ]
+    jobs = []
+    for number in range(draw(st.integers(0, 6))):
+        least = draw(st.integers(1, 4))
+        places = st.lists(st.sampled_from([*names, ""]), max_size=7)
+        jobs.append(
+            Job(
+                name=f"job-{number}",
+                bounds=Bounds(least, least + draw(st.integers(0, 6))),
+                resources=draw(sizes),
+                nodes=() if all_new else tuple(draw(places)),
+                priority=draw(st.integers(0, 1)),
+                weight=draw(st.sampled_from([0.5, 1.0, 3.0])),
+                submitted_s=NOW if all_new else draw(TIMES),
+                changed_s=None if all_new else draw(st.none() | TIMES),
+                resized_s=None if all_new else draw(st.none() | TIMES),
+                speedup=draw(SPEEDUPS),
+            )
+        )
+    return jobs, nodes
+
+
+CAPACITIES = st.fixed_dictionaries(
+    {}, optional={"gpu": st.integers(0, 40).map(lambda half: half / 2), "cpu": st.integers(0, 90).map(lambda n: n / 10)}
+)
+
+
+def used(jobs: Sequence[Job], counts: Mapping[str, int], resource: str) -> float:
+    """Return how much of a resource so many instances of each job use."""
+    return sum(job.resources.get(resource, 0) * counts[job.name] for job in jobs)
+
+
+def applied(
+    jobs: Sequence[Job], nodes: Sequence[Node], targets: Mapping[str, Target], now_s: float
+) -> tuple[list[Job], list[Node]]:
+    """Return jobs and nodes once all targets are reached."""
+    free = {node.name: dict(node.free) for node in nodes}
+    for job in jobs:
+        for sign, places in ((1, job.nodes), (-1, targets[job.name].nodes)):
+            for place in filter(None, places):
+                for name, need in job.resources.items():
+                    free[place][name] = round(free[place].get(name, 0) + sign * need, 6)
+    for left in free.values():
+        assert min(left.values(), default=0) >= 0
+    after = []
+    for job in jobs:
+        target = targets[job.name]
+        times = {}
+        if target.instances != job.instances:
+            times["resized_s"] = now_s
+        if bool(target.instances) != job.runs:
+            times["changed_s"] = now_s
+        after.append(msgspec.structs.replace(job, nodes=target.nodes, **times))
+    return after, [Node(name=name, free=left) for name, left in free.items()]
+
+
+@given(clusters(), CAPACITIES, PAUSES)
+def test_it_stays_within_bounds_capacity_and_nodes(
+    cluster: tuple[list[Job], list[Node]], capacity: Mapping[str, float], pause_s: float
+) -> None:
+    """All have none or as many as their bounds allow, together no more than the capacity, and room on their nodes."""
+    jobs, nodes = cluster
+    targets = decide(jobs, nodes, capacity, now_s=NOW, pause_s=pause_s)
+    assert list(targets) == [job.name for job in jobs]
+    for job in jobs:
+        target = targets[job.name]
+        assert target.instances == 0 or target.instances in job.bounds
+        assert len(target.nodes) == target.instances
+        assert target.reason
+    counts = {name: target.instances for name, target in targets.items()}
+    for resource, amount in capacity.items():
+        assert used(jobs, counts, resource) <= amount + 1e-9
+    applied(jobs, nodes, targets, NOW)
+
+
+@given(clusters(), CAPACITIES, PAUSES)
+def test_instances_stay_where_they_are(
+    cluster: tuple[list[Job], list[Node]], capacity: Mapping[str, float], pause_s: float
+) -> None:
+    """Who keeps some instances keeps the first, and none of them moves."""
+    jobs, nodes = cluster
+    targets = decide(jobs, nodes, capacity, now_s=NOW, pause_s=pause_s)
+    for job in jobs:
+        for before, after in zip(job.nodes, targets[job.name].nodes, strict=False):
+            assert before in ("", after)
+
+
+@given(clusters(), CAPACITIES, PAUSES)
+def test_asked_again_it_changes_nothing(
+    cluster: tuple[list[Job], list[Node]], capacity: Mapping[str, float], pause_s: float
+) -> None:
+    """When its targets are reached at once, it has the same ones: nothing swings to and fro."""
+    jobs, nodes = cluster
+    targets = decide(jobs, nodes, capacity, now_s=NOW, pause_s=pause_s)
+    after, left = applied(jobs, nodes, targets, NOW)
+    again = decide(after, left, capacity, now_s=NOW, pause_s=pause_s)
+    assert {name: target.nodes for name, target in again.items()} == {
+        name: target.nodes for name, target in targets.items()
+    }
+
+
+@given(clusters(), CAPACITIES, PAUSES, st.randoms(use_true_random=False))
+def test_the_order_of_the_jobs_does_not_matter(
+    cluster: tuple[list[Job], list[Node]], capacity: Mapping[str, float], pause_s: float, rng: random.Random
+) -> None:
+    """Jobs may come in any order."""
+    jobs, nodes = cluster
+    shuffled = rng.sample(jobs, len(jobs))
+    assert decide(shuffled, nodes, capacity, now_s=NOW, pause_s=pause_s) == decide(
+        jobs, nodes, capacity, now_s=NOW, pause_s=pause_s
+    )
+
+
+@given(clusters(st.just({"gpu": 1.0})), st.integers(0, 30), st.integers(1, 5), PAUSES)
+def test_more_capacity_is_never_less_used(
+    cluster: tuple[list[Job], list[Node]], capacity: int, more: int, pause_s: float
+) -> None:
+    """With more capacity, as many instances run or more, unless room is saved for one that waits for long."""
+    jobs, _ = cluster
+    nodes = [Node(name=name, free={"gpu": 100.0}) for name in ["big", *(f"node-{number}" for number in range(4))]]
+    jobs = [msgspec.structs.replace(job, submitted_s=NOW, changed_s=NOW) for job in jobs]
+    totals = [
+        sum(t.instances for t in decide(jobs, nodes, {"gpu": gpus}, now_s=NOW, pause_s=pause_s).values())
+        for gpus in (capacity, capacity + more)
+    ]
+    assert totals[0] <= totals[1]
+
+
+@given(clusters(st.just({"gpu": 1.0}), all_new=True), st.integers(0, 60), st.integers(1, 9))
+def test_more_capacity_is_no_less_for_anybody(cluster: tuple[list[Job], list[Node]], capacity: int, more: int) -> None:
+    """With more capacity no job has fewer instances, as long as it was enough for all of them."""
+    jobs, _ = cluster
+    nodes = [Node(name="big", free={"gpu": 100.0})]
+    capacity += sum(job.bounds.min for job in jobs)
+    few, many = (decide(jobs, nodes, {"gpu": gpus}, now_s=NOW, pause_s=1.0) for gpus in (capacity, capacity + more))
+    assert all(few[job.name].instances <= many[job.name].instances for job in jobs)
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 4)), min_size=2, max_size=6), st.integers(6, 8))
+def test_nobody_starves(bounds: list[tuple[int, int]], gpus: int) -> None:
+    """Jobs that never end take turns: each runs again and again, however large its minimum is."""
+    jobs = [
+        Job(name=f"job-{number}", bounds=Bounds(least, least + more), resources={"gpu": 1}, submitted_s=0)
+        for number, (least, more) in enumerate(bounds)
+    ]
+    nodes = [Node(name="node", free={"gpu": gpus})]
+    ran: Counter[str] = Counter()
+    round_s = len(jobs) * (PATIENCE_S + TURN_S)
+    now_s = 0.0
+    while now_s < 2 * round_s:
+        targets = decide(jobs, nodes, {"gpu": gpus}, now_s=now_s, pause_s=1.0)
+        jobs, nodes = applied(jobs, nodes, targets, now_s)
+        ran.update(job.name for job in jobs if job.runs and now_s >= round_s)
+        now_s += REST_S
+    assert set(ran) == {job.name for job in jobs}
+
+
+def job(name: str, least: int, most: int, have: int = 0, **more: object) -> Job:
+    """Return a job of one GPU for an instance, with what it has on one node."""
+    given = {"resources": {"gpu": 1}, "nodes": ("node",) * have, **more}
+    return msgspec.convert({"name": name, "bounds": {"min": least, "max": most}, **given}, Job)
+
+
+def counts(
+    jobs: Sequence[Job], gpus: float, free: float = 100.0, *, now_s: float = NOW, pause_s: float = 1.0
+) -> dict[str, int]:
+    """Return how many instances each is to have, on one node."""
+    targets = decide(jobs, [Node(name="node", free={"gpu": free})], {"gpu": gpus}, now_s=now_s, pause_s=pause_s)
+    return {name: target.instances for name, target in targets.items()}
+
+
+def reasons(jobs: Sequence[Job], gpus: float, free: float = 100.0, *, pause_s: float = 1.0) -> dict[str, str]:
+    """Return why."""
+    targets = decide(jobs, [Node(name="node", free={"gpu": free})], {"gpu": gpus}, now_s=NOW, pause_s=pause_s)
+    return {name: target.reason for name, target in targets.items()}
+
+
+def test_equal_jobs_get_equal_numbers() -> None:
+    """Without measurements it is max-min: all get as much, and what one can't use goes to the others."""
+    assert counts([job("a", 1, 10), job("b", 1, 10), job("c", 1, 2)], 12) == {"a": 5, "b": 5, "c": 2}
+
+
+def test_a_job_of_twice_the_weight_gets_about_twice_as_much() -> None:
+    """Weights share out what is above the minimums."""
+    assert counts([job("a", 1, 20, weight=2), job("b", 1, 20)], 15) == {"a": 10, "b": 5}
+
+
+def test_more_goes_to_those_that_make_more_of_it() -> None:
+    """A job that scales badly leaves instances to one that scales well."""
+    found = counts([job("well", 1, 12, speedup={"a": 0.01}), job("badly", 1, 12, speedup={"a": 0.3, "phi": 4})], 12)
+    assert found["well"] > 2 * found["badly"] > 0
+
+
+def test_an_instance_that_would_slow_a_job_down_is_not_granted() -> None:
+    """Past the peak of its goodput a job gets no more, and the capacity stays free."""
+    slow = job("slow", 1, 100, speedup={"a": 0.1, "phi": 4})
+    assert counts([slow], 100) == {"slow": 6}
+    goodput = Speedup(a=0.1, phi=4).goodput
+    assert max(range(1, 101), key=goodput) == 6
+    assert reasons([msgspec.structs.replace(slow, nodes=("node",) * 6)], 100) == {
+        "slow": "stays at 6: more instances would not train faster"
+    }
+
+
+def test_a_higher_priority_has_its_minimum_first() -> None:
+    """For it jobs of lower priority shrink, and are suspended where that is not enough."""
+    jobs = [job("low", 2, 8, 8), job("low-2", 2, 2, 2), job("high", 6, 6, priority=1)]
+    assert counts(jobs, 10) == {"low": 2, "low-2": 2, "high": 6}
+    assert counts(jobs, 8) == {"low": 2, "low-2": 0, "high": 6}
+    assert reasons(jobs, 8)["low-2"] == (
+        "is suspended, with a checkpoint: its minimum of 2 does not fit beside those that come first"
+    )
+
+
+def test_a_job_that_waits_does_not_suspend_an_equal() -> None:
+    """Unless it has waited for long, and the other's turn has not just begun."""
+    running = job("runs", 4, 4, 4, changed_s=NOW - TURN_S)
+    assert counts([running, job("waits", 4, 4, submitted_s=NOW)], 4) == {"runs": 4, "waits": 0}
+    long = job("waits", 4, 4, submitted_s=NOW - PATIENCE_S)
+    assert counts([running, long], 4) == {"runs": 0, "waits": 4}
+    just_begun = job("runs", 4, 4, 4, changed_s=NOW - TURN_S + 1)
+    assert counts([just_begun, long], 4) == {"runs": 4, "waits": 0}
+
+
+def test_room_is_saved_for_one_that_has_waited_for_long() -> None:
+    """Small jobs that come all the time do not keep a large one from ever starting."""
+    running = job("runs", 1, 1, 1, changed_s=NOW)
+    jobs = [running, job("large", 4, 4, submitted_s=NOW - PATIENCE_S), job("small", 1, 1, submitted_s=NOW)]
+    assert counts(jobs, 4) == {"runs": 1, "large": 0, "small": 0}
+    assert reasons(jobs, 4)["small"] == "waits: room is saved for one that has waited for long"
+    too_large = [running, job("large", 5, 5, submitted_s=NOW - PATIENCE_S), jobs[2]]
+    assert counts(too_large, 4) == {"runs": 1, "large": 0, "small": 1}
+    assert reasons(too_large, 4)["large"] == "waits: its minimum of 5 needs 5 gpu, training may use 4"
+
+
+def test_a_job_grows_only_some_time_after_it_was_resized() -> None:
+    """A clock that was put back does not hold it for longer."""
+    assert counts([job("a", 1, 8, 4, resized_s=NOW - REST_S + 1)], 8) == {"a": 4}
+    assert counts([job("a", 1, 8, 4, resized_s=NOW - REST_S)], 8) == {"a": 8}
+    assert counts([job("a", 1, 8, 4, resized_s=NOW + 1000)], 8) == {"a": 8}
+
+
+def test_a_job_that_was_resized_shrinks_at_once_if_others_need_it() -> None:
+    """What was granted a moment ago is taken back for a job that waits, or when capacity goes."""
+    grown = job("a", 1, 8, 8, resized_s=NOW)
+    assert counts([grown], 8) == {"a": 8}
+    assert counts([grown, job("b", 4, 4)], 8) == {"a": 4, "b": 4}
+    assert counts([grown], 3) == {"a": 3}
+
+
+def test_a_suspended_job_waits_before_it_starts_again() -> None:
+    """Else two jobs could take each other's place all the time."""
+    suspended = job("a", 4, 4, resized_s=NOW - REST_S + 1)
+    assert counts([suspended], 8) == {"a": 0}
+    assert counts([msgspec.structs.replace(suspended, resized_s=NOW - REST_S)], 8) == {"a": 4}
+
+
+def test_a_job_grows_only_if_that_makes_up_for_the_pause() -> None:
+    """One instance more of sixteen gains little; a long pause is not worth it, and twice as many may be."""
+    fewer = job("a", 1, 17, 16)
+    assert counts([fewer], 17, pause_s=1) == {"a": 17}
+    assert counts([fewer], 17, pause_s=60) == {"a": 16}
+    assert reasons([fewer], 17, pause_s=60) == {"a": "stays at 16: growing would not make up for a pause of 60 s"}
+    assert counts([job("a", 1, 32, 16)], 32, pause_s=60) == {"a": 32}
+
+
+def test_an_instance_that_is_there_is_not_moved_for_a_little_more() -> None:
+    """Between jobs that are nearly equal nothing is moved to and fro."""
+    assert counts([job("a", 1, 9, 5), job("b", 1, 9, 4)], 9) == {"a": 5, "b": 4}
+    assert counts([job("a", 1, 9, 4), job("b", 1, 9, 5)], 9) == {"a": 4, "b": 5}
+    assert counts([job("a", 1, 9, 8), job("b", 1, 9, 1)], 9) == {"a": 5, "b": 4}
+
+
+def test_instances_are_packed_by_node_and_not_by_sums() -> None:
+    """Four GPUs on four nodes are no room for an instance that needs two."""
+    nodes = [Node(name=f"node-{number}", free={"gpu": 1}) for number in range(4)]
+    wide = Job(name="wide", bounds=Bounds(1, 2), resources={"gpu": 2})
+    target = decide([wide], nodes, {"gpu": 4}, now_s=NOW, pause_s=1)["wide"]
+    assert (target.instances, target.reason) == (0, "waits: no node has room for its minimum of 1")
+    target = decide([wide], [*nodes, Node(name="large", free={"gpu": 3})], {"gpu": 4}, now_s=NOW, pause_s=1)["wide"]
+    assert (target.instances, target.nodes) == (1, ("large",))
+
+
+def test_instances_go_where_they_leave_least_behind() -> None:
+    """The larger room stays whole, for an instance that needs it."""
+    nodes = [Node(name="large", free={"gpu": 8}), Node(name="small", free={"gpu": 2})]
+    small = Job(name="small", bounds=Bounds(2, 2), resources={"gpu": 1}, submitted_s=1)
+    large = Job(name="large", bounds=Bounds(1, 1), resources={"gpu": 8}, submitted_s=2)
+    targets = decide([small, large], nodes, {}, now_s=NOW, pause_s=1)
+    assert {name: target.nodes for name, target in targets.items()} == {
+        "small": ("small", "small"),
+        "large": ("large",),
+    }
+
+
+def test_who_waits_gets_room_on_a_full_node() -> None:
+    """An instance that its job can spare leaves the node where it is needed."""
+    nodes = [
+        Node(name="with-big-memory", free={"gpu": 0, "memory": 64}),
+        Node(name="other", free={"gpu": 0, "memory": 1}),
+    ]
+    spreads = Job(
+        name="spreads",
+        bounds=Bounds(1, 4),
+        resources={"gpu": 1},
+        nodes=("other", "other", "with-big-memory", "other"),
+        submitted_s=1,
+    )
+    waits = Job(name="waits", bounds=Bounds(1, 1), resources={"gpu": 1, "memory": 32}, submitted_s=2)
+    targets = decide([spreads, waits], nodes, {}, now_s=NOW, pause_s=1)
+    assert targets["waits"].nodes == ("with-big-memory",)
+    assert targets["spreads"].nodes == ("other", "other")
+    assert targets["spreads"].reason == "shrinks from 4 to 2: others took its place"
+
+
+def test_a_resize_that_no_node_can_hold_is_taken_back() -> None:
+    """Instances without a place, as pods that no node takes, are wanted only as long as there is room somewhere."""
+    stuck = Job(name="stuck", bounds=Bounds(2, 4), resources={"gpu": 1}, nodes=("node", "node", "", ""))
+    target = decide([stuck], [Node(name="node", free={"gpu": 1})], {"gpu": 8}, now_s=NOW, pause_s=1)["stuck"]
+    assert target.instances == 3
+    assert target.reason == "shrinks from 4 to 3: no node has room for another"
+
+
+def test_what_a_refused_job_leaves_goes_to_others() -> None:
+    """A job that lacks one place for its minimum gives up the one it has, and another grows there in the same pass."""
+    wants_two = Job(name="wants-two", bounds=Bounds(2, 2), resources={"gpu": 1}, nodes=("node",), submitted_s=1)
+    grows = Job(name="grows", bounds=Bounds(1, 2), resources={"gpu": 1}, nodes=("node",), priority=1)
+    targets = decide([wants_two, grows], [Node(name="node", free={})], {}, now_s=NOW, pause_s=1)
+    assert {name: target.instances for name, target in targets.items()} == {"wants-two": 0, "grows": 2}
+
+
+def test_instances_on_a_node_that_is_gone_have_no_place() -> None:
+    """They are placed anew."""
+    lost = Job(name="lost", bounds=Bounds(2, 2), resources={"gpu": 1}, nodes=("gone", "gone"))
+    assert decide([lost], [Node(name="node", free={"gpu": 2})], {}, now_s=NOW, pause_s=1)["lost"].nodes == (
+        "node",
+        "node",
+    )
+
+
+def test_the_tutorial_ends_with_nothing_pending() -> None:
+    """EDL's tutorial: other load 184m of 1000m, at most 0.9 to be used; two jobs shrink and the third starts."""
+
+    def an_example(name: str, least: int, most: int, cpu: float, have: int) -> Job:
+        return Job(name=name, bounds=Bounds(least, most), resources={"cpu": cpu}, nodes=("node",) * have)
+
+    free = {"cpu": 1 - 0.184 - 10 * 0.036 - 8 * 0.040}
+    examples = [
+        an_example("example", 2, 10, 0.036, 10),
+        an_example("example1", 2, 8, 0.040, 8),
+        an_example("example2", 4, 4, 0.108, 0),
+    ]
+    targets = decide(examples, [Node(name="node", free=free)], {"cpu": 0.9 - 0.184}, now_s=NOW, pause_s=1)
+    assert {name: target.instances for name, target in targets.items()} == {"example": 4, "example1": 3, "example2": 4}
+
+
+def test_it_ends_where_the_original_does_not() -> None:
+    """9 of 10 GPUs used at a maximum load of 0.97: the original gives a GPU and takes it back, for ever."""
+    running = job("trains", 1, 10, 9)
+    load = 0.97 * 10
+    assert counts([running], load, free=1) == {"trains": 9}
+    assert counts([job("trains", 1, 10, 10)], load, free=0) == {"trains": 9}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"weight": 0}, "job 'a': weight: got 0.0, allowed is a number above 0"),
+        ({"resources": {"gpu": -1}}, "job 'a': resources['gpu']: got -1.0, allowed is a number, 0 to 1e+14"),
+        ({"resources": {"gpu": 0}}, "job 'a': resources: got {'gpu': 0.0}, allowed is at least one quantity above 0"),
+        ({"speedup": {"a": 2}}, "speedup.a: got 2.0, allowed is 0 to 1"),
+        ({"speedup": {"phi": 0}}, "speedup.phi: got 0.0, allowed is above 0"),
+    ],
+)
+def test_what_a_job_may_not_be(given: dict[str, object], says: str) -> None:
+    """An error names the field, what was given and what is allowed."""
+    with pytest.raises((SpecError, msgspec.ValidationError)) as raised:
+        job("a", 1, 2, **given)
+    assert says in str(raised.value)
+
+
+def test_names_are_told_apart() -> None:
+    """Two jobs of one name could not be told apart in the answer."""
+    with pytest.raises(SpecError, match="jobs: got 'a', allowed is a name for each: this is the name of two"):
+        counts([job("a", 1, 2), job("a", 1, 2)], 4)
+    with pytest.raises(SpecError, match=r"capacity\['gpu'\]: got -1, allowed is a number, 0 to 1e\+14"):
+        counts([job("a", 1, 2)], -1)
+    with pytest.raises(SpecError, match="pause_s: got -1, allowed is seconds, 0 or more"):
+        counts([job("a", 1, 2)], 1, pause_s=-1)
