@@ -40,7 +40,7 @@ class Cluster:
         if shared:
             shared.chmod(0o777)
             volumes = [Volume(path=str(shared), source={"hostPath": {"path": str(shared)}})]
-        defaults = Pod(image=self.image, resources={"cpu": "20m"}, volumes=volumes, **more)
+        defaults = Pod(**{"image": self.image, "resources": {"cpu": "20m"}, "volumes": volumes, **more})
         return KubernetesBackend(self.connect, namespace=self.namespace, defaults=defaults)
 
     def left(self) -> list[str]:

@@ -12,9 +12,10 @@ import fsspec  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from checkpointing import steps_of
+from conftest import skip_on_a_laptop
 from contract.asking import ended, eventually
 from elastic_agents import batches_of, join, open_gate, stepped, trainers, weights
-from kubernetes_cluster import PADDLE_IMAGE, Cluster, RedisService
+from kubernetes_cluster import Cluster, RedisService
 from object_store_service import BUCKET, S3_IMAGE, ObjectStoreService
 
 from edl_runtime.backends.kubernetes import KubernetesBackend
@@ -39,11 +40,9 @@ PAUSES = "seconds without a step, after each growth and after shrinking"
 
 
 @pytest.fixture
-async def backend(cluster: Cluster, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
+async def backend(cluster: Cluster, paddle_image: str, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
     """Of pods that see the test's folder, and its scripts."""
-    if not os.environ.get(PADDLE_IMAGE):
-        pytest.skip(f"{PADDLE_IMAGE} names no image with Paddle that the cluster has; see deploy/Dockerfile")
-    made = cluster.backend(tmp_path)
+    made = cluster.backend(tmp_path, image=paddle_image)
     yield made
     for status in await made.list():
         await made.delete(status.name)
@@ -72,7 +71,7 @@ async def claim(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Place]:
 def object_store(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """A bucket of an S3 server in a pod, which refuses whoever has not the key in the Secret."""
     if not os.environ.get(S3_IMAGE):
-        pytest.skip(f"{S3_IMAGE} names no image with an S3 server that the cluster has; see s3/Dockerfile")
+        skip_on_a_laptop(f"{S3_IMAGE} names no image with an S3 server that the cluster has; see s3/Dockerfile")
     with ObjectStoreService(cluster) as service:
         for name, value in service.environ.items():
             monkeypatch.setenv(name, value)
@@ -84,10 +83,7 @@ def training(out: Path, place: Place, epochs: int, *gates: int) -> JobSpec:
     """Return a job of one to three instances, of which each takes part in each step."""
     script = [str(TESTS / "elastic_script.py"), str(out)]
     options = {"epochs": epochs, "step_s": 0.03, "gates": gates}
-    pod = Pod(
-        image=os.environ[PADDLE_IMAGE],
-        volumes=[Volume(path=str(TESTS), source={"hostPath": {"path": str(TESTS)}}, read_only=True)],
-    )
+    pod = Pod(volumes=[Volume(path=str(TESTS), source={"hostPath": {"path": str(TESTS)}}, read_only=True)])
     return JobSpec(
         name="elastic",
         kind="trainer",

@@ -25,7 +25,7 @@ from edl_airflow.laptop.client import AirflowClient
 from edl_airflow.laptop.launcher import Laptop
 from edl_runtime.backends.kubernetes import names
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 DAGS = Path(__file__).resolve().parents[1] / "system" / "dags"
 
