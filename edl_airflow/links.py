@@ -6,7 +6,7 @@ as soon as the task starts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink, conf
@@ -20,13 +20,50 @@ URL_PREFIX = "/edl"
 """Where the plugin's pages are, below Airflow's own base URL."""
 
 
+class Address(NamedTuple):
+    """Where the pages about a job or pool are."""
+
+    conn_id: str
+    name: str
+
+    @property
+    def job(self) -> str:
+        """Of a job's instances."""
+        return f"{_base()}/jobs/{quote(self.conn_id, safe='')}/{quote(self.name, safe='')}"
+
+    @property
+    def log(self) -> str:
+        """Of a job's log, or a pool's; `?instance=` makes it that of one instance."""
+        return f"{self.job}/log"
+
+    @property
+    def pool(self) -> str:
+        """Of a pool's teachers and students."""
+        return f"{_base()}/pools/{quote(self.conn_id, safe='')}/{quote(self.name, safe='')}"
+
+
+class TrainersLink(BaseOperatorLink):
+    """To the instances that the task trains with: the pods, where they are, and what they wait for."""
+
+    name = "Trainers"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        return Address(operator.edl_conn_id, operator.job or job_name(ti_key)).job
+
+
+class StudentsLink(TrainersLink):
+    """To the instances of the student that the task trains."""
+
+    name = "Students"
+
+
 class TrainerLogLink(BaseOperatorLink):
     """To the merged log of the instances that the task trains with."""
 
     name = "Trainers' log"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        return job_log_url(operator.edl_conn_id, operator.job or job_name(ti_key))
+        return Address(operator.edl_conn_id, operator.job or job_name(ti_key)).log
 
 
 class StudentLogLink(TrainerLogLink):
@@ -36,14 +73,14 @@ class StudentLogLink(TrainerLogLink):
 
 
 class ResizedLink(BaseOperatorLink):
-    """To the pool, or to the job's log, that the task resizes."""
+    """To the pool, or to the job's instances, that the task resizes."""
 
     name = "Resized"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002 (Airflow's signature)
         if operator.job:
-            return job_log_url(operator.edl_conn_id, operator.job)
-        return pool_url(operator.edl_conn_id, operator.teacher_pool)
+            return Address(operator.edl_conn_id, operator.job).job
+        return Address(operator.edl_conn_id, operator.teacher_pool).pool
 
 
 class TeacherPoolLink(BaseOperatorLink):
@@ -52,15 +89,7 @@ class TeacherPoolLink(BaseOperatorLink):
     name = "Teacher pool"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        return pool_url(operator.edl_conn_id, operator.teacher_pool or pool_name(ti_key))
-
-
-def job_log_url(conn_id: str, job: str) -> str:
-    return f"{_base()}/jobs/{quote(conn_id, safe='')}/{quote(job, safe='')}/log"
-
-
-def pool_url(conn_id: str, pool: str) -> str:
-    return f"{_base()}/pools/{quote(conn_id, safe='')}/{quote(pool, safe='')}"
+        return Address(operator.edl_conn_id, operator.teacher_pool or pool_name(ti_key)).pool
 
 
 def push_links(operator: Any, context: Context) -> None:

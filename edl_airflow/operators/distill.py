@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperatorLink, conf
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
 from edl_airflow.identity import checkpoint_stream, job_name, pool_name, try_token
 from edl_airflow.jobs import pool_job, trainer_job
-from edl_airflow.links import StudentLogLink, TeacherPoolLink
+from edl_airflow.links import StudentLogLink, StudentsLink, TeacherPoolLink
 from edl_airflow.operators.base import EdlOperator, run_start, task_deadline
 from edl_airflow.operators.templates import as_bounds, as_checkpoint, check_seconds, has_template
 from edl_airflow.work import JobResult, Outcome, Work
@@ -65,7 +65,7 @@ class EdlDistillOperator(EdlOperator):
     template_fields_renderers: ClassVar[dict[str, str]] = dict.fromkeys(
         ("student", "teacher", "teachers", "students", "checkpoint"), "py"
     )
-    operator_extra_links: Sequence[BaseOperatorLink] = (StudentLogLink(), TeacherPoolLink())
+    operator_extra_links: Sequence[BaseOperatorLink] = (StudentsLink(), StudentLogLink(), TeacherPoolLink())
     ui_color = "#d9ead3"
 
     def __init__(

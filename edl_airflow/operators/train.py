@@ -13,7 +13,7 @@ from edl_airflow.ends import EndsBy, check_ends_by, end_of
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
 from edl_airflow.identity import checkpoint_stream, job_name, try_token
 from edl_airflow.jobs import trainer_job
-from edl_airflow.links import TrainerLogLink
+from edl_airflow.links import TrainerLogLink, TrainersLink
 from edl_airflow.operators.base import EdlOperator, run_start, task_deadline
 from edl_airflow.operators.templates import as_bounds, as_checkpoint, check_seconds, has_template
 from edl_airflow.work import Outcome, TrainResult, Work
@@ -70,7 +70,7 @@ class EdlTrainOperator(EdlOperator):
 
     template_fields: Sequence[str] = ("trainer", "trainers", "checkpoint", "job", "ends_by", "edl_conn_id")
     template_fields_renderers: ClassVar[dict[str, str]] = {"trainer": "py", "trainers": "py", "checkpoint": "py"}
-    operator_extra_links: Sequence[BaseOperatorLink] = (TrainerLogLink(),)
+    operator_extra_links: Sequence[BaseOperatorLink] = (TrainersLink(), TrainerLogLink())
     ui_color = "#d9ead3"
 
     def __init__(

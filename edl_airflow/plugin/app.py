@@ -16,6 +16,7 @@ from fastapi.responses import HTMLResponse
 
 from edl_airflow.conductor import job_status
 from edl_airflow.hooks.edl import EdlHook
+from edl_airflow.links import Address
 from edl_airflow.plugin import pages
 from edl_airflow.site import Site, open_site
 from edl_runtime.errors import RegistryError, SpecError, UnknownJobError
@@ -31,17 +32,32 @@ def make_app() -> FastAPI:
     for error in (SpecError, AirflowNotFoundException):
         app.add_exception_handler(error, _no_connection)
     app.middleware("http")(_guard)
+    app.get("/jobs/{conn_id}/{job}", response_class=HTMLResponse)(show_job)
     app.get("/jobs/{conn_id}/{job}/log", response_class=HTMLResponse)(show_log)
     app.get("/pools/{conn_id}/{pool}", response_class=HTMLResponse)(show_pool)
     return app
 
 
-async def show_log(conn_id: str, job: str, tail: Annotated[int, Query(ge=1, le=100_000)] = TAIL_LINES) -> str:
-    """The end of the merged log of all the job's instances, and how far the job is."""
+async def show_job(conn_id: str, job: str) -> str:
+    """The job's instances, what they wait for, and how far the job is."""
+    async with _site(conn_id) as site:
+        status = await job_status(site.backend, job)
+        if status is None:
+            [line async for line in site.backend.logs(job, tail=1)]  # a job that there never was has none
+        return pages.job_page(Address(conn_id, job), status, await _progress(site, job), await _members(site, job))
+
+
+async def show_log(
+    conn_id: str,
+    job: str,
+    tail: Annotated[int, Query(ge=1, le=100_000)] = TAIL_LINES,
+    instance: Annotated[int | None, Query(ge=0)] = None,
+) -> str:
+    """The end of the merged log of all the job's instances, or of one's, and how far the job is."""
     async with _site(conn_id) as site:
         status = await job_status(site.backend, job)  # None once removed; its log is still there
-        lines = [line async for line in site.backend.logs(job, tail=tail)]
-        return pages.log_page(job, status, await _progress(site, job), lines)
+        lines = [line async for line in site.backend.logs(job, tail=tail, instance=instance)]
+        return pages.log_page(Address(conn_id, job), status, await _progress(site, job), lines, instance)
 
 
 async def show_pool(conn_id: str, pool: str) -> str:
@@ -54,7 +70,7 @@ async def show_pool(conn_id: str, pool: str) -> str:
             trouble = ""
         except RegistryError as error:
             teachers, students, trouble = [], [], str(error)
-    return pages.pool_page(pool, status, teachers, students, trouble)
+    return pages.pool_page(Address(conn_id, pool), status, teachers, students, trouble)
 
 
 @asynccontextmanager
@@ -68,6 +84,14 @@ async def _progress(site: Site, job: str) -> Progress | None:
         return await site.progress(job)
     except RegistryError:
         return None
+
+
+async def _members(site: Site, job: str) -> tuple[int, ...]:
+    try:
+        training = await site.training(job)
+    except RegistryError:
+        return ()
+    return training.members if training else ()
 
 
 async def _no_job(_: Request, error: Exception) -> Response:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jinja2
 
+from edl_airflow.links import Address
 from edl_runtime.backends.base import JobStatus, LogLine
 from edl_runtime.progress import Progress
 from edl_runtime.registry.members import Member
@@ -25,9 +27,36 @@ pre { background: #f3f4f6; padding: 1rem; overflow-x: auto; white-space: pre-wra
 }
 </style></head><body><h1>{{ title }}</h1>{% block body %}{% endblock %}</body></html>"""
 
+_INSTANCES = """<table><tr><th>number</th>{% if ranks %}<th>rank</th>{% endif %}
+{% if pods %}<th>pod</th><th>node</th>{% endif %}<th>phase</th><th>for</th><th>restarts</th>
+{% if pods %}<th>ended by the cluster</th>{% endif %}<th>exit status</th><th></th><th></th></tr>
+{% for one in status.instances %}<tr><td>{{ one.index }}</td>
+{% if ranks %}<td>{{ ranks.get(one.index, "") }}</td>{% endif %}
+{% if pods %}<td>{{ one.pod }}</td><td>{{ one.node }}</td>{% endif %}
+<td class="{{ one.phase }}">{{ one.phase }}{{ ", given up" if one.given_up }}</td>
+<td>{{ (now - one.started_at) | round | int ~ " s" if one.phase in ("running", "pending") }}</td>
+<td>{{ one.restarts }}</td>
+{% if pods %}<td>{{ one.disruptions }}{{ " of at most " ~ status.most_disruptions if
+status.most_disruptions is not none }}</td>{% endif %}
+<td>{{ "" if one.exit_code is none else one.exit_code }}</td>
+<td><a href="{{ log }}?instance={{ one.index }}">log</a></td><td>{{ one.reason }}</td></tr>
+{% else %}<tr><td class="quiet">none yet</td></tr>{% endfor %}</table>"""
+
+_JOB = """{% extends "layout" %}{% block body %}
+{% if status %}
+<p><b class="{{ status.phase }}">{{ status.phase }}</b>{{ " · " ~ status.reason if status.reason }}
+<br><a href="{{ log }}">log of all</a></p>
+{% if progress %}<p>{{ progress.line() }}<br>{{ progress.verdict() }}</p>{% endif %}
+<h2>Instances (wanted {{ status.wanted }})</h2>
+{% include "instances" %}
+{% if status.last_lines %}<pre>{% for line in status.last_lines %}{{ line }}
+{% endfor %}</pre>{% endif %}
+{% else %}<p class="quiet">ended and removed; <a href="{{ log }}">its log</a> is kept</p>{% endif %}{% endblock %}"""
+
 _LOG = """{% extends "layout" %}{% block body %}
 <p>{% if status %}<b class="{{ status.phase }}">{{ status.phase }}</b>{{ " · " ~ status.reason if status.reason }}
-{% else %}<span class="quiet">ended and removed; its log is kept</span>{% endif %}</p>
+{% else %}<span class="quiet">ended and removed; its log is kept</span>{% endif %}
+{% if status %}<br><a href="{{ up }}">all instances</a>{% endif %}</p>
 {% if progress %}<p>{{ progress.line() }}<br>{{ progress.verdict() }}</p>{% endif %}
 <pre>{% for line in lines %}{{ line.instance ~ " | " if many }}{{ line.text }}
 {% else %}no output yet{% endfor %}</pre>{% endblock %}"""
@@ -52,10 +81,7 @@ _POOL = """{% extends "layout" %}{% block body %}
 </table>{% endif %}
 {% if status %}<h2>Instances (wanted {{ status.wanted }})</h2>
 <p class="{{ status.phase }}">{{ status.phase }}{{ ": " ~ status.reason if status.reason }}</p>
-<table><tr><th>number</th><th>phase</th><th>up for</th><th>restarts</th><th>exit status</th></tr>
-{% for one in status.instances %}<tr><td>{{ one.index }}</td><td class="{{ one.phase }}">{{ one.phase }}</td>
-<td>{{ (now - one.started_at) | round | int ~ " s" if one.phase == "running" }}</td>
-<td>{{ one.restarts }}</td><td>{{ "" if one.exit_code is none else one.exit_code }}</td></tr>{% endfor %}</table>
+{% include "instances" %}
 {% if status.last_lines %}<pre>{% for line in status.last_lines %}{{ line }}
 {% endfor %}</pre>{% endif %}
 {% else %}<p class="quiet">The backend runs no pool of this name.</p>{% endif %}{% endblock %}"""
@@ -65,14 +91,47 @@ _MESSAGE = """{% extends "layout" %}{% block body %}<p>{{ text }}</p>{% endblock
 _TEMPLATES = jinja2.Environment(
     autoescape=True,
     undefined=jinja2.StrictUndefined,
-    loader=jinja2.DictLoader({"layout": _LAYOUT, "log": _LOG, "pool": _POOL, "message": _MESSAGE}),
+    loader=jinja2.DictLoader(
+        {
+            "layout": _LAYOUT,
+            "instances": _INSTANCES,
+            "job": _JOB,
+            "log": _LOG,
+            "pool": _POOL,
+            "message": _MESSAGE,
+        }
+    ),
 )
 
 
-def log_page(job: str, status: JobStatus | None, progress: Progress | None, lines: Sequence[LogLine]) -> str:
-    """Show a job's log. The page reloads itself while the job runs; `status` is None once the job is removed."""
+def job_page(at: Address, status: JobStatus | None, progress: Progress | None, members: Sequence[int]) -> str:
+    """Show a job's instances, and reload until it has ended; `status` is None once the job is removed.
+
+    `members`: the instances that train together, by rank.
+    """
+    return _TEMPLATES.get_template("job").render(
+        title=f"Job {at.name}",
+        refresh_s=5 if status and not status.has_ended else 0,
+        progress=progress,
+        ranks={instance: rank for rank, instance in enumerate(members)},
+        **_instances(at, status),
+    )
+
+
+def log_page(
+    at: Address,
+    status: JobStatus | None,
+    progress: Progress | None,
+    lines: Sequence[LogLine],
+    instance: int | None,
+) -> str:
+    """Show a job's log, or one instance's. The page reloads itself while the job runs.
+
+    `status` is None once the job is removed.
+    """
     return _TEMPLATES.get_template("log").render(
-        title=f"Log of {job}",
+        title=f"Log of {at.name}" if instance is None else f"Log of instance {instance} of {at.name}",
+        up=at.pool if status and status.kind == "pool" else at.job,
         refresh_s=5 if status and status.phase == "running" else 0,
         status=status,
         progress=progress,
@@ -82,19 +141,25 @@ def log_page(job: str, status: JobStatus | None, progress: Progress | None, line
 
 
 def pool_page(
-    pool: str, status: JobStatus | None, teachers: Sequence[Member], students: Sequence[Member], trouble: str
+    at: Address, status: JobStatus | None, teachers: Sequence[Member], students: Sequence[Member], trouble: str
 ) -> str:
     """Show a pool and reload. `trouble` says why nobody seems to be registered, empty if that is the truth."""
     return _TEMPLATES.get_template("pool").render(
-        title=f"Pool {pool}",
+        title=f"Pool {at.name}",
         refresh_s=5,
-        status=status,
+        ranks={},
         teachers=teachers,
         students=students,
         model=next((teacher.signature for teacher in teachers if teacher.signature), None),
         trouble=trouble,
-        now=time.time(),
+        **_instances(at, status),
     )
+
+
+def _instances(at: Address, status: JobStatus | None) -> dict[str, Any]:
+    """Return what the table of instances is made of."""
+    pods = any(one.pod for one in status.instances) if status else False
+    return {"status": status, "pods": pods, "log": at.log, "now": time.time()}
 
 
 def message_page(title: str, text: str) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.capacity import amount
 from edl_runtime.backends.kubernetes.manifests import _literal
-from edl_runtime.backends.kubernetes.status import completions_for, failed_indexes
+from edl_runtime.backends.kubernetes.status import completions_for, failed_indexes, job_status
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.specs import Bounds, JobSpec
@@ -135,3 +135,31 @@ def test_a_job_that_is_resized_and_loses_instances_has_those_it_should(
             assert needed <= completions or not living
         completions, wanted = needed, number
         failed = {index for index in failed if index < completions}
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=4), st.integers(0, 5), st.booleans())
+def test_a_job_fails_by_what_the_cluster_does_when_that_is_too_often_for_an_instance(
+    hits: list[tuple[int, bool]],
+    most: int,
+    elastic: bool,  # noqa: FBT001
+) -> None:
+    """And never before: `hits` are how often each was ended, and whether it is being ended once more."""
+    annotations = {names.MOST_DISRUPTIONS: str(most), names.ELASTIC: str(elastic).lower()}
+    job = {
+        "kind": "Job",
+        "metadata": {"labels": {names.JOB: "job"}, "annotations": annotations},
+        "spec": {"completions": len(hits)},
+    }
+    pods = [
+        {
+            "metadata": {"name": f"p{index}", "annotations": {names.INDEX: str(index), names.DISRUPTIONS: str(before)}},
+            "status": {"phase": "Running", "conditions": [{"type": "DisruptionTarget", "status": "True"}] * going},
+        }
+        for index, (before, going) in enumerate(hits)
+    ]
+    counts = [before + going for before, going in hits]
+    status = job_status(job, pods, 0.0)
+    assert [one.disruptions for one in status.instances] == counts
+    assert (status.phase == "failed") == status.is_disrupted == (max(counts) > most)
+    assert not status.is_hopeless
+    assert bool(status.reason) == (status.is_disrupted or any(going for _, going in hits))

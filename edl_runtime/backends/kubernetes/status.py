@@ -138,7 +138,10 @@ def bounds(owner: Manifest) -> Bounds:
 
 
 def most_disruptions(job: Manifest) -> int:
-    """Return how often the cluster may end an instance; one more time, and its job has failed."""
+    """Return how often the cluster may end an instance; one more time, and its job has failed.
+
+    The Job knows no such limit and goes on until it is deleted, which whoever waits for it does at once.
+    """
     return int(_at(job, "metadata", "annotations").get(names.MOST_DISRUPTIONS) or MOST_DISRUPTIONS)
 
 

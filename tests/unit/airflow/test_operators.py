@@ -36,6 +36,7 @@ def test_the_first_half_starts_the_pool_and_defers(context: Any, site: MadeUpSit
     sent = json.dumps(deferred.trigger.serialize())
     assert "secret" not in sent
     assert context["ti"].xcoms == {
+        "_link_StudentsLink": f"/edl/jobs/edl_default/{job_name(context['ti'])}",
         "_link_StudentLogLink": f"/edl/jobs/edl_default/{job_name(context['ti'])}/log",
         "_link_TeacherPoolLink": f"/edl/pools/edl_default/{pool}",
     }

@@ -163,7 +163,10 @@ def test_the_first_half_starts_the_training_and_defers(context: Any, site: MadeU
     """It needs no pool; the link to the log is there."""
     deferred_by(rendered(_train(job="digits"), context), context)
     assert site.backend.deeds == [("submit", "digits")]
-    assert context["ti"].xcoms == {"_link_TrainerLogLink": "/edl/jobs/edl_default/digits/log"}
+    assert context["ti"].xcoms == {
+        "_link_TrainersLink": "/edl/jobs/edl_default/digits",
+        "_link_TrainerLogLink": "/edl/jobs/edl_default/digits/log",
+    }
 
 
 def test_a_job_of_another_running_task_is_refused(context: Any, site: MadeUpSite) -> None:
