@@ -177,6 +177,28 @@ async def test_a_trainer_that_is_evicted_too_often_fails_its_job(
     assert [one.disruptions for one in later.instances] == [0, 3]
 
 
+async def test_an_eviction_is_counted_while_there_is_no_successor(own_cluster: Cluster) -> None:
+    """A Job keeps the pod that was ended until there is one, and with it the number."""
+    async with leaving_nothing(own_cluster.backend(), own_cluster) as backend:
+        await backend.submit(with_pod(job(WAITS, kind="trainer"), disruptions=1), token="mine", secrets={})
+        (pod,) = (await reach(backend, "job", is_up)).instances
+        async with quota(own_cluster, {"pods": "0"}):
+            assert await evict(own_cluster, pod.pod)
+            told = "exceeded quota: tight"
+            waiting = await reach(backend, "job", lambda status: status.instances[0].phase == "failed")
+            assert [(one.pod, one.disruptions) for one in waiting.instances] == [(pod.pod, 1)]
+
+            async def is_refused() -> bool:
+                path = f"/api/v1/namespaces/{own_cluster.namespace}/events?fieldSelector=reason=FailedCreate"
+                return any(told in event["message"] for event in (await own_cluster.ask("GET", path))["items"])
+
+            await eventually(is_refused, "a refusal")
+            again = await backend.get("job")
+            assert (again.phase, again.instances[0].disruptions) == ("running", 1)
+        (successor,) = (await reach(backend, "job", is_up, within_s=180)).instances
+        assert (successor.pod != pod.pod, successor.disruptions) == (True, 1)
+
+
 @pytest.mark.parametrize("answer", [LEAVES_BADLY, IGNORES_SIGTERM, SAYS_GOODBYE], ids=["badly", "not", "well"])
 @pytest.mark.parametrize("elastic", [False, True])
 async def test_how_a_trainer_takes_its_eviction_does_not_matter(
