@@ -13,6 +13,9 @@ from edl_airflow.site import backend_at, open_site
 from edl_airflow.triggers.base import EdlTrigger
 from edl_airflow.work import Outcome, Work
 
+_stopping: set[asyncio.Task[None]] = set()
+"""What is being stopped; an event loop alone does not keep its tasks."""
+
 
 class EdlJobTrigger(EdlTrigger):
     """Goes on with a `Work` that an operator has begun, and fires one event: its `Outcome`, and the `work` again.
@@ -38,5 +41,14 @@ class EdlJobTrigger(EdlTrigger):
             return await conductor.conduct(self.work, site, self.log.info)
 
     async def on_kill(self) -> None:
-        """Stop everything that carries this try's token."""
+        """Stop everything that carries this try's token.
+
+        Airflow waits for that for half a minute. Whoever waits longer, as for a cluster that is away, goes on alone.
+        """
+        stopping = asyncio.create_task(self._stop())
+        _stopping.add(stopping)
+        stopping.add_done_callback(_stopping.discard)
+        await asyncio.shield(stopping)
+
+    async def _stop(self) -> None:
         await conductor.stop(self.work, await asyncio.to_thread(backend_at, self.work.place))

@@ -34,10 +34,12 @@ AHEAD = 7
 
 AWAY_S = 30.0
 
-SCHEDULER_LOST = {
+LIMITS = {
     "SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "15",  # when a lost scheduler is noticed, 30 otherwise
     "SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
+    "TRIGGERER__ON_KILL_TIMEOUT": "15",  # 30 otherwise, as long as the API server is away
 }
+"""Of Airflow's patience."""
 
 
 class Pods:
@@ -109,7 +111,7 @@ def laptop(
         "near_cluster": {"conn_type": "kubernetes", "extra": {"kube_config_path": cluster.kubeconfig}},
         "far_cluster": {"conn_type": "kubernetes", "extra": {"kube_config_path": far}},
     }
-    options = {**OPTIONS, **SCHEDULER_LOST}
+    options = {**OPTIONS, **LIMITS}
     laptop = Laptop(home, dags=DAGS, environ=os.environ, say=print, options=options, connections=connections)
     with laptop:
         yield laptop
@@ -251,17 +253,27 @@ def test_timed_out_while_deferred(case: Case, pods: Pods) -> None:
 
 @pytest.fixture(scope="module")
 def outage(cases: Cases, proxy: Proxy) -> dict[str, str]:
-    """Half a minute without an API server for both tasks; one student ends meanwhile. Return the students, by test."""
-    running, deferred = (f"test_unreachable_while_{state}" for state in ("running", "deferred"))
-    taken = {test: cases.take(test) for test in (running, deferred)}
-    students = {test: case.student() for test, case in taken.items()}
-    taken[deferred].reaches("deferred")
+    """Half a minute without an API server for three tasks. Return their students, by test.
+
+    Meanwhile one goes on, the student of one ends, and one is marked as failed.
+    """
+    tests = (
+        "test_unreachable_while_running",
+        "test_unreachable_while_deferred",
+        "test_marked_failed_while_unreachable",
+    )
+    followed, ends, marked = (cases.take(test) for test in tests)
+    students = {test: cases.take(test).student() for test in tests}
+    followed.reaches("running")
+    for case in (ends, marked):
+        case.reaches("deferred")
     proxy.cut()
-    mended_at = time.monotonic() + AWAY_S
-    taken[deferred].go()
-    for test, case in taken.items():
-        case.until(lambda case=case: "does not answer" in case.log(), f"the log of {test} says nothing")
-    time.sleep(max(0.0, mended_at - time.monotonic()))
+    back_at = time.monotonic() + AWAY_S
+    ends.go()
+    marked.mark("failed")
+    for case in (followed, ends):
+        case.until(lambda case=case: "does not answer" in case.log(), "the log says nothing")
+    time.sleep(max(0.0, back_at - time.monotonic()))
     proxy.mend()
     return students
 
@@ -277,6 +289,15 @@ def test_unreachable_while_deferred(case: Case, outage: dict[str, str], pods: Po
     case.ends("success")
     assert case.students() == [outage["test_unreachable_while_deferred"]]
     case.leaves_nothing()
+    assert pods.created(case.marks) == {"Job": 1, "ReplicaSet": 1}
+
+
+@pytest.mark.usefixtures("outage")
+def test_marked_failed_while_unreachable(case: Case, pods: Pods) -> None:
+    """The trigger stops it all once the API server is back, though Airflow does not wait for so long."""
+    case.ends("failed")
+    case.leaves_nothing()
+    assert case.has_saved()
     assert pods.created(case.marks) == {"Job": 1, "ReplicaSet": 1}
 
 

@@ -52,6 +52,7 @@ distil("stopped_triggerer", deferrable=True)
 distil("stopped_task_process", "--saves_for_s", "8", deferrable=False, retries=1)
 distil("lost_scheduler_while_running", deferrable=False)
 distil("lost_scheduler_while_deferred", deferrable=True)
+distil("marked_failed_while_unreachable", deferrable=True, edl_conn_id="edl_far")
 distil("unreachable_while_running", deferrable=False, edl_conn_id="edl_far")
 distil("unreachable_while_deferred", deferrable=True, edl_conn_id="edl_far")
 

@@ -117,6 +117,27 @@ async def test_on_kill_works_in_a_fresh_process_and_spares_the_next_try(site: Ma
     assert site.backend.jobs == {}
 
 
+async def test_what_on_kill_has_begun_goes_on_when_airflow_waits_no_longer(
+    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else would end the jobs once the cluster is back."""
+    back, delete = asyncio.Event(), site.backend.delete
+
+    async def delete_late(name: str, *, token: str) -> bool:
+        await back.wait()
+        deleted: bool = await delete(name, token=token)
+        return deleted
+
+    monkeypatch.setattr(site.backend, "delete", delete_late)
+    site.backend.jobs["student"] = job_status("student")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(_job_trigger().on_kill(), timeout=0.05)
+    back.set()
+    async with asyncio.timeout(5):
+        while site.backend.jobs:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def test_on_kill_needs_no_connection(site: MadeUpSite) -> None:
     """It may have been removed or edited since; all that is needed to stop the job travels along."""
     site.backend.jobs = {"student": job_status("student", "try-1")}
