@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from contract.asking import WAITS, eventually, job, reach, says
+from contract.asking import WAITS, eventually, followed, job, lines, reach, says
 from kubernetes_cluster import Cluster
 
 from edl_runtime.backends.base import JobStatus
@@ -34,6 +34,14 @@ async def test_a_pool_is_resized_beside_a_pod_that_was_replaced(cluster: Cluster
 
             await eventually(has_failed, "the end of the pod that is kept")
             await reach(backend, "replaced", lambda status: running(status) == [0, 1])
+            await says(backend, "up", name="replaced", instances=2)
+            assert await lines(backend, "replaced") == [(0, "up"), (1, "up")]
+            async with followed(backend, "replaced") as seen:
+
+                async def both_are_seen() -> bool:
+                    return sorted(seen) == [(0, "up"), (1, "up")]
+
+                await eventually(both_are_seen, "lines of both instances")
             await backend.resize("replaced", 1)
             await reach(backend, "replaced", lambda status: running(status) == [0])
         finally:

@@ -19,12 +19,14 @@ from edl_runtime.backends.kubernetes.mirror import Followed, Mirror
 from edl_runtime.backends.kubernetes.status import (
     belongs,
     bounds,
+    by_age,
     completions_for,
     has_ended,
     index_of,
     job_status,
     lacks_pods,
     pool_instances,
+    pool_pods,
     refusals,
     wanted,
 )
@@ -346,9 +348,9 @@ async def _resize(api: Api, owner: Manifest, instances: int) -> Manifest:
             "maxFailedIndexes": manifests.most_given_up(completions, bounds(owner), elastic=elastic),
         }
         return await _annotate(api, owner, size, spec)
-    pods, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]))
+    found, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]))
+    pods = pool_pods(found)
     seen = {one.status.pod: one.status for one in pool_instances(pods, time.time())}
-    pods = [pod for pod in pods if pod["metadata"]["name"] in seen]  # the others have been replaced
     costs = {pod: {"annotations": {names.DELETION_COST: str(-status.index)}} for pod, status in seen.items()}
     if instances < len(seen):  # the highest index leaves first
         marked = (api.patch(pod, {"metadata": costs[pod["metadata"]["name"]]}) for pod in pods)
@@ -426,15 +428,17 @@ async def _follow(
     seen: dict[str, int] = {}
 
     def numbers(pods: dict[str, Any]) -> dict[str, int]:
-        """Return each pod's instance: a Job's index; of a pool the first number that no other pod has."""
+        """Return each pod's instance: a Job's index; of a pool the first number that no other has now."""
         mine = [pod for pod in pods.values() if belongs(pod, owner)]
         if owner["kind"] == "Job":
             return {pod["metadata"]["name"]: index_of(pod) for pod in mine}
-        for gone in [pod for pod in seen if pod not in pods]:
+        now = [pod["metadata"]["name"] for pod in pool_pods(mine)]
+        for gone in seen.keys() - set(now):
             del seen[gone]
-        for pod in sorted(mine, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"])):
-            free = (number for number in range(len(pods) + 1) if number not in seen.values())
-            seen.setdefault(pod["metadata"]["name"], next(free))
+        for pod in now:
+            free = (number for number in range(len(now)) if number not in seen.values())
+            if pod not in seen:
+                seen[pod] = next(free)
         return dict(seen)
 
     async for line in logs.follow(
@@ -443,13 +447,12 @@ async def _follow(
         yield line
 
 
-def _numbered(owner: Manifest, pods: builtins.list[Manifest]) -> builtins.list[tuple[int, Manifest]]:
+def _numbered(owner: Manifest, pods: builtins.list[Manifest]) -> builtins.list[tuple[int, Mapping[str, Any]]]:
     """Return a job's pods by the instance that each is or was, an instance's oldest first."""
     mine = [pod for pod in pods if belongs(pod, owner)]
-    by_age = sorted(mine, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
     if owner["kind"] == "Job":
-        return sorted(((index_of(pod), pod) for pod in by_age), key=lambda each: each[0])
-    return list(enumerate(by_age))
+        return sorted(((index_of(pod), pod) for pod in by_age(mine)), key=lambda each: each[0])
+    return list(enumerate(pool_pods(mine)))
 
 
 def _lines_of(kept: builtins.list[LogLine], instance: int | None, tail: int | None) -> builtins.list[LogLine]:

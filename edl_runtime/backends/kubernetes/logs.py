@@ -54,7 +54,7 @@ class Part(msgspec.Struct, frozen=True):
     ends: bool
 
 
-async def read(api: Api, pods: Iterable[tuple[int, Manifest]], last: int | None) -> AsyncIterator[LogLine]:
+async def read(api: Api, pods: Iterable[tuple[int, Mapping[str, Any]]], last: int | None) -> AsyncIterator[LogLine]:
     """Yield what each instance's pod has written up to now, or its `last` lines."""
     for instance, pod in pods:
         container = container_of(pod)

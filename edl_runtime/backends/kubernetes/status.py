@@ -187,9 +187,21 @@ def true_conditions(owner: Manifest) -> list[str]:
 
 
 def pool_instances(pods: Iterable[Manifest], now: float) -> list[Seen]:
-    """Return a pool's instances. They are all the same, so each one's index is its place by age."""
-    ordered = sorted(pods, key=lambda pod: (_created(pod), pod["metadata"]["name"]))
-    return [_of_pool(pod, index, now) for index, pod in enumerate(pod for pod in ordered if not _is_replaced(pod))]
+    """Return a pool's instances."""
+    return [_of_pool(pod, index, now) for index, pod in enumerate(pool_pods(pods))]
+
+
+def pool_pods(pods: Iterable[Manifest]) -> list[Manifest]:
+    """Return the pods that are a pool's instances: all the same, so each one's index is its place by age.
+
+    Without those that have failed as a whole, as by an eviction: others take their place.
+    """
+    return [pod for pod in by_age(pods) if _at(pod, "status").get("phase") != "Failed"]
+
+
+def by_age(pods: Iterable[Manifest]) -> list[Manifest]:
+    """Return pods, the oldest first; of a trainer's, which may have begun in the same second, the first life first."""
+    return sorted(pods, key=lambda pod: (_lives(pod), _created(pod), pod["metadata"]["name"]))
 
 
 def trainer_instances(job: Manifest, pods: Iterable[Manifest]) -> list[Seen]:
@@ -207,7 +219,7 @@ def trainer_instances(job: Manifest, pods: Iterable[Manifest]) -> list[Seen]:
     unreplaced = wanted(job) - (completions - len(failed))
     shown = failed[len(failed) - max(0, min(unreplaced, len(failed))) :]
     present = {
-        index: _of_trainer(max(of_index, key=_age), given_up=index in failed, most_disruptions=most_disruptions(job))
+        index: _of_trainer(by_age(of_index)[-1], given_up=index in failed, most_disruptions=most_disruptions(job))
         for index, of_index in by_index.items()
         if (index in shown or index not in failed) and (index < completions or not _is_over(of_index))
     }
@@ -233,19 +245,10 @@ def index_of(pod: Manifest) -> int:
     return int(_at(pod, "metadata", "annotations").get(names.INDEX, 0))
 
 
-def _age(pod: Manifest) -> tuple[int, float]:
-    return _lives(pod), _created(pod)
-
-
 def _lives(pod: Manifest) -> int:
     """Return how many pods of its index there were before."""
     annotations = _at(pod, "metadata", "annotations")
     return sum(int(annotations.get(name, 0)) for name in (names.FAILURES, names.DISRUPTIONS))
-
-
-def _is_replaced(pod: Manifest) -> bool:
-    """Whether a pod of a Deployment has failed as a whole, as by an eviction: another takes its place."""
-    return bool(_at(pod, "status").get("phase") == "Failed")
 
 
 def _of_trainer(pod: Manifest, *, given_up: bool, most_disruptions: int) -> Seen:
