@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-import stamina
 
 from edl_runtime.backends.kubernetes.names import MANAGER
+from edl_runtime.backends.kubernetes.outage import Outage
 from edl_runtime.errors import BrokenStreamError, ClusterError, ClusterUnavailableError, ConflictError, GoneError
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ ANSWER_WITHIN_S = 30.0
 
 WATCH_S = 290
 """How long one watch lasts; the next goes on where it ended."""
+
+PAUSES_S = (0.2, 5.0)
+"""How long to wait before a request is repeated: first, and at most."""
 
 SILENT_S = 90.0
 """A watch that says nothing for so long has lost its connection: the server notes each minute that nothing happened."""
@@ -95,6 +99,7 @@ class Api:
         self._renew = renew
         self.namespace = namespace
         self.address: str = client.configuration.host or ""
+        self._outage = Outage(self.address)
 
     async def get(self, kind: str, name: str) -> Manifest | None:
         """Return the object, None if there is none."""
@@ -289,11 +294,22 @@ class Api:
         import aiohttp
 
         away = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, OSError, _BusyError)
-        patience = stamina.AsyncRetryingCaller(attempts=None, timeout=OUTAGE_S, wait_initial=0.2, wait_max=5.0)
-        try:
-            return await patience(away, ask, request)
-        except away as error:
-            raise ClusterUnavailableError(self.address, str(error) or type(error).__name__) from error
+        pause_s = PAUSES_S[0]
+        with self._outage.waiting() as wait:
+            while True:
+                try:
+                    answer = await ask(request)
+                except away as error:
+                    cause = str(error) or type(error).__name__
+                    if wait.lasts_s() + pause_s > OUTAGE_S:
+                        raise ClusterUnavailableError(self.address, cause) from error
+                    wait.goes_on(cause)
+                else:
+                    break
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - to come apart, not to hide
+                pause_s = min(2 * pause_s, PAUSES_S[1])
+        self._outage.is_over()
+        return answer
 
     async def _answer(self, request: _Request) -> Manifest:
         async with await self._open(request) as response:

@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+import structlog
+
 from edl_runtime.backends.base import LogLine
-from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes import names, outage
 from edl_runtime.backends.kubernetes.api import Api
 from edl_runtime.backends.kubernetes.logs import Source, _Pods, _read_all
 
@@ -42,6 +45,31 @@ async def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
     async with answering(whole[:-5], whole) as (api, asked):
         assert await api.get("Job", "job") == {"kind": "Job"}
     assert asked == ["/apis/batch/v1/namespaces/here/jobs/job"] * 2
+
+
+async def test_an_outage_is_told_once_and_its_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often each of several requests is repeated meanwhile."""
+    monkeypatch.setattr(outage, "TOLD_AFTER_S", 0.0)
+    whole = f'{HEAD}Content-Length: 15\r\n\r\n{{"kind": "Job"}}'
+    busy = "HTTP/1.1 429 Too Many Requests\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+    with structlog.testing.capture_logs() as told:
+        async with answering("", busy, busy, "", "", busy, *[whole] * 4) as (api, asked):
+            await asyncio.gather(*(api.get("Job", "job") for _ in range(3)))
+            await api.get("Job", "job")
+    assert len(asked) == 10
+    assert [(one["event"], one["address"]) for one in told] == [
+        ("cluster.away", api.address),
+        ("cluster.back", api.address),
+    ]
+    assert 0 < told[1]["away_s"] < 60
+
+
+async def test_an_outage_that_is_over_soon_is_not_told() -> None:
+    """A connection that breaks now and then is nothing that anybody has to know."""
+    with structlog.testing.capture_logs() as told:
+        async with answering("", f'{HEAD}Content-Length: 15\r\n\r\n{{"kind": "Job"}}') as (api, asked):
+            await api.get("Job", "job")
+    assert (len(asked), told) == (2, [])
 
 
 async def test_a_log_that_ends_before_its_container_is_read_on() -> None:
