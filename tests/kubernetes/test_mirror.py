@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -327,3 +329,28 @@ def by_tokens(cluster: Cluster, tokens: list[str]) -> Callable[[], Any]:
             yield client
 
     return connect
+
+
+def test_an_event_loop_that_is_closed_at_once_leaves_no_connection(proxied: tuple[Cluster, Proxy]) -> None:
+    """Nobody waits for the API server to say goodbye, which it may never do."""
+    way, proxy = proxied
+    backend = way.backend()
+
+    async def follow() -> None:
+        async with backend.following() as followed:
+            with pytest.raises(UnknownJobError):
+                await followed.get("job")
+            ((mirrored, _),) = backend._mirrors.values()
+            await eventually(lambda: _all_open(mirrored), "watches that are open")
+            proxy.lose()
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            asyncio.run(follow())
+            gc.collect()
+    assert [str(one.message) for one in warned] == []
+
+
+async def _all_open(mirrored: mirror.Mirror) -> bool:
+    return all(view._is_open for view in mirrored._views)

@@ -277,7 +277,7 @@ class Api:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise BrokenStreamError(self.address, str(error) or type(error).__name__) from error
         finally:
-            response.close()
+            _hang_up(response)
 
     def log_path(self, pod: str) -> str:
         return f"{self._path('Pod', pod)}/log"
@@ -344,6 +344,14 @@ class Api:
             _request_timeout=request.timeout or ANSWER_WITHIN_S,
         )
         return response
+
+
+def _hang_up(response: ClientResponse) -> None:
+    """Close the connection at once: a goodbye would still be under way when the event loop is closed."""
+    connection = response.connection
+    if connection and connection.transport:
+        connection.transport.abort()
+    response.close()
 
 
 def _only(*, rehearse: bool) -> dict[str, str]:
