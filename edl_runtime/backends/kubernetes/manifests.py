@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes.defaults import giving_way
 from edl_runtime.backends.kubernetes.merge import merge, with_defaults
 from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.pods import Pod
@@ -48,9 +49,7 @@ def owner_of_all(spec: JobSpec, *, token: str, created_at: float, defaults: Pod)
     if spec.cwd and not spec.cwd.startswith("/"):
         raise SpecError("cwd", spec.cwd, "an absolute path, as in '/data': pods have no folder in common")
     own = spec.pod or Pod()
-    if _image_of(own.template) and not own.image:
-        defaults = msgspec.structs.replace(defaults, image="")
-    pod = own.over(defaults)
+    pod = own.over(giving_way(defaults, own.template, spec.env))
     labels = {**pod.labels, **_labels(spec)}
     metadata = {
         "name": spec.name,

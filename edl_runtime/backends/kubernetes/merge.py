@@ -7,7 +7,7 @@
 - Of other lists the template's entries follow ours; commands and arguments are one value.
 - What only one says, holds. What both say must be the same: a template that says otherwise than the spec, or than what
   a backend needs to do its work, is an error that names the place.
-- Defaults of ours are no statement: a template replaces them.
+- Defaults are no statement: a template replaces ours, and a job's template what its connection says of all pods.
 """
 
 from __future__ import annotations
