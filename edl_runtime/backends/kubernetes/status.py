@@ -269,27 +269,21 @@ def _of_trainer(pod: Manifest, *, given_up: bool, most_disruptions: int) -> Seen
             trouble = f"instance {index} ended {restarts + 1} times, the last time it {_ending(pod, terminated)}"
     if disrupted or (disruptions > most_disruptions and phase != "succeeded"):
         trouble = _how_disrupted(pod, index, disruptions, most_disruptions)
-    return Seen(
-        status=InstanceStatus(
-            index=index,
-            phase=phase,
-            started_at=_started(pod, container),
-            restarts=restarts,
-            disruptions=disruptions,
-            disrupted=disrupted,
-            exit_code=exit_code,
-            given_up=given_up,
-            pod=pod["metadata"]["name"],
-            node=_at(pod, "spec").get("nodeName") or "",
-            reason=trouble,
-        ),
-        last_lines=_last_lines(terminated or _at(_failed_before(pod), "state", "terminated"))
-        if phase == "failed"
-        else (),
-        result=_result(terminated),
-        ended_at=_time(terminated.get("finishedAt")) if terminated else 0.0,
+    seen = _seen(
+        pod,
+        index,
+        phase=phase,
+        restarts=restarts,
+        disruptions=disruptions,
+        disrupted=disrupted,
+        exit_code=exit_code,
+        given_up=given_up,
+        trouble=trouble,
         hopeless=hopeless and not disrupted,
+        wrote=(terminated or _at(_failed_before(pod), "state", "terminated")) if phase == "failed" else None,
     )
+    ended_at = _time(terminated.get("finishedAt")) if terminated else 0.0
+    return msgspec.structs.replace(seen, result=_result(terminated), ended_at=ended_at)
 
 
 def _of_pool(pod: Manifest, index: int, now: float) -> Seen:
@@ -313,23 +307,50 @@ def _of_pool(pod: Manifest, index: int, now: float) -> Seen:
         trouble = ending_of if hopeless else ""
     if disrupted:
         trouble, hopeless = f"instance {index} {_ending(pod, ended)} and is replaced", False
-    return Seen(
-        status=InstanceStatus(
-            index=index,
-            phase=phase,
-            started_at=_started(pod, container),
-            restarts=restarts,
-            disruptions=int(disrupted),
-            disrupted=disrupted,
-            exit_code=exit_code if phase == "failed" else None,
-            given_up=given_up,
-            pod=pod["metadata"]["name"],
-            node=_at(pod, "spec").get("nodeName") or "",
-            reason=trouble,
-        ),
-        last_lines=_last_lines(ended) if trouble else (),
+    return _seen(
+        pod,
+        index,
+        phase=phase,
+        restarts=restarts,
+        disruptions=int(disrupted),
+        disrupted=disrupted,
+        exit_code=exit_code if phase == "failed" else None,
+        given_up=given_up,
+        trouble=trouble,
         hopeless=hopeless,
+        wrote=ended if trouble else None,
     )
+
+
+def _seen(
+    pod: Manifest,
+    index: int,
+    *,
+    phase: InstancePhase,
+    restarts: int,
+    disruptions: int,
+    disrupted: bool,
+    exit_code: int | None,
+    given_up: bool,
+    trouble: str,
+    hopeless: bool,
+    wrote: Manifest | None,
+) -> Seen:
+    """Return an instance as it is shown. `wrote`: how the container ended whose last lines tell of the trouble."""
+    status = InstanceStatus(
+        index=index,
+        phase=phase,
+        started_at=_started(pod, container_of(pod)),
+        restarts=restarts,
+        disruptions=disruptions,
+        disrupted=disrupted,
+        exit_code=exit_code,
+        given_up=given_up,
+        pod=pod["metadata"]["name"],
+        node=_at(pod, "spec").get("nodeName") or "",
+        reason=trouble,
+    )
+    return Seen(status=status, last_lines=_last_lines(wrote), hopeless=hopeless)
 
 
 def _pool_phase(seen: Sequence[Seen]) -> tuple[Phase, Seen | None]:
