@@ -87,7 +87,7 @@ class Cluster:
             await self.ask("DELETE", f"{claims}/{name}")
             await self.ask("DELETE", f"/api/v1/persistentvolumes/{name}")
 
-    async def ask(self, method: str, path: str, body: Any = None) -> Any:
+    async def ask(self, method: str, path: str, body: Any = None, *, content: str = "application/json") -> Any:
         """Ask the API server something that the backend has no verb for."""
         import json
 
@@ -96,7 +96,7 @@ class Cluster:
                 path,
                 method,
                 body=body,
-                header_params={"Content-Type": "application/json", "Accept": "application/json"},
+                header_params={"Content-Type": content, "Accept": "application/json"},
                 auth_settings=["BearerToken"],
                 _preload_content=False,
             )

@@ -57,13 +57,13 @@ def fits(given: Any, known: Any, where: str = "") -> Iterator[str]:
             yield from fits(value, known[key], f"{where}.{key}")
 
 
-@pytest.mark.parametrize("file", sorted(DEPLOY.glob("*.yaml")), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", sorted(DEPLOY.rglob("*.yaml")), ids=lambda file: str(file.relative_to(DEPLOY)))
 def test_each_file_begins_with_what_it_is_and_how_to_apply_it(file: Path) -> None:
     """In comments, with a command that names the file."""
     text = file.read_text()
     head = list(takewhile(lambda line: line.startswith("#"), text.splitlines()))
     assert head
-    assert any(f"deploy/{file.name}" in line for line in head)
+    assert any(f"deploy/{file.relative_to(DEPLOY)}" in line for line in head)
     assert list(yaml.safe_load_all(text))
 
 

@@ -1,0 +1,163 @@
+"""Teachers, students, Redis and discovery in pods that speak TLS, as docs/kubernetes.md has it step by step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from certificates import Authority, Shown
+from contract.asking import ended, eventually, lines
+from kubernetes_cluster import REDIS_IMAGE, Cluster, own_namespace
+from kubernetes_manifests import DEPLOY, create, manifests, path_of, ready_pod
+
+from edl_airflow.jobs import pool_job, trainer_job
+from edl_runtime.backends.kubernetes import KubernetesBackend
+from edl_runtime.pods import Pod, Volume
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Bounds, JobSpec, TeacherSpec, TrainerSpec
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+
+TESTS = Path(__file__).resolve().parents[1]
+PASSWORD, TOKEN, DISCOVERY_TOKEN = "5ecae7", "70c3a", "d15c0"
+POOL = "pool"
+WITHIN_S = 120.0
+
+SCRIPTS = Volume(path=str(TESTS), source={"hostPath": {"path": str(TESTS)}}, read_only=True)
+SERVES_TLS = {"EDL_TLS_CERT": "/tls/tls.crt", "EDL_TLS_KEY": "/tls/tls.key", "SSL_CERT_FILE": "/tls/ca.crt"}
+
+
+def teachers_name(home: Cluster) -> str:
+    """Return the name that the certificate of all teachers holds; nothing has to answer there."""
+    return f"edl-teachers.{home.namespace}.svc"
+
+
+def tls_secret(name: str, authority: Authority, shown: Shown) -> dict[str, Any]:
+    """Return a Secret as cert-manager makes it."""
+    files = {"tls.crt": shown.cert, "tls.key": shown.key, "ca.crt": authority.ca}
+    texts = {key: file.read_text() for key, file in files.items()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": texts}
+
+
+def secret(name: str, **texts: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": texts}
+
+
+@pytest.fixture(scope="module")
+def home(cluster: Cluster) -> Iterator[Cluster]:
+    """A namespace whose pods are the test's alone."""
+    with own_namespace(cluster.kubeconfig, cluster.image) as made:
+        yield made
+
+
+@pytest.fixture
+async def secured(home: Cluster, tmp_path: Path) -> None:
+    """The steps of the page: Secrets, and Redis and discovery from deploy/ with the patches that make them TLS."""
+    authority, wrong = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
+    redis, discovery = (f"{name}.{home.namespace}.svc" for name in ("edl-redis", "edl-discovery"))
+    await create(
+        home,
+        secret("edl-redis", password=PASSWORD),
+        secret("edl-discovery", token=DISCOVERY_TOKEN),
+        secret("edl-ca", **{"ca.crt": authority.ca.read_text()}),
+        secret("wrong-ca", **{"ca.crt": wrong.ca.read_text()}),
+        tls_secret("edl-redis-tls", authority, authority.sign(redis)),
+        tls_secret("edl-discovery-tls", authority, authority.sign(discovery)),
+        tls_secret("edl-teachers-tls", authority, authority.sign(teachers_name(home))),
+    )
+    await start_patched(home, "redis.yaml", REDIS_IMAGE)
+    await start_patched(home, "discovery.yaml", home.image)
+    for name in ("edl-redis", "edl-discovery"):
+        await ready_pod(home, f"app.kubernetes.io/name={name}")
+
+
+async def start_patched(home: Cluster, file: str, image: str) -> None:
+    """Create what is in a file of deploy/, with an image that the cluster has, and patch it by that of deploy/tls/."""
+    objects = manifests(file, home.namespace)
+    (workload,) = [one for one in objects if one["kind"] in {"StatefulSet", "Deployment"}]
+    workload["spec"]["template"]["spec"]["containers"][0]["image"] = image
+    workload["spec"]["replicas"] = 0
+    if workload["spec"].pop("volumeClaimTemplates", None):  # not every cluster makes volumes by itself
+        workload["spec"]["template"]["spec"]["volumes"] = [{"name": "data", "emptyDir": {}}]
+    await create(home, *objects)
+    patch = yaml.safe_load((DEPLOY / "tls" / file).read_text().replace(".edl.svc", f".{home.namespace}.svc"))
+    patch["spec"]["replicas"] = 1
+    path = path_of(home, workload["kind"], workload["metadata"]["name"])
+    await home.ask("PATCH", path, patch, content="application/strategic-merge-patch+json")
+
+
+@pytest.fixture
+async def backend(home: Cluster, secured: None) -> AsyncIterator[KubernetesBackend]:  # noqa: ARG001 - it comes first
+    made = home.backend()
+    yield made
+    for status in await made.list():
+        await made.delete(status.name)
+
+
+def student(home: Cluster, name: str, *command: str, **more: str) -> JobSpec:
+    """Return a student as the page has it: it has the authority's certificate, and the name that teachers show."""
+    settings = RuntimeSettings(
+        namespace="default",
+        job=name,
+        pool=POOL,
+        teacher_ca="/tls/ca.crt",
+        teacher_tls_name=teachers_name(home),
+        teacher_wait_s=WITHIN_S,
+    )
+    volumes = [Volume(path="/tls", source={"secret": {"secretName": "edl-ca"}}, read_only=True), SCRIPTS]
+    volumes.append(Volume(path="/wrong", source={"secret": {"secretName": "wrong-ca"}}, read_only=True))
+    env = {"SSL_CERT_FILE": "/tls/ca.crt", **more}
+    trainer = TrainerSpec(command=("python", *command), env=env, pod=Pod(volumes=volumes))
+    return trainer_job(trainer, None, settings=settings, folder=None)
+
+
+async def test_pods_speak_tls_with_each_other_and_with_nobody_else(home: Cluster, backend: KubernetesBackend) -> None:
+    """Students get answers by the registry and by discovery; who has no TLS, or another authority, gets none."""
+    redis = f"rediss://:{PASSWORD}@edl-redis.{home.namespace}.svc:6379/0"
+    discovery = f"https://edl-discovery.{home.namespace}.svc:8000"
+    pod = Pod(volumes=[Volume(path="/tls", source={"secret": {"secretName": "edl-teachers-tls"}}), SCRIPTS])
+    teacher = TeacherSpec(model="served_models:arithmetic", pod=pod, env=SERVES_TLS)
+    pool = pool_job(POOL, teacher, Bounds(1, 2), namespace="default", folder=TESTS)
+    both = {"EDL_REDIS_URL": redis, "EDL_TEACHER_TOKEN": TOKEN}
+    await backend.submit(pool, token="mine", secrets=both)
+
+    async def ready() -> bool:
+        """Whether the kubelet, which asks over TLS, finds it so."""
+        pods = await home.ask("GET", f"{path_of(home, 'Pod')}?labelSelector=edl-airflow/job={POOL}")
+        states = [one["ready"] for pod in pods["items"] for one in pod["status"].get("containerStatuses", ())]
+        return states == [True]
+
+    await eventually(ready, "a teacher that is ready", WITHIN_S)
+
+    script = str(TESTS / "tiny_student.py")
+    by_registry = student(home, "by-registry", script)
+    by_discovery = student(home, "by-discovery", script, EDL_DISCOVERY_URL=discovery)
+    strangers = student(home, "strangers", str(TESTS / "tls_strangers.py"), POOL, EDL_DISCOVERY_URL=discovery)
+    await backend.submit(by_registry, token="mine", secrets=both)
+    behind = {"EDL_DISCOVERY_TOKEN": DISCOVERY_TOKEN, "EDL_TEACHER_TOKEN": TOKEN}
+    await backend.submit(by_discovery, token="mine", secrets=behind)
+    await backend.submit(strangers, token="mine", secrets=both)
+    for name in ("by-registry", "by-discovery"):
+        status = await ended(backend, name, WITHIN_S)
+        assert status.phase == "succeeded", "\n".join(status.last_lines)
+        assert status.result is not None
+        assert status.result["metrics"]["accuracy"] > 0.99
+
+    status = await ended(backend, "strangers", WITHIN_S)
+    assert status.phase == "succeeded", "\n".join(status.last_lines)
+    (said,) = [json.loads(line) for _, line in await lines(backend, "strangers") if line.startswith("{")]
+    assert said.pop("one of ours") == "True"
+    expected = {
+        "HTTP to a teacher": "closed",
+        "student without TLS": "closed the connection",
+        "student of another authority": "EDL_TEACHER_CA trusts for",
+        "teacher of another name": "'edl-redis'",
+        "HTTP to discovery": "closed",
+        "Redis without TLS": "RegistryUnavailableError",
+        "Redis by another authority": "certificate verify failed",
+    }
+    assert {who: words in said[who] for who, words in expected.items()} == dict.fromkeys(said, True), said
