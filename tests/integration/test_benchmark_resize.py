@@ -82,8 +82,21 @@ def test_what_only_the_dead_had_done_is_not_done_again(pauses: ModuleType) -> No
     before = [step for step in stepped(pauses, 1, [1, 2, 3], began=0.0) if (step.rank, step.step) != (0, 3)]
     steps = before + stepped(pauses, 2, [3, 4], began=1.0, instances=(0,))
     (after,) = pauses.resumed(steps, after=1)
-    assert pauses.repeated(steps, after, victim=101) == 0
+    assert pauses.repeated(steps, after, victim=("", 101)) == 0
     assert pauses.repeated(steps, after, victim=None) == 1
+
+
+def test_processes_of_two_pods_may_have_one_number(pauses: ModuleType) -> None:
+    """Of the two it is the one that was killed whose steps count for nobody."""
+
+    def step(number: int, rank: int, generation: int = 1, world_size: int = 2) -> Any:
+        where = {"instance": rank, "pid": 7, "host": f"pod-{rank}", "rank": rank}
+        return pauses.Step(at=float(number), generation=generation, world_size=world_size, step=number, **where)
+
+    steps = [step(1, 0), step(2, 0), step(1, 1), step(2, 1), step(3, 1), step(3, 0, generation=2, world_size=1)]
+    (after,) = pauses.resumed(steps, after=1)
+    assert pauses.repeated(steps, after, victim=("pod-1", 7)) == 0
+    assert pauses.repeated(steps, after, victim=("pod-0", 7)) == 1
 
 
 def test_steps_while_a_newcomer_loads_are_compared_with_those_before(pauses: ModuleType) -> None:

@@ -1,0 +1,43 @@
+"""The resize benchmark measures pods as it does processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kubernetes_cluster import PADDLE_IMAGE, Cluster
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "resize.py"
+
+
+def test_changes_of_pods_are_measured(cluster: Cluster, tmp_path: Path) -> None:
+    """Training goes on after each, live, from the same step; how fast is for people to judge."""
+    if not os.environ.get(PADDLE_IMAGE):
+        pytest.skip(f"{PADDLE_IMAGE} names no image with Paddle that the cluster has; see deploy/Dockerfile")
+    flags = ["--pods", "--kubeconfig", cluster.kubeconfig, "--quick", "--json", "--keep", str(tmp_path)]
+    command = [sys.executable, str(BENCHMARK), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["where"] == "pods"
+    assert {result["case"] for result in found["results"]} == {"join", "leave", "trainer killed"}
+    for result in found["results"]:
+        assert result["not_resumed"] == 0
+        assert result["steps_repeated"] == 0
+        assert result["gears"] == ["live"]
+        assert 0 < result["pause_s"] <= result["worst_pause_s"]
+    assert all("paused for" in said or "times as long" in said for said in found["missed"])
+
+
+def test_without_a_cluster_it_says_what_is_missing() -> None:
+    """Before anything is made."""
+    command = [sys.executable, str(BENCHMARK), "--pods", "--kubeconfig", "/nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert "KUBECONFIG names /nowhere, which is not there" in done.stderr
