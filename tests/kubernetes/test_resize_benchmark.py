@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from kubernetes_cluster import PADDLE_IMAGE, Cluster
+from kubernetes_cluster import Cluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "resize.py"
 
 
+@pytest.mark.usefixtures("paddle_image")
 def test_changes_of_pods_are_measured(cluster: Cluster, tmp_path: Path) -> None:
     """Training goes on after each, live, from the same step; how fast is for people to judge."""
-    if not os.environ.get(PADDLE_IMAGE):
-        pytest.skip(f"{PADDLE_IMAGE} names no image with Paddle that the cluster has; see deploy/Dockerfile")
     flags = ["--pods", "--kubeconfig", cluster.kubeconfig, "--quick", "--json", "--keep", str(tmp_path)]
     command = [sys.executable, str(BENCHMARK), *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
