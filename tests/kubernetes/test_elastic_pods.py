@@ -93,7 +93,7 @@ def training(out: Path, place: Place, epochs: int, *gates: int) -> JobSpec:
         instances=1,
         env={
             "SCRIPT_OPTIONS": json.dumps(options),
-            "EDL_NAMESPACE": "pods",
+            "EDL_NAMESPACE": out.name,  # so that it sees no events of the test before
             "EDL_CHECKPOINT": place.url,
             "EDL_CHECKPOINT_EVERY_STEPS": "10",
             "OMP_NUM_THREADS": "1",
@@ -148,7 +148,7 @@ async def grow_and_shrink(
     async with connect(redis_service.url) as client:
 
         async def told() -> list[Event]:
-            return await events.read(client, "pods", "elastic")
+            return await events.read(client, tmp_path.name, "elastic")
 
         async def happened(kind: str, instances: int) -> bool:
             """Whether this happened to so many instances, or to a generation of so many."""
