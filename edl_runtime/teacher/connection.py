@@ -1,13 +1,14 @@
 """One client's connection to a teacher.
 
 Bodies are received straight into shared memory and answers sent straight from it, so that large tensors are not
-copied; except, before Python 3.12, what of an answer the network does not take at once: asyncio copies that.
+copied; except over TLS, and before Python 3.12 what of an answer the network does not take at once: asyncio copies it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+import sys
 from typing import TYPE_CHECKING
 
 from edl_runtime.errors import ProtocolError
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 _LINGER_S = 2.0
 _SMALL_ANSWER = 128 * 1024  # bytes; copying these behind their head is cheaper than a second system call
+
+
+_TLS_PIECE = 64 * 1024
+"""Bytes of an answer that are given to TLS at a time: it encrypts at once, and keeps, all that it is given."""
 
 
 class _Phase(enum.Enum):
@@ -50,7 +55,7 @@ class Connection(asyncio.BufferedProtocol):
         self._slot = -1
         self._shared = SharedBy(front.regions)
         self._registers = False
-        self._body = memoryview(b"")
+        self._body = self._unsent = memoryview(b"")
         self._heads = self._size = self._received = self._answer_size = 0
         self._json_size: int | None = None
         self._keep_alive = True
@@ -63,7 +68,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]  # a socket's transport is one
-        self._transport.set_write_buffer_limits(high=0)  # so that we learn when an answer has left its slot
+        secured = transport.get_extra_info("sslcontext") is not None
+        # So that we learn when an answer has left its slot. Of TLS the transport pauses at its limit, else above it.
+        self._transport.set_write_buffer_limits(high=1 if secured else 0)
+        self._piece = _TLS_PIECE if secured else sys.maxsize
         self._front.welcome(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
@@ -105,7 +113,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._backed_up = False
         if self._phase is _Phase.SENDING:
-            self._sent()
+            self._send_on()
 
     # what the front calls
 
@@ -129,7 +137,8 @@ class Connection(asyncio.BufferedProtocol):
         is_idle = self._phase is _Phase.HEAD and not self._ahead
         if self._phase in (_Phase.WAITING, _Phase.RUNNING) or (is_idle and self.known):
             return None
-        return self._phase, self._heads, self._received, len(self._ahead), untaken(self._transport)
+        left = len(self._unsent) + untaken(self._transport)
+        return self._phase, self._heads, self._received, len(self._ahead), left
 
     def begin_body(self, slot: int) -> None:
         """Receive the body into `slot`, with what of it came along with the head."""
@@ -187,8 +196,7 @@ class Connection(asyncio.BufferedProtocol):
             self._front.metrics.told(answer.status)
             self._transport.write(render(answer, keep_alive=self._keep_alive, method=head.method))
             self._phase = _Phase.SENDING
-            if not self._backed_up:
-                self._sent()
+            self._send_on()
 
     def _run(self) -> None:
         self._phase = _Phase.RUNNING
@@ -215,8 +223,15 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(head + body)
         else:
             self._transport.write(head)
-            self._transport.write(body)
-        if not self._backed_up and self.alive:
+            self._unsent = body
+        self._send_on()
+
+    def _send_on(self) -> None:
+        """Write as much of the answer as the network takes."""
+        while self._unsent and not self._backed_up and self.alive:
+            piece, self._unsent = self._unsent[: self._piece], self._unsent[self._piece :]
+            self._transport.write(piece)
+        if not self._unsent and not self._backed_up and self.alive:
             self._sent()
 
     def _sent(self) -> None:
@@ -241,7 +256,7 @@ class Connection(asyncio.BufferedProtocol):
     def _return_slot(self) -> None:
         if self._slot >= 0:
             slot, self._slot = self._slot, -1
-            self._body = memoryview(b"")
+            self._body = self._unsent = memoryview(b"")
             self._front.slots.give_back(slot, self._size, self._answer_size)
 
     def _pause_while_full(self) -> None:

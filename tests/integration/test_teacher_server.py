@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from certificates import Authority
 from teacher_process import PATIENCE_S, wait_until
 
 from edl_runtime.errors import InferenceError, ProtocolError, SpecError
 from edl_runtime.protocol.client import TeacherConnection
+from edl_runtime.protocol.tls import Trust, shown_by, trust_of
+from edl_runtime.settings import RuntimeSettings
 from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.callable_model import CallableModel
 from edl_runtime.teacher.models import ModelOptions
@@ -89,14 +94,19 @@ class Served:
 
 
 @contextmanager
-def serving(name: str = "arithmetic", runner: type[InlineRunner] = InlineRunner, **options: Any) -> Iterator[Served]:
+def serving(
+    name: str = "arithmetic",
+    runner: type[InlineRunner] = InlineRunner,
+    tls: ssl.SSLContext | None = None,
+    **options: Any,
+) -> Iterator[Served]:
     model = CallableModel(ModelOptions(model=f"served_models:{name}"))
     arena = Arena.create(options.pop("limit", LIMIT), slots=options.pop("slots", 4))
     loop = asyncio.new_event_loop()
 
     async def begin() -> tuple[Front, asyncio.Server, asyncio.Task[None]]:
         front = Front(model.signature, runner(model, arena), arena, **options)
-        server = await loop.create_server(front.connect, "127.0.0.1", 0)
+        server = await loop.create_server(front.connect, "127.0.0.1", 0, ssl=tls)
         return front, server, loop.create_task(front.watch())
 
     async def end() -> None:
@@ -397,6 +407,49 @@ def test_an_answer_keeps_its_slot_until_the_network_has_taken_it() -> None:
         while part := late.recv(65536):
             answer += part
         assert answer.endswith(b"\x09" * size)
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> tuple[ssl.SSLContext, Trust]:
+    """What a teacher at 127.0.0.1 shows, and who believes it."""
+    authority = Authority(tmp_path / "ours")
+    shown = authority.sign("127.0.0.1")
+    made = RuntimeSettings(tls_cert=str(shown.cert), tls_key=str(shown.key), teacher_ca=str(authority.ca))
+    context, trust = shown_by(made), trust_of(made)
+    assert context is not None
+    assert trust is not None
+    return context, trust
+
+
+def test_an_idle_client_holds_no_slot_over_tls(tls: tuple[ssl.SSLContext, Trust]) -> None:
+    """Its answer has left when the network has it, however large it is, and not when the client comes again."""
+    context, trust = tls
+    with serving("echo", slots=1, limit=32 << 20, tls=context) as served, ExitStack() as stack:
+        for size in (1, 24 << 20):
+            body = np.full((1, size), 7, np.uint8)
+            teacher = stack.enter_context(TeacherConnection(served.address, trust=trust))
+            for _ in range(3):
+                assert np.array_equal(teacher.infer({"x": body}, ["x"])["x"], body)
+                wait_until(lambda: served.on_loop(lambda: served.front.slots.in_flight) == 0)
+
+
+def test_a_client_that_does_not_read_over_tls_is_disconnected(tls: tuple[ssl.SSLContext, Trust]) -> None:
+    """It holds its slot, and little memory beside it, until it goes; then others are served."""
+    context, trust = tls
+    size = 24 << 20
+    with (
+        serving("echo", slots=1, limit=32 << 20, tls=context) as served,
+        late_reader(served.port) as raw,
+        trust.context.wrap_socket(raw, server_hostname="127.0.0.1") as never,
+    ):
+        never.sendall(echo_request(size))
+        wait_until(lambda: served.unsent() > 0)
+        (connection,) = served.front.connections
+        assert len(connection._unsent) > size / 2
+        for _ in range(1 + STALL_LOOKS):
+            served.on_loop(served.front.end_stalled)
+        with TeacherConnection(served.address, trust=trust) as teacher:
+            assert len(teacher.infer({"x": np.zeros((1, 4), np.uint8)}, [])) == 1
 
 
 def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
