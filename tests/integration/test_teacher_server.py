@@ -47,6 +47,13 @@ class HeldRunner(InlineRunner):
         self.held.append(lambda: InlineRunner.submit(self, slot, size, json_size, done))
 
 
+class LaterRunner(InlineRunner):
+    """Answers when the request has been received and the loop goes on, as predictors do."""
+
+    def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
+        asyncio.get_running_loop().call_soon(InlineRunner.submit, self, slot, size, json_size, done)
+
+
 class Served:
     """A front that serves in a thread of its own."""
 
@@ -424,7 +431,7 @@ def tls(tmp_path: Path) -> tuple[ssl.SSLContext, Trust]:
 def test_an_idle_client_holds_no_slot_over_tls(tls: tuple[ssl.SSLContext, Trust]) -> None:
     """Its answer has left when the network has it, however large it is, and not when the client comes again."""
     context, trust = tls
-    with serving("echo", slots=1, limit=32 << 20, tls=context) as served, ExitStack() as stack:
+    with serving("echo", LaterRunner, slots=1, limit=32 << 20, tls=context) as served, ExitStack() as stack:
         for size in (1, 24 << 20):
             body = np.full((1, size), 7, np.uint8)
             teacher = stack.enter_context(TeacherConnection(served.address, trust=trust))
