@@ -369,13 +369,23 @@ def _trainer_phase(job: Manifest, seen: Sequence[Seen], *, elastic: bool) -> tup
     ended_by_cluster = [one for one in troubled if one.status.disruptions > most_disruptions(job)]
     if _condition(job, "Complete") or (elastic and has_ended(job) and _all_left_have_succeeded(job, seen)):
         return "succeeded", None
-    ended_badly = _condition(job, "Failed") or _condition(job, "FailureTarget")
-    if ended_badly or deciding or ended_by_cluster or any(one.hopeless for one in troubled):
+    if _has_failed(job, elastic=elastic) or deciding or ended_by_cluster or any(one.hopeless for one in troubled):
         about = [*deciding, *ended_by_cluster, *(one for one in troubled if one.hopeless), *reversed(troubled)]
         return "failed", about[0] if about else None
     if job["spec"].get("suspend"):
         return "pending", None
     return "running", troubled[0] if troubled else None
+
+
+def _has_failed(job: Manifest, *, elastic: bool) -> bool:
+    """Whether the Job says that it has failed, or is about to end for that.
+
+    Of elastic trainers one that is about to end for the indexes that were given up has none that goes on; how those
+    ended that are left is known once it has ended itself.
+    """
+    target = _condition(job, "FailureTarget")
+    is_failing = target is not None and not (elastic and target.get("reason") == "FailedIndexes")
+    return is_failing or _condition(job, "Failed") is not None
 
 
 def _all_left_have_succeeded(job: Manifest, seen: Sequence[Seen]) -> bool:

@@ -412,6 +412,15 @@ def test_an_elastic_job_goes_on_without_those_that_were_given_up() -> None:
     assert of(job(3, elastic=True, conditions=failed, status=over), done[0], given_up).phase == "failed"
 
 
+def test_an_elastic_job_that_is_about_to_end_has_not_failed_for_those_that_were_given_up() -> None:
+    """The Job says so in advance, when it may not be known yet that the others have succeeded."""
+    given_up = pod(1, ended(78, message="no such data\n"), "Failed")
+    ending = {"FailureTarget": {"reason": "FailedIndexes", "message": "Job has failed indexes"}}
+    over = {"failedIndexes": "1", "completedIndexes": "0"}
+    assert of(job(2, elastic=True, conditions=ending, status=over), pod(0, RUNNING), given_up).phase == "running"
+    assert of(job(2, conditions=ending, status=over), pod(0, RUNNING), given_up).phase == "failed"
+
+
 def test_those_given_up_are_counted_also_when_their_pods_are_gone() -> None:
     """A node takes its pods along, and nobody should wait for an instance that never comes."""
     status = of(job(2, elastic=True, status={"failedIndexes": "1"}), pod(0, RUNNING))
