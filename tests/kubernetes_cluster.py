@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import quote
 
 from edl_runtime.backends.kubernetes import KubernetesBackend, names
 from edl_runtime.backends.kubernetes.connect import by_kubeconfig
@@ -23,6 +22,18 @@ PADDLE_IMAGE = "EDL_TEST_PADDLE_IMAGE"
 """The variable that names one with Paddle in it."""
 
 REDIS_IMAGE = os.environ.get("EDL_TEST_REDIS_IMAGE", "redis:7-alpine")
+
+KINDS = {
+    "deployments": "/apis/apps/v1",
+    "jobs": "/apis/batch/v1",
+    "poddisruptionbudgets": "/apis/policy/v1",
+    "pods": "/api/v1",
+    "secrets": "/api/v1",
+}
+"""All that belongs to a job, with where the API has it."""
+
+COLLECTED_WITHIN_S = 15.0
+"""For so long what a job owned may outlive it: the cluster's garbage collector has to come by."""
 
 
 class Cluster:
@@ -44,16 +55,26 @@ class Cluster:
         return KubernetesBackend(self.connect, namespace=self.namespace, defaults=defaults)
 
     def left(self) -> list[str]:
-        """Return everything of any job that is there, by kind and name."""
-        kinds = ("apps/v1/deployments", "batch/v1/jobs", "policy/v1/poddisruptionbudgets", "v1/pods", "v1/secrets")
-        return sorted(name for kind in kinds for name in asyncio.run(self._names(kind)))
+        """As `still_there`, for tests without an event loop."""
+        return asyncio.run(self.still_there())
 
-    async def _names(self, kind: str) -> list[str]:
-        group, _, plural = kind.rpartition("/")
-        root = "/api" if group == "v1" else "/apis"
-        path = f"{root}/{group}/namespaces/{self.namespace}/{plural}?labelSelector={quote(names.selector())}"
-        found = await self.ask("GET", path)
-        return [f"{plural} {item['metadata']['name']}" for item in found["items"]]
+    async def still_there(self) -> list[str]:
+        """Return what is there of any job, by kind and name, once the cluster had its time to collect it."""
+        deadline = time.monotonic() + COLLECTED_WITHIN_S
+        while (there := await self.there()) and time.monotonic() < deadline:  # noqa: ASYNC110 -- nobody tells of it
+            await asyncio.sleep(0.2)
+        return there
+
+    async def there(self) -> list[str]:
+        """Return everything of any job that is there now, by kind and name."""
+        return [f"{kind} {one['metadata']['name']}" for kind in KINDS for one in await self.found(kind)]
+
+    async def found(self, kind: str, job: str = "") -> list[dict[str, Any]]:
+        """Return the objects of a kind, as in `KINDS`, that belong to a job, or to any."""
+        label = f"{names.JOB}={job}" if job else names.JOB
+        path = f"{KINDS[kind]}/namespaces/{self.namespace}/{kind}?labelSelector={label}"
+        items: list[dict[str, Any]] = (await self.ask("GET", path))["items"]
+        return items
 
     @asynccontextmanager
     async def volume(self, folder: Path) -> AsyncIterator[str]:

@@ -7,35 +7,11 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from kubernetes_cluster import Cluster
 
 from edl_runtime.backends.base import Backend
-from edl_runtime.backends.kubernetes import names
-
-KINDS = {
-    "pods": "/api/v1",
-    "secrets": "/api/v1",
-    "jobs": "/apis/batch/v1",
-    "deployments": "/apis/apps/v1",
-    "poddisruptionbudgets": "/apis/policy/v1",
-}
-"""All that belongs to a job, with where the API has it."""
-
-
-async def found(cluster: Cluster, kind: str, job: str = "") -> list[dict[str, Any]]:
-    """Return the objects of a kind in the tests' namespace that belong to a job, or to any."""
-    label = f"{names.JOB}={job}" if job else names.JOB
-    path = f"{KINDS[kind]}/namespaces/{cluster.namespace}/{kind}?labelSelector={label}"
-    items: list[dict[str, Any]] = (await cluster.ask("GET", path))["items"]
-    return items
-
-
-async def left(cluster: Cluster) -> list[str]:
-    """Return everything of any job that is there."""
-    return [f"{kind}/{one['metadata']['name']}" for kind in KINDS for one in await found(cluster, kind)]
 
 
 @asynccontextmanager
@@ -44,12 +20,12 @@ async def leaving_nothing(backend: Backend, cluster: Cluster) -> AsyncIterator[B
     yield backend
     for status in await backend.list():
         assert await backend.delete(status.name)
-    assert await left(cluster) == []
+    assert await cluster.still_there() == []
 
 
 async def pods_of(cluster: Cluster, job: str) -> list[str]:
     """Return the names of a job's pods that are not going already."""
-    pods = await found(cluster, "pods", job)
+    pods = await cluster.found("pods", job)
     return sorted(pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"])
 
 

@@ -17,7 +17,7 @@ from pod_trouble import evict, pods_of
 from edl_airflow.laptop.client import AirflowClient, Run, Task
 from edl_airflow.laptop.launcher import Laptop
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 DAGS = """
 from datetime import timedelta
@@ -151,7 +151,7 @@ def test_a_task_that_waits_for_gpus_shows_which_pods_do(
         assert "no output yet" in going.fetched(f"/edl/jobs/edl_default/{job}/log?instance=0")
     assert all(task.state == "deferred" for task in going.tasks().values())
     client.fail(going.run)
-    going.until(lambda: cluster.left() == [])
+    going.until(lambda: asyncio.run(cluster.there()) == [])
 
 
 def test_the_users_mistakes_fail_in_their_first_try(laptop: Laptop, client: AirflowClient, cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from contract.asking import WAITS, eventually, job, reach, says
 from kubernetes_cluster import Cluster
-from pod_trouble import found, kubeconfig_with, leaving_nothing, server_of
+from pod_trouble import kubeconfig_with, leaving_nothing, server_of
 from proxy import Proxy, running_proxy
 
 from edl_runtime.backends.base import Backend, LogLine
@@ -77,7 +77,7 @@ async def test_verbs_that_are_asked_for_meanwhile_are_done_when_it_is_back(
     assert "stays" in [one.name for one in listed]
     await says(near, "up", name="comes")
     assert [one.name for one in await near.list()] == ["comes", "stays"]
-    assert len(await found(cluster, "jobs")) == 1
+    assert len(await cluster.found("jobs")) == 1
 
 
 async def test_who_follows_sees_each_line_once(near: Backend, far: Backend, proxy: Proxy) -> None:
@@ -155,7 +155,7 @@ async def test_a_connection_that_breaks_all_the_time_doubles_nothing(
             submitted = await far.submit(spec, token="mine", secrets={"PASSWORD": "open sesame"})
             assert (submitted.token, submitted.wanted) == ("mine", 2)
             await reach(far, "job", lambda status: [one.phase for one in status.instances] == ["running"] * 2)
-            counted = [len(await found(cluster, what)) for what in ("jobs", "deployments", "pods", "secrets")]
+            counted = [len(await cluster.found(what)) for what in ("jobs", "deployments", "pods", "secrets")]
             assert counted == [int(kind == "trainer"), int(kind == "pool"), 2, 1]
             assert (await far.resize("job", 3)).wanted == 3
             assert await far.delete("job")

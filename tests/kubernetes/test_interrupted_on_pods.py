@@ -55,7 +55,7 @@ class Pods:
         return phases.get(student, "Failed") not in ("Succeeded", "Failed")
 
     def left(self, marks: tuple[str, ...]) -> list[str]:
-        objects = [one for one in self._cluster.left() if one.partition(" ")[2].startswith(marks)]
+        objects = [one for one in asyncio.run(self._cluster.there()) if one.partition(" ")[2].startswith(marks)]
         return [*objects, *(pool for pool in asyncio.run(registered(self._redis.url)) if pool.startswith(marks))]
 
     def created(self, marks: tuple[str, ...]) -> dict[str, int]:

@@ -12,7 +12,7 @@ import pytest
 from conftest import skip_on_a_laptop
 from contract.asking import IGNORES_SIGTERM, SAYS_GOODBYE, WAITS, ended, eventually, job, reach, says
 from kubernetes_cluster import Cluster, own_namespace
-from pod_trouble import admit_only_restricted, evict, found, leaving_nothing, pods_of, priority_class, quota
+from pod_trouble import admit_only_restricted, evict, leaving_nothing, pods_of, priority_class, quota
 
 from edl_runtime.backends.base import Backend, JobStatus
 from edl_runtime.pods import Pod
@@ -254,7 +254,7 @@ async def test_a_pool_keeps_all_but_one_while_its_node_is_drained(backend: Backe
     first, *others = before = await pods_of(cluster, "job")
 
     async def allows_one() -> bool:
-        budget = (await found(cluster, "poddisruptionbudgets", "job"))[0]
+        budget = (await cluster.found("poddisruptionbudgets", "job"))[0]
         return bool(budget["status"].get("disruptionsAllowed") == 1)
 
     await eventually(allows_one, "a budget for one")
@@ -342,7 +342,7 @@ async def test_a_trainer_that_is_told_to_go_too_often_ends_the_others(backend: B
     assert (status.phase, status.instances[0].given_up) == ("failed", True)
 
     async def all_are_over() -> bool:
-        pods = await found(cluster, "pods", "job")
+        pods = await cluster.found("pods", "job")
         return {pod["status"]["phase"] for pod in pods} == {"Failed"}
 
     await eventually(all_are_over, "the end of the job's pods")

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from contract.asking import WAITS, eventually, job, says
+from contract.asking import WAITS, job, says
 from kubernetes_cluster import Cluster
-from pod_trouble import kubeconfig_with, left, token_of
+from pod_trouble import kubeconfig_with, token_of
 
 from edl_runtime.backends.kubernetes import KubernetesBackend, names
 from edl_runtime.backends.kubernetes.connect import by_kubeconfig
@@ -47,7 +47,7 @@ async def refused(backend: KubernetesBackend, cluster: Cluster, kind: Any, error
     spec = msgspec.structs.replace(job(WAITS, kind=kind), pod=Pod(**pod))
     with pytest.raises(error) as raised:
         await backend.submit(spec, token="mine", secrets={"PASSWORD": "open sesame"})
-    assert await left(cluster) == []
+    assert await cluster.there() == []
     assert "sesame" not in str(raised.value)
     return str(raised.value)
 
@@ -119,7 +119,7 @@ async def test_what_has_become_somebody_elses_is_left_alone(cluster: Cluster) ->
     await backend.submit(job(WAITS), token="mine", secrets={"WORD": "ours"})
     assert (await cluster.ask("GET", f"{path}/job-env"))["data"].keys() == {"WORD"}
     assert await backend.delete("job")
-    assert await left(cluster) == []
+    assert await cluster.still_there() == []
 
 
 @pytest.mark.parametrize("kind", ["trainer", "pool"])
@@ -193,7 +193,7 @@ async def test_who_may_read_no_logs_is_told(cluster: Cluster, tmp_path: Path, *,
         async with asyncio.timeout(30):
             assert [line async for line in backend.logs("job", follow=follow)] == []
     assert await strong.delete("job")
-    assert await left(cluster) == []
+    assert await cluster.still_there() == []
 
 
 async def test_those_rights_are_enough_to_submit(cluster: Cluster, tmp_path: Path) -> None:
@@ -204,8 +204,4 @@ async def test_those_rights_are_enough_to_submit(cluster: Cluster, tmp_path: Pat
         )
         assert submitted.wanted == 1
         assert await cluster.backend().delete(kind)
-
-    async def nothing_left() -> bool:
-        return await left(cluster) == []
-
-    await eventually(nothing_left, "the end of what such short-lived jobs own")
+    assert await cluster.still_there() == []
