@@ -76,13 +76,14 @@ class JobLog:
         self._collecting = asyncio.create_task(self._collect())
 
     async def tell_disruptions(self, job: JobStatus) -> None:
-        """Say how often the cluster has ended an instance, each time once. Never raises because Redis is away."""
-        if not any(instance.disruptions for instance in job.instances):
-            return
+        """Say how often the cluster has ended an instance, each time once. Never raises because Redis is away.
+
+        One that has left by a resize is forgotten: an instance that comes back under its number begins anew.
+        """
         before = (await self._shown_before()).disruptions
         for line in new_disruptions(job, before):
             self._say(line)
-        now = {**before, **{instance.index: instance.disruptions for instance in job.instances}}
+        now = {instance.index: instance.disruptions for instance in job.instances if instance.disruptions}
         if now != before:
             await self._keep(disruptions=now)
 

@@ -127,6 +127,17 @@ async def test_whoever_goes_on_counts_from_there(site: MadeUpSite) -> None:
     assert site.positions["student"].lines == {0: 2}
 
 
+@pytest.mark.parametrize("between", [[_hit(0)], [_hit(0, 0)], [_hit(0), _hit(0, 0)]])
+async def test_an_instance_that_has_left_and_come_back_is_counted_from_one(
+    site: MadeUpSite, between: list[JobStatus]
+) -> None:
+    """Also by whoever goes on."""
+    first = [line[-14:] for line in await _counted(site, _hit(0, 3), *between)]
+    assert first == ["1 of at most 5", "2 of at most 5", "3 of at most 5"]
+    again = [line[-14:] for line in await _counted(site, _hit(0, 1), _hit(0, 2))]
+    assert again == ["1 of at most 5", "2 of at most 5"]
+
+
 async def test_without_redis_disruptions_are_counted_all_the_same(site: MadeUpSite) -> None:
     """Once by each who looks."""
     site.away = True
