@@ -125,8 +125,7 @@ async def conduct(work: Work, site: Site, say: Say) -> Outcome:
 
 async def stop(work: Work, backend: Backend) -> None:
     """End everything that carries this try's token, trainers and pool at the same time; their logs are kept."""
-    names = [job.name for job in (work.trainer_job, work.pool_job) if job]
-    await asyncio.gather(*(backend.delete(name, token=work.token) for name in names))
+    await asyncio.gather(*(backend.delete(name, token=work.token) for name in work.jobs))
 
 
 async def stop_all_tries(owner: str, backend: Backend) -> None:

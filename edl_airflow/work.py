@@ -91,6 +91,11 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         """Of what the work is mainly about."""
         return self.trainer_job.name if self.trainer_job else self.pool
 
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """The names of what this task runs: its trainers, and its pool."""
+        return tuple(job.name for job in (self.trainer_job, self.pool_job) if job)
+
 
 class PoolResult(TypedDict):
     """What a pool's operator and sensor return: the pool's name and its teachers' addresses."""

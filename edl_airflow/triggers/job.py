@@ -12,6 +12,10 @@ from edl_airflow.hooks.edl import Surroundings
 from edl_airflow.site import backend_at, open_site
 from edl_airflow.triggers.base import EdlTrigger
 from edl_airflow.work import Outcome, Work
+from edl_runtime.errors import ClusterUnavailableError
+
+STOP_AGAIN_S = 30.0
+"""Seconds between two tries to stop jobs in a cluster that is away, each of which takes minutes."""
 
 _stopping: set[asyncio.Task[None]] = set()
 """What is being stopped; an event loop alone does not keep its tasks."""
@@ -43,7 +47,8 @@ class EdlJobTrigger(EdlTrigger):
     async def on_kill(self) -> None:
         """Stop everything that carries this try's token.
 
-        Airflow waits for that for half a minute. Whoever waits longer, as for a cluster that is away, goes on alone.
+        Airflow waits for that for half a minute. Whoever waits longer, as for a cluster that is away, goes on alone
+        while this triggerer runs. What fails otherwise is logged: by then, nobody may be there to raise it to.
         """
         stopping = asyncio.create_task(self._stop())
         _stopping.add(stopping)
@@ -51,4 +56,18 @@ class EdlJobTrigger(EdlTrigger):
         await asyncio.shield(stopping)
 
     async def _stop(self) -> None:
-        await conductor.stop(self.work, await asyncio.to_thread(backend_at, self.work.place))
+        jobs, told = ", ".join(map(repr, self.work.jobs)), False
+        try:
+            backend = await asyncio.to_thread(backend_at, self.work.place)
+            while True:
+                try:
+                    return await conductor.stop(self.work, backend)
+                except ClusterUnavailableError as error:
+                    if not told:
+                        self.log.warning(
+                            "Not stopped yet, and tried again until the cluster answers: %s: %s", jobs, error
+                        )
+                        told = True
+                    await asyncio.sleep(STOP_AGAIN_S)
+        except Exception:
+            self.log.exception("Perhaps not stopped: %s. `edl jobs` shows what is left, `edl stop NAME` ends it", jobs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from unit.airflow.made_up import STUDENT, MadeUpSite, job_status
+from unit.airflow.made_up import POOL, STUDENT, MadeUpSite, job_status
 
 from edl_airflow.hooks.edl import EdlHook, Surroundings
 from edl_airflow.pool_wait import GONE, PoolView, PoolWait
@@ -20,8 +21,7 @@ from edl_airflow.triggers.job import EdlJobTrigger
 from edl_airflow.triggers.wait import EdlWaitTrigger
 from edl_airflow.waiting import judge
 from edl_airflow.work import LocalPlace, Outcome, Work
-from edl_runtime.backends.kubernetes.api import ClusterUnavailableError
-from edl_runtime.errors import BackendError
+from edl_runtime.errors import BackendError, ClusterError, ClusterUnavailableError
 
 WORK = Work(
     conn_id="edl_default",
@@ -33,6 +33,21 @@ WORK = Work(
     trainer_job=STUDENT,
 )
 WAIT = PoolWait(conn_id="edl_default", pool="digits", until=1e12, waits_s=60)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What triggers of jobs log, each with its traceback if it has one."""
+    said: list[str] = []
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(self.format(record))
+
+    log = logging.Logger("triggers of jobs")  # noqa: LOG001 - none that others configure
+    log.addHandler(Told())
+    monkeypatch.setattr(EdlJobTrigger, "log", log)
+    return said
 
 
 def _job_trigger(**changes: Any) -> EdlJobTrigger:
@@ -136,6 +151,52 @@ async def test_what_on_kill_has_begun_goes_on_when_airflow_waits_no_longer(
     async with asyncio.timeout(5):
         while site.backend.jobs:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def test_what_on_kill_has_begun_is_tried_again_until_the_cluster_is_back(
+    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    """However often the backend's own patience ends before; that is said once."""
+    failures = [ClusterUnavailableError("https://a:6443", "refused")] * 3
+    delete = site.backend.delete
+
+    async def flaky(name: str, *, token: str) -> bool:
+        if failures:
+            raise failures.pop()
+        deleted: bool = await delete(name, token=token)
+        return deleted
+
+    monkeypatch.setattr(site.backend, "delete", flaky)
+    monkeypatch.setattr("edl_airflow.triggers.job.STOP_AGAIN_S", 0.01)
+    site.backend.jobs["student"] = job_status("student")
+    await _job_trigger().on_kill()
+    assert (site.backend.jobs, failures) == ({}, [])
+    (line,) = said
+    assert "'student'" in line
+    assert "a:6443" in line
+
+
+async def test_jobs_that_can_not_be_stopped_are_named_when_airflow_waits_no_longer(
+    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    """Nobody is there any more to raise it to; with what is to be done."""
+    refused = asyncio.Event()
+
+    async def delete(name: str, *, token: str) -> bool:  # noqa: ARG001
+        await refused.wait()
+        raise ClusterError(403, "Forbidden", "jobs.batch is forbidden")
+
+    monkeypatch.setattr(site.backend, "delete", delete)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(_job_trigger(pool_job=POOL).on_kill(), timeout=0.05)
+    refused.set()
+    async with asyncio.timeout(5):
+        while not said:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    (line,) = said
+    assert "'student', 'digits'" in line
+    assert "edl stop" in line
+    assert "is forbidden" in line
 
 
 async def test_on_kill_needs_no_connection(site: MadeUpSite) -> None:
