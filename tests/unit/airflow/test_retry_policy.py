@@ -19,8 +19,8 @@ from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator
 from edl_airflow.operators.train import EdlTrainOperator
 from edl_airflow.retry_policy import EdlRetryPolicy
 from edl_airflow.sensors.job import EdlJobSensor
-from edl_runtime.backends.kubernetes.api import ClusterUnavailableError
 from edl_runtime.errors import (
+    ClusterUnavailableError,
     DatasetChangedError,
     DiscoveryUnavailableError,
     JobFailedError,
