@@ -81,11 +81,16 @@ class Teller:
         return self._log
 
     def _tell_of_pool(self, pool: JobStatus) -> None:
-        """Say which teachers the cluster has ended: as many as there are, for others take their place."""
-        for one in pool.instances:
-            if one.disrupted and one.pod not in self._lost_teachers:
-                self._lost_teachers.add(one.pod)
-                self._say(f"Pool {pool.name!r}: {one.reason}: {len(self._lost_teachers)} by now")
+        """Say which teachers the cluster has ended, each once, and how many it has by now: others take their places.
+
+        Of many that are new, the last few are named.
+        """
+        ended = {**pool.replaced, **{one.pod: one.reason for one in pool.instances if one.disrupted}}
+        new = [pod for pod in ended if pod not in self._lost_teachers]
+        counted = enumerate(new, start=len(self._lost_teachers) + 1)
+        self._lost_teachers.update(new)
+        for count, pod in list(counted)[-MOST_NAMED:]:
+            self._say(f"Pool {pool.name!r}: {ended[pod]}: {count} by now")
         self._tell_reason("pool", f"Pool {pool.name!r}", pool)
 
     async def _tell_progress(self, job: JobStatus) -> None:

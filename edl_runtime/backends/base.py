@@ -49,6 +49,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     - `token`: who may kill it; see `Backend.delete`.
     - `cwd`: the folder that its instances start in, empty if each has one of its own.
     - `wanted`: the number of instances asked for; `instances` are those that exist, by index.
+    - `replaced`: the pods of a pool that the cluster has ended, as by an eviction, and still shows though others take
+      their places: of each, how it ended, the oldest first.
     - `reason`: why it failed, or why an instance of one that runs does not come up, for people; empty otherwise.
     - `last_lines`: the end of the log of the instance that `reason` is about; empty otherwise.
     - `result`: what was left by `edl_runtime.result.write_result`, of several instances the newest; None before.
@@ -64,6 +66,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     wanted: int
     instances: tuple[InstanceStatus, ...] = ()
+    replaced: dict[str, str] = {}
     created_at: float
     elastic: bool = False
     cwd: str = ""

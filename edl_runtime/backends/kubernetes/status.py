@@ -94,6 +94,7 @@ def job_status(owner: Manifest, pods: Sequence[Manifest], now: float, refusals: 
         digest=annotations.get(names.DIGEST, ""),
         wanted=wanted(owner),
         instances=tuple(one.status for one in seen),
+        replaced=_replaced(pods) if is_pool else {},
         created_at=float(annotations.get(names.CREATED_AT) or _created(owner)),
         elastic=elastic,
         cwd=annotations.get(names.CWD, ""),
@@ -197,6 +198,13 @@ def pool_pods(pods: Iterable[Manifest]) -> list[Manifest]:
     Without those that have failed as a whole, as by an eviction: others take their place.
     """
     return [pod for pod in by_age(pods) if _at(pod, "status").get("phase") != "Failed"]
+
+
+def _replaced(pods: Iterable[Manifest]) -> dict[str, str]:
+    """Return how those of a pool ended that have failed as a whole, and by the cluster: their nodes, mostly."""
+    failed = [pod for pod in by_age(pods) if _at(pod, "status").get("phase") == "Failed"]
+    lost = {pod["metadata"]["name"]: pod for pod in failed if _condition(pod, "DisruptionTarget") is not None}
+    return {name: f"pod {name} {_ending(pod, None)}" for name, pod in lost.items()}
 
 
 def by_age(pods: Iterable[Manifest]) -> list[Manifest]:

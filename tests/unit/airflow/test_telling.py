@@ -95,6 +95,21 @@ async def test_teachers_that_the_cluster_ends_are_counted(site: MadeUpSite) -> N
     ]
 
 
+async def test_teachers_that_their_nodes_have_evicted_are_counted(site: MadeUpSite) -> None:
+    """Others have taken their places by then; one that was seen while it was going is counted once. Few are named."""
+    going = _with("digits", "a", kind="pool")
+    gone = job_status("digits", kind="pool", replaced={"digits-a": "pod digits-a was ended", "b": "pod b was ended"})
+    many = msgspec.structs.replace(gone, replaced={**gone.replaced, **{f"c{n}": f"pod c{n}" for n in range(9)}})
+    said = await _said_of(site, *(View(pool=pool, teachers=()) for pool in (going, gone, gone, many, many)))
+    assert [line for line in said if not line.startswith("Waiting")] == [
+        "Pool 'digits': a: 1 by now",
+        "Pool 'digits': pod b was ended: 2 by now",
+        "Pool 'digits': pod c6: 9 by now",
+        "Pool 'digits': pod c7: 10 by now",
+        "Pool 'digits': pod c8: 11 by now",
+    ]
+
+
 async def test_what_is_wrong_with_a_job_is_said_once_each_time(site: MadeUpSite) -> None:
     """However often it is looked at meanwhile; the same trouble may come again."""
     said: list[str] = []

@@ -651,3 +651,27 @@ def test_the_instances_of_a_pool_are_numbered_by_age() -> None:
     ]
     assert [(one.index, one.restarts) for one in of(pool(3), *pods).instances] == [(0, 7), (1, 0), (2, 0)]
     assert of(pool(3)).phase == "running"
+
+
+def test_a_pool_tells_which_pods_were_evicted() -> None:
+    """Their node ends them as failed at once; not those that failed by themselves, nor those that are going yet."""
+    low = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "TerminationByKubelet",
+        "message": "The node was low on resource: memory.",
+    }
+    evicted = {"phase": "Failed", "status": {"reason": "Evicted", "conditions": [low]}}
+    pods = [
+        replica("c", RUNNING),
+        replica("b", ended(137), created="2026-11-22T09:08:42Z", **evicted),
+        replica("a", None, created="2026-11-22T09:08:41Z", **evicted),
+        replica("broken", ended(3), phase="Failed"),
+        replica("going", RUNNING, status={"conditions": [low]}),
+    ]
+    status = of(pool(2), *pods)
+    why = "was ended by the cluster (The node was low on resource: memory.)"
+    assert list(status.replaced.items()) == [("a", f"pod a {why}"), ("b", f"pod b {why}")]
+    assert [(one.pod, one.disrupted) for one in status.instances] == [("c", False), ("going", True)]
+    assert status.phase == "running"
+    assert of(job(), pod(0, ended(137), **evicted)).replaced == {}
