@@ -39,7 +39,18 @@ def trust_of(settings: RuntimeSettings) -> Trust | None:
     except OSError as error:
         allowed = "a PEM file with the certificates of who signs for teachers"
         raise SpecError(named("teacher_ca"), _what(settings.teacher_ca, error), allowed) from None
+    if settings.teacher_tls_name:
+        _check_name(context, settings.teacher_tls_name)
     return Trust(context, settings.teacher_tls_name)
+
+
+def _check_name(context: ssl.SSLContext, name: str) -> None:
+    """Have TLS itself say whether it can ask for a name, which it says else when a student connects."""
+    try:
+        context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=name)
+    except (ValueError, ssl.SSLError):
+        allowed = "a host name, as in teachers.edl: labels of 1 to 63 letters with dots between, 255 in all"
+        raise SpecError(named("teacher_tls_name"), name, allowed) from None
 
 
 def shown_by(settings: RuntimeSettings) -> ssl.SSLContext | None:

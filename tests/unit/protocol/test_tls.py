@@ -31,6 +31,21 @@ def test_what_is_set_is_what_students_ask_for(authority: Authority) -> None:
     assert len(trust.context.get_ca_certs()) == 1
 
 
+@pytest.mark.parametrize("name", ["a..b", ".teachers", "x" * 64, ".".join(["x" * 63] * 5)])
+def test_a_name_that_no_certificate_can_hold_is_refused(authority: Authority, name: str) -> None:
+    """When a student is made, and not each time it connects."""
+    with pytest.raises(SpecError, match=f"EDL_TEACHER_TLS_NAME.*{name}"):
+        trust_of(RuntimeSettings(teacher_ca=str(authority.ca), teacher_tls_name=name))
+
+
+@pytest.mark.parametrize("name", ["teachers", "teachers.edl.svc", "x" * 63, "10.0.0.1", "::1", "lehrkräfte.example"])
+def test_any_name_or_address_that_certificates_hold_will_do(authority: Authority, name: str) -> None:
+    """It is taken as it stands."""
+    trust = trust_of(RuntimeSettings(teacher_ca=str(authority.ca), teacher_tls_name=name))
+    assert trust is not None
+    assert trust.name == name
+
+
 def test_certificate_and_key_may_stand_in_one_file(authority: Authority, tmp_path: Path) -> None:
     """Then nothing names the key."""
     shown = authority.sign("one")
