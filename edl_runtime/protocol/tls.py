@@ -76,7 +76,7 @@ def open_tls(connected: socket.socket, trust: Trust, host: str, timeout_s: float
 
     Raises ConnectionError or TimeoutError that says why it is none, and other OSErrors when the network fails.
     """
-    name = trust.name or host
+    name, limit_s = trust.name or host, connected.gettimeout()
     try:
         return _TlsStream(trust.context.wrap_socket(connected, server_hostname=name), timeout_s)
     except ssl.SSLCertVerificationError as error:
@@ -84,7 +84,9 @@ def open_tls(connected: socket.socket, trust: Trust, host: str, timeout_s: float
             f"its certificate is not one that EDL_TEACHER_CA trusts for {name!r}: {_why(error)}"
         ) from None
     except TimeoutError:
-        raise TimeoutError("it speaks no TLS, which EDL_TEACHER_CA asks for: it was silent") from None
+        raise TimeoutError(
+            f"it did not answer within {limit_s:g} s when asked for TLS, as EDL_TEACHER_CA has it; it may speak none"
+        ) from None
     except ssl.SSLEOFError:
         raise ConnectionError("it closed the connection when asked for TLS, as EDL_TEACHER_CA has it") from None
     except ssl.SSLError as error:

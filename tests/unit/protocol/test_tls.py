@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 from certificates import Authority
 
 from edl_runtime.errors import SpecError
-from edl_runtime.protocol.tls import shown_by, trust_of
+from edl_runtime.protocol.tls import open_tls, shown_by, trust_of
 from edl_runtime.settings import RuntimeSettings
 
 
@@ -44,6 +45,17 @@ def test_any_name_or_address_that_certificates_hold_will_do(authority: Authority
     trust = trust_of(RuntimeSettings(teacher_ca=str(authority.ca), teacher_tls_name=name))
     assert trust is not None
     assert trust.name == name
+
+
+def test_one_that_does_not_answer_may_be_busy_or_speak_no_tls(authority: Authority) -> None:
+    """Nobody can know which; it is said how long it had."""
+    trust = trust_of(RuntimeSettings(teacher_ca=str(authority.ca)))
+    assert trust is not None
+    ours, theirs = socket.socketpair()
+    ours.settimeout(0.05)
+    with theirs, pytest.raises(TimeoutError, match=r"did not answer within 0\.05 s when asked for TLS.*may speak none"):
+        open_tls(ours, trust, "127.0.0.1", timeout_s=30.0)
+    assert ours.fileno() == -1
 
 
 def test_certificate_and_key_may_stand_in_one_file(authority: Authority, tmp_path: Path) -> None:
