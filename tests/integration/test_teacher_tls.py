@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -73,12 +74,14 @@ def test_rows_go_without_being_stacked(echo: Teacher, authority: Authority) -> N
         assert asked.infer({"x": empty}, ["x"])["x"].shape == (5, 0)
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
 def test_large_requests_on_one_machine_lie_in_shared_memory(echo: Teacher, authority: Authority) -> None:
     """As without TLS; what is shared is agreed on over the connection."""
     x = np.ones((4, 1 << 20), np.uint8)
     with connection(echo.address, student(authority)) as asked:
         asked.signature()
         np.testing.assert_array_equal(asked.infer({"x": x}, ["x"])["x"], x)
+        assert asked._sharing._region is not None
 
 
 def test_a_refused_request_is_answered_before_the_end(echo: Teacher, authority: Authority) -> None:
@@ -123,12 +126,49 @@ def test_without_a_name_the_certificate_holds_the_host(authority: Authority) -> 
 
 
 def test_a_teacher_without_tls_is_told_apart(authority: Authority) -> None:
-    """It never gets to see a token."""
+    """It waits for the student's request, as a busy one may seem to that speaks it; both are said."""
     with (
         running_teacher("served_models:echo") as teacher,
         pytest.raises(TimeoutError, match="asked for TLS, as EDL_TEACHER_CA has it; it may speak none"),
     ):
         connection(teacher.address, student(authority, timeout_s=1.0)).open()
+
+
+@contextmanager
+def plain(answer: bytes) -> Iterator[tuple[str, bytearray]]:
+    """A server that speaks no TLS: its address, and what it is sent until the other end leaves."""
+    heard = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            taken, _ = listener.accept()
+            with taken:
+                taken.sendall(answer)
+                with suppress(ConnectionError):
+                    while some := taken.recv(65536):
+                        heard.extend(some)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}", heard
+        finally:
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"], ids=["silent", "answering"]
+)
+def test_a_teacher_without_tls_never_gets_to_see_a_token(authority: Authority, answer: bytes) -> None:
+    """Nor anything else but that TLS is asked for; whether it waits or answers."""
+    trust = trust_of(student(authority))
+    with plain(answer) as (address, heard):
+        asked = TeacherConnection(address, token="never-to-be-seen", timeout_s=1.0, trust=trust)
+        with closing(asked), pytest.raises(OSError, match="EDL_TEACHER_CA"):
+            asked.ready()
+    assert heard[:1] == b"\x16"  # a handshake
+    assert b"never-to-be-seen" not in heard
+    assert b"HTTP" not in heard
 
 
 def test_a_student_without_tls_gets_nothing(echo: Teacher, authority: Authority) -> None:
@@ -195,7 +235,7 @@ def test_closing_ends_a_call_under_way(authority: Authority) -> None:
 
 @pytest.mark.parametrize("fault", ["missing", "mixed up"])
 def test_a_certificate_that_can_not_be_shown_is_named(authority: Authority, tmp_path: Path, fault: str) -> None:
-    """The teacher ends with 2, as for all that a restart can't mend."""
+    """The teacher ends with 78, as for all that a restart can't mend."""
     one, other = authority.sign("one"), authority.sign("other")
     env = {"EDL_TLS_CERT": str(tmp_path / "none"), "EDL_TLS_KEY": ""}
     if fault == "mixed up":
