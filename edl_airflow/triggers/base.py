@@ -63,10 +63,10 @@ class EdlTrigger(BaseTrigger):
 async def looked_up(conn_id: str) -> Surroundings:
     """Look a connection up, for minutes while that can't be done; raise at once what is the user's mistake."""
 
-    def is_passing(error: Exception) -> bool:
+    def may_pass(error: Exception) -> bool:
         return not is_users_mistake(error)
 
-    async for attempt in stamina.retry_context(on=is_passing, attempts=None, timeout=LOOK_UP_FOR_S):
+    async for attempt in stamina.retry_context(on=may_pass, attempts=None, timeout=LOOK_UP_FOR_S):
         with attempt:
             return await EdlHook(conn_id).asurroundings()
     raise AssertionError  # the last attempt raises
