@@ -48,7 +48,7 @@ async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Calla
     check_exposure(host, settings.discovery_token, "EDL_DISCOVERY_TOKEN")
     if not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", "the Redis that pools register in, as in redis://127.0.0.1:6379/0")
-    secure = shown_by(settings) is not None
+    shown = shown_by(settings)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -56,25 +56,24 @@ async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Calla
     async with connect(settings.redis_url, connections=REDIS_LIMIT) as client:
         hub = Hub(client, settings.namespace, ttl_s=settings.lease_ttl_s, most_pools=POOL_LIMIT)
         app = build_app(hub, client, settings.namespace, token=settings.discovery_token)
-        server = _Server(
-            uvicorn.Config(
-                app,
-                http=_Connection,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=round(LEAVE_S),
-                ssl_certfile=settings.tls_cert or None,
-                ssl_keyfile=settings.tls_key or None,
-            )
+        config = uvicorn.Config(
+            app,
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=round(LEAVE_S),
         )
+        config.load()
+        config.ssl = shown
+        server = _Server(config)
         with _listening(host, port) as listener:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(server.serve(sockets=[listener]))
-                on_ready(_url(listener, "https" if secure else "http"))
+                on_ready(_url(listener, "https" if shown else "http"))
                 await stop.wait()
                 hub.close()
                 server.should_exit = True
