@@ -1,0 +1,121 @@
+"""What the web will need, learned from what it needed: a seasonal profile with headroom and lead time.
+
+A day is cut into slots, and days of the week are of two kinds, working days and the weekend. A slot's profile is the
+median over the days of its kind, of the slot itself and its neighbours: one burst changes nothing. What is expected is
+the most that the profile says for any slot until the lead time is over, so jobs shrink before the rush, with headroom
+for what differs from day to day; what the web needs now has headroom of its own, for bursts that no profile knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from statistics import median
+
+import msgspec
+
+from edl_runtime.autoscale.traffic import zone_of
+from edl_runtime.errors import SpecError
+
+DAY_S = 86_400
+
+SPARSE_S = 3600
+"""A slot without samples is as the one before, for so long."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """How much of a resource the web needed at a time, in seconds since 1970."""
+
+    at_s: float
+    needed: float
+
+
+class Foresight(msgspec.Struct, frozen=True, kw_only=True):
+    """How carefully a profile is used.
+
+    - `headroom`: what the profile says counts so many times, 1 or more.
+    - `burst_headroom`: what the web needs now counts so many times, 1 or more.
+    - `lead_s`: so long before the web needs more, training has less: at least a pause and the start of a pod.
+    - `silent_after_s`: a source whose last sample is older than that is silent, and declared windows hold.
+    - `memory_s`: older samples are not learned from.
+    - `slot_s`: length of a slot.
+
+    Raises SpecError.
+    """
+
+    headroom: float = 1.2
+    burst_headroom: float = 1.1
+    lead_s: float = 900.0
+    silent_after_s: float = 1800.0
+    memory_s: float = 28.0 * DAY_S
+    slot_s: int = 600
+
+    def __post_init__(self) -> None:
+        for field in ("headroom", "burst_headroom"):
+            if not 1 <= getattr(self, field) < math.inf:
+                raise SpecError(field, getattr(self, field), "1 or more")
+        for field in ("lead_s", "silent_after_s", "memory_s"):
+            if not 0 <= getattr(self, field) < math.inf:
+                raise SpecError(field, getattr(self, field), "seconds, 0 or more")
+        if self.slot_s < 1 or DAY_S % self.slot_s:
+            raise SpecError("slot_s", self.slot_s, "seconds that divide a day, as 600")
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What the web needs in each slot of a working day (False) and of a weekend's day (True), where that is known."""
+
+    slots: Mapping[tuple[bool, int], float]
+    time_zone: str = "UTC"
+    slot_s: int = 600
+
+    def expected(self, at_s: float) -> float | None:
+        """Return what the web needs at a time, None if nothing like it was seen."""
+        return self.slots.get(_slot(at_s, self.time_zone, self.slot_s))
+
+
+def learn(
+    samples: Iterable[Sample], *, now_s: float, foresight: Foresight | None = None, time_zone: str = "UTC"
+) -> Profile:
+    """Return the profile of what was seen until now; later samples, of a clock that jumped, are left out."""
+    foresight = foresight or Foresight()
+    seen: dict[tuple[bool, int], list[float]] = {}
+    for sample in samples:
+        if now_s - foresight.memory_s <= sample.at_s <= now_s and 0 <= sample.needed < math.inf:
+            seen.setdefault(_slot(sample.at_s, time_zone, foresight.slot_s), []).append(sample.needed)
+    count = DAY_S // foresight.slot_s
+    carried = SPARSE_S // foresight.slot_s
+    slots: dict[tuple[bool, int], float] = {}
+    for weekend, slot in seen:
+        near = [need for by in (-1, 0, 1) for need in seen.get((weekend, (slot + by) % count), ())]
+        for by in range(carried + 1):
+            following = weekend, (slot + by) % count
+            if by and following in seen:
+                break
+            slots[following] = median(near)
+    return Profile(slots=slots, time_zone=time_zone, slot_s=foresight.slot_s)
+
+
+def needed_soon(
+    profile: Profile, recent: Sequence[Sample], *, now_s: float, foresight: Foresight | None = None
+) -> float | None:
+    """Return what the web is to be left from now until the lead time is over.
+
+    `recent` are the latest samples, the newest last. None when the source is silent, or when the profile does not know
+    the times ahead: then declared windows hold.
+    """
+    foresight = foresight or Foresight()
+    past = [sample for sample in recent if sample.at_s <= now_s]
+    if not past or now_s - past[-1].at_s > foresight.silent_after_s:
+        return None
+    steps = math.ceil(foresight.lead_s / foresight.slot_s)
+    times = [now_s + min(step * foresight.slot_s, foresight.lead_s) for step in range(steps + 1)]
+    ahead = [need for need in map(profile.expected, times) if need is not None]
+    if len(ahead) < len(times):
+        return None
+    return max(max(ahead) * foresight.headroom, past[-1].needed * foresight.burst_headroom)
+
+
+def _slot(at_s: float, time_zone: str, slot_s: int) -> tuple[bool, int]:
+    wall = datetime.fromtimestamp(at_s, zone_of(time_zone))
+    return wall.weekday() >= 5, (wall.hour * 3600 + wall.minute * 60 + wall.second) // slot_s

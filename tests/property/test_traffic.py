@@ -1,0 +1,331 @@
+"""Traffic windows for any schema and moment, and profiles learned from any samples."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl_runtime.autoscale.profile import DAY_S, Foresight, Sample, learn, needed_soon
+from edl_runtime.autoscale.traffic import DAYS, Size, Sizes, TrafficWindows, Window, clock
+from edl_runtime.autoscale.traffic_schema import read_windows, to_windows
+from edl_runtime.errors import SpecError
+
+ZONES = st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata"])
+MOMENTS = st.datetimes(datetime(2025, 1, 1), datetime(2027, 12, 31)).map(lambda naive: naive.replace(tzinfo=UTC))  # noqa: DTZ001
+CUTS = st.lists(st.integers(0, 1439), min_size=2, max_size=6, unique=True).map(sorted)
+
+DAY = """
+time_zone: Europe/Berlin
+holidays: [2026-12-25]
+windows:
+  - name: evening
+    start: 18:00
+    end: 23:00
+    days: [weekdays, sat]
+    sizes:
+      cluster: {gpu: 14}
+      jobs: {nightly: 25%}
+      pools: {resnext: 2}
+  - name: night
+    start: 23:00
+    end: 6:30
+    sizes: {cluster: 100%}
+default:
+  cluster: 75%
+"""
+
+
+def partition(cuts: Sequence[int], zone: str, holidays: Sequence[date] = ()) -> TrafficWindows:
+    """Return windows that follow one another around the clock, one of them across midnight most often."""
+    spans = zip(cuts, [*cuts[1:], cuts[0]], strict=True)
+    windows = [Window(name=f"from {clock(start)}", start=start, end=end, sizes=Sizes()) for start, end in spans]
+    return TrafficWindows(windows=tuple(windows), time_zone=zone, holidays=frozenset(holidays))
+
+
+@given(CUTS, ZONES, MOMENTS)
+def test_one_window_holds_at_each_moment(cuts: list[int], zone: str, moment: datetime) -> None:
+    """It is the one that the clock on the wall tells, also on days when clocks change."""
+    wall = moment.astimezone(ZoneInfo(zone))
+    minute = wall.hour * 60 + wall.minute
+    begun = max((cut for cut in cuts if cut <= minute), default=cuts[-1])
+    assert partition(cuts, zone).at(moment).name == f"from {clock(begun)}"
+
+
+@given(CUTS, ZONES, MOMENTS)
+def test_spans_follow_one_another(cuts: list[int], zone: str, moment: datetime) -> None:
+    """A span has the moment in it, the same is told at both its ends, and the next begins where it ends."""
+    windows = partition(cuts, zone)
+    span = windows.at(moment)
+    assert span.start is not None
+    assert span.end is not None
+    assert span.start <= moment < span.end
+    assert windows.at(span.start) == span == windows.at(span.end - timedelta(seconds=1))
+    after = windows.at(span.end)
+    assert after.start == span.end
+    assert after.name != span.name
+
+
+@pytest.mark.parametrize(
+    ("day", "hours"), [(date(2026, 3, 28), 7), (date(2026, 6, 1), 8), (date(2026, 10, 24), 9)], ids=str
+)
+def test_a_window_across_midnight_follows_the_wall_clock(day: date, hours: int) -> None:
+    """From 22:00 to 06:00 are seven, eight or nine hours, as clocks go forward, stay or go back."""
+    night = Window(name="night", start=22 * 60, end=6 * 60, sizes=Sizes())
+    windows = TrafficWindows(windows=(night,), default=Sizes(), time_zone="Europe/Berlin")
+    zone = ZoneInfo("Europe/Berlin")
+    span = windows.at(datetime(day.year, day.month, day.day, 23, tzinfo=zone))
+    assert span.name == "night"
+    assert span.start is not None
+    assert span.end is not None
+    assert span.end - span.start == timedelta(hours=hours)
+    assert (span.start.astimezone(zone).hour, span.end.astimezone(zone).hour) == (22, 6)
+
+
+def test_an_edge_in_an_hour_that_is_left_out_is_where_clocks_change() -> None:
+    """A window that would end at 02:30 ends at 03:00 on the day that has no 02:30."""
+    windows = TrafficWindows(
+        windows=(Window(name="early", start=60, end=150, sizes=Sizes()),), default=Sizes(), time_zone="Europe/Berlin"
+    )
+    span = windows.at(datetime(2026, 3, 29, 0, 30, tzinfo=UTC))
+    assert (span.start, span.end) == (
+        datetime(2026, 3, 29, 0, 0, tzinfo=UTC),
+        datetime(2026, 3, 29, 1, 0, tzinfo=UTC),
+    )
+
+
+def test_what_lies_in_an_hour_that_comes_twice_comes_twice() -> None:
+    """Between the two the default holds."""
+    windows = TrafficWindows(
+        windows=(Window(name="early", start=120, end=150, sizes=Sizes()),), default=Sizes(), time_zone="Europe/Berlin"
+    )
+    names = [
+        windows.at(datetime(2026, 10, 25, hour, minute, tzinfo=UTC)).name for hour in (0, 1) for minute in (15, 45)
+    ]
+    assert names == ["early", "default", "early", "default"]
+
+
+def test_a_holiday_is_no_day_of_the_week() -> None:
+    """On it only windows of the day "holiday" start; one of the evening before still ends."""
+    windows = read_windows(DAY)
+    assert windows.at(datetime(2026, 12, 24, 18, tzinfo=UTC)).name == "evening"
+    assert windows.at(datetime(2026, 12, 25, 5, tzinfo=UTC)).name == "night"
+    assert windows.at(datetime(2026, 12, 25, 18, tzinfo=UTC)).name == "default"
+    assert windows.at(datetime(2026, 12, 25, 22, tzinfo=UTC)).name == "night"  # of all days
+
+
+def test_a_window_of_holidays_alone_begins_on_the_next() -> None:
+    """However far it is; without any more, the default holds for ever."""
+    only = Window(name="quiet", start=0, end=1440, sizes=Sizes(), days=frozenset({"holiday"}))
+    windows = TrafficWindows(windows=(only,), default=Sizes(), holidays=frozenset({date(2026, 12, 25)}))
+    assert windows.at(datetime(2026, 2, 1, tzinfo=UTC)).end == datetime(2026, 12, 25, tzinfo=UTC)
+    assert windows.at(datetime(2026, 12, 26, tzinfo=UTC)).end is None
+    assert windows.at(datetime(2026, 12, 26, tzinfo=UTC)).start == datetime(2026, 12, 26, tzinfo=UTC)
+
+
+def test_sizes_say_what_training_may_have() -> None:
+    """Numbers, shares, and all of what is not named."""
+    windows = read_windows(DAY)
+    evening = windows.sizes_at(datetime(2026, 6, 1, 17, tzinfo=UTC))
+    capacity = evening.capacity({"gpu": 32, "cpu": 64})
+    assert capacity == {"gpu": 14, "cpu": 64}
+    assert evening.most("jobs", "nightly", {"gpu": 1}, capacity) == 3
+    assert evening.most("pools", "resnext", {"gpu": 1}, capacity) == 2
+    assert evening.most("jobs", "another", {"gpu": 1}, capacity) is None
+    assert windows.sizes_at(datetime(2026, 6, 1, 10, tzinfo=UTC)).capacity({"gpu": 32}) == {"gpu": 24}
+
+
+def test_yaml_and_python_are_one_schema() -> None:
+    """What a dict says, a text of YAML says, too."""
+    evening = {
+        "name": "evening",
+        "start": "18:00",
+        "end": "23:00",
+        "days": ["mon", "tue", "wed", "thu", "fri", "sat"],
+        "sizes": {"cluster": {"gpu": 14}, "jobs": {"nightly": "25%"}, "pools": {"resnext": 2}},
+    }
+    night = {"name": "night", "start": "23:00", "end": "06:30", "sizes": {"cluster": "100%"}}
+    plain = {
+        "time_zone": "Europe/Berlin",
+        "holidays": [date(2026, 12, 25)],
+        "windows": [evening, night],
+        "default": {"cluster": "75%"},
+    }
+    assert read_windows(DAY) == to_windows(plain)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("Europe/Berlin", "Europe/Bärlin", "line 2: time_zone: got 'Europe/Bärlin', allowed is a name of the tz"),
+        ("2026-12-25", "2026-02-30", "line 3: holidays[0]: got '2026-02-30', allowed is a date"),
+        ("end: 23:00", "end: 25:00", "line 7: windows[0].end: got '25:00', allowed is a time of day"),
+        ("end: 23:00", "end: 18:00", "line 7: windows[0].end: got '18:00', allowed is another time than its start"),
+        ("start: 18:00", "start: 24:00", "line 6: windows[0].start: got '24:00', allowed is 00:00 to 23:59"),
+        ("[weekdays, sat]", "[monday]", "line 8: windows[0].days: got 'monday', allowed is some of mon, tue"),
+        ("gpu: 14", "gpu: many", "line 10: windows[0].sizes.cluster.gpu: got 'many', allowed is a number, or a share"),
+        ("cluster: 75%", "cluster: 120%", "line 18: default.cluster: got '120%', allowed is a number, 0 or more, or a"),
+        ("resnext: 2", "resnext: 2.5", "line 12: windows[0].sizes.pools.resnext: got '2.5', allowed is a whole number"),
+        (
+            "resnext: 2",
+            "resnext: 80%",
+            "line 9: windows[0].sizes.shares: got 'nightly 25% + resnext 80% = 105%', allowed is shares of jobs and",
+        ),
+        ("name: night", "name: evening", "line 13: windows[1].name: got 'evening', allowed is a name of its own"),
+        (
+            "start: 23:00",
+            "start: 22:00",
+            "line 13: windows[1]: got \"'evening' and 'night' on mon from 22:00 to 23:00\", allowed is one window at a",
+        ),
+        (
+            "default:\n  cluster: 75%",
+            "",
+            "line 4: windows: got 'none on mon from 06:30 to 18:00', allowed is a window for each time, or `default`",
+        ),
+        ("start: 18:00", "begin: 18:00", "line 6: windows[0].begin: got '18:00', allowed is one of days, end, name"),
+        ("end: 6:30", "end: 6:30\n    end: 7:00", "line 16: windows[1].end: got 'said twice', allowed is each once"),
+        ("holidays: [", "holidays: ", "line 3: holidays: got '2026-12-25]', allowed is a list"),
+    ],
+)
+def test_a_mistake_is_reported_with_its_line(old: str, new: str, says: str) -> None:
+    """An error says where it is, what was given and what is allowed."""
+    assert old in DAY
+    with pytest.raises(SpecError, match="^" + re.escape(says)):
+        read_windows(DAY.replace(old, new, 1))
+
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["18:00", "40%", *DAYS]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["windows", "name", "start", "end", "days", "sizes", "default", "cluster", "jobs", "holidays"]
+            ),
+            inner,
+            max_size=5,
+        )
+    ),
+)
+
+
+@given(PLAIN)
+def test_any_data_are_windows_or_a_mistake(data: Any) -> None:
+    """Nothing but SpecError is raised, and what is made of the data works."""
+    try:
+        windows = to_windows(data)
+    except SpecError:
+        return
+    assert windows.at(datetime(2026, 1, 1, tzinfo=UTC)).name
+
+
+@given(st.text("ab:-[]{}&*!%|> \n\"'0", max_size=40))
+def test_any_text_is_windows_or_a_mistake(text: str) -> None:
+    """Broken YAML, and YAML of something else, is a SpecError that begins with its line."""
+    with pytest.raises(SpecError, match=r"^line \d+: "):
+        read_windows(text)
+
+
+WEEKS = st.lists(st.floats(0, 50), min_size=24, max_size=24)
+HOUR = Foresight(slot_s=3600, lead_s=3600, headroom=1.0, burst_headroom=1.0)
+
+
+@given(WEEKS, st.floats(0, 50), st.integers(0, 6))
+def test_a_profile_learns_a_day_and_not_a_burst(day: list[float], burst: float, day_of_burst: int) -> None:
+    """After a week the profile is the day's median with its neighbours', whatever one day was like."""
+    week = [Sample(at_s=h * 3600.0, needed=burst if h // 24 == day_of_burst else day[h % 24]) for h in range(7 * 24)]
+    profile = learn(week, now_s=7.0 * DAY_S, foresight=HOUR)
+    for hour in range(24):
+        near = sorted(day[(hour + by) % 24] for by in (-1, 0, 1))
+        expected = profile.expected(7 * DAY_S + hour * 3600.0)
+        assert expected is not None
+        assert near[0] <= expected <= near[2]
+
+
+@given(WEEKS, st.lists(st.floats(0, 50), max_size=10))
+def test_a_profile_learns_nothing_from_what_is_to_come(day: list[float], later: list[float]) -> None:
+    """Samples after now change nothing, nor do such that are no number."""
+    past = [Sample(at_s=hour * 3600.0, needed=need) for hour, need in enumerate(day)]
+    future = [Sample(at_s=DAY_S + 1.0 + hour, needed=need) for hour, need in enumerate(later)]
+    broken = [Sample(at_s=3600.0, needed=math.nan), Sample(at_s=3600.0, needed=math.inf), Sample(at_s=0.0, needed=-1.0)]
+    assert learn(past, now_s=DAY_S) == learn([*past, *future, *broken], now_s=DAY_S)
+
+
+def rush(at_hour: int) -> list[Sample]:
+    """Return a week in which the web needs 20 for an hour a day, else 4."""
+    return [Sample(at_s=hour * 3600.0, needed=20.0 if hour % 24 == at_hour else 4.0) for hour in range(7 * 24)]
+
+
+def test_jobs_shrink_before_the_rush() -> None:
+    """What is expected within the lead time counts now, with headroom."""
+    profile = learn(
+        [
+            Sample(at_s=quarter * 900.0, needed=20.0 if quarter % 96 in range(40, 48) else 4.0)
+            for quarter in range(7 * 96)
+        ],
+        now_s=7.0 * DAY_S,
+    )
+    monday = 11.0 * DAY_S
+    foresight = Foresight(headroom=1.25, burst_headroom=1.5)
+    for hour, needed in ((9.5, 6.0), (9.9, 25.0), (11.0, 25.0), (12.5, 6.0)):
+        now_s = monday + hour * 3600
+        recent = [Sample(at_s=now_s - 60, needed=4.0)]
+        assert needed_soon(profile, recent, now_s=now_s, foresight=foresight) == needed
+
+
+def test_the_web_has_what_it_needs_now_and_more() -> None:
+    """A burst that no profile knows counts at once."""
+    profile = learn(rush(12), now_s=7.0 * DAY_S, foresight=HOUR)
+    now_s = 7.0 * DAY_S + 3 * 3600
+    recent = [Sample(at_s=now_s - 60, needed=16.0)]
+    assert needed_soon(profile, recent, now_s=now_s, foresight=Foresight(burst_headroom=1.5, slot_s=3600)) == 24.0
+
+
+def test_when_the_source_goes_silent_declared_windows_hold() -> None:
+    """Nothing is said from old samples, from such of a clock that runs ahead, or of times never seen."""
+    now_s = 7.0 * DAY_S
+    foresight = Foresight(silent_after_s=600)
+    profile = learn(rush(12), now_s=now_s)
+    assert needed_soon(profile, [Sample(at_s=now_s - 600, needed=4.0)], now_s=now_s, foresight=foresight) is not None
+    assert needed_soon(profile, [Sample(at_s=now_s - 601, needed=4.0)], now_s=now_s, foresight=foresight) is None
+    assert needed_soon(profile, [Sample(at_s=now_s + 1, needed=4.0)], now_s=now_s, foresight=foresight) is None
+    assert needed_soon(profile, [], now_s=now_s, foresight=foresight) is None
+    only_days_of_work = learn(rush(12)[:24], now_s=now_s)
+    recent = [Sample(at_s=2.0 * DAY_S, needed=4.0)]
+    assert needed_soon(only_days_of_work, recent, now_s=2.0 * DAY_S, foresight=foresight) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"headroom": 0.9}, "headroom: got 0.9, allowed is 1 or more"),
+        ({"lead_s": -1}, "lead_s: got -1, allowed is seconds, 0 or more"),
+        ({"slot_s": 7000}, "slot_s: got 7000, allowed is seconds that divide a day, as 600"),
+    ],
+)
+def test_what_foresight_may_not_be(given: dict[str, Any], says: str) -> None:
+    """An error names the field, what was given and what is allowed."""
+    with pytest.raises(SpecError) as raised:
+        Foresight(**given)
+    assert str(raised.value) == says
+
+
+def test_a_size_is_a_number_or_a_part() -> None:
+    """At most the whole."""
+    assert Size(14).of(32) == 14
+    assert Size(40).of(32) == 32
+    assert Size(0.25, share=True).of(32) == 8
+    with pytest.raises(SpecError, match=r"size: got '150%'"):
+        Size(1.5, share=True)
