@@ -1,9 +1,11 @@
 """How many instances each job should have: a pure function of jobs, nodes, capacity and what a pause costs.
 
 1. *Admit.* Jobs get their minimum, the highest priority first. Among equals: those whose turn has just begun, those
-   that have waited for long (the longest first), those that run, those that wait. Who runs and is not admitted is
-   suspended, with a checkpoint. While one that has waited for long could run if others' turns were over, no other of
-   its priority starts, so that room is saved for it: nobody starves, short of a higher priority.
+   that have waited for long (the longest first), then the smallest minimum first, so that most run; of one minimum
+   those that run, then the youngest, for a job that is old already is likely to last (least attained service, as in
+   Tiresias, Gu et al., NSDI 2019). Who runs and is not admitted is suspended, with a checkpoint. While one that has
+   waited for long could run if others' turns were over, no other of its priority starts, so that room is saved for
+   it: nobody starves, short of a higher priority.
 2. *Fill.* One instance after the other goes to the job to which it is worth most: the gain in weighted log-goodput for
    the share of the cluster that it takes. The sum of logs is largest when shares are fair (Nash welfare; goodput as in
    Pollux, Qiao et al., OSDI 2021). Without measurements all jobs count as nearly perfect, and the least served comes
@@ -39,10 +41,10 @@ PAYS_BACK_S = 900.0
 PAYS_BACK_TIMES = 1.5
 """so many times."""
 
-TURN_S = 1800.0
+TURN_S = 600.0
 """For so long a job that has started is not suspended for another of its priority."""
 
-PATIENCE_S = 3600.0
+PATIENCE_S = 14_400.0
 """Who has waited for so long goes before those of its priority that run."""
 
 
@@ -84,14 +86,16 @@ def _check(jobs: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, fl
         raise SpecError("pause_s", pause_s, "seconds, 0 or more")
 
 
-def _rank(job: Job, now_s: float) -> tuple[int, int, float, float, str]:
+def _rank(job: Job, now_s: float) -> tuple[int, int, float, bool, float, str]:
     """Return a key by which jobs are admitted, the least first. Between two passes who was admitted only moves up."""
-    since = now_s - job.since_s
-    if job.runs:
-        turn, order = (0, 0.0) if 0 <= since < TURN_S else (2, 0.0)
+    since_s = now_s - job.since_s
+    if job.runs and 0 <= since_s < TURN_S:
+        turn, order = 0, 0.0
+    elif not job.runs and since_s >= PATIENCE_S:
+        turn, order = 1, -since_s
     else:
-        turn, order = (1, -since) if since >= PATIENCE_S else (3, 0.0)
-    return -job.priority, turn, order, job.submitted_s, job.name
+        turn, order = 2, float(job.bounds.min)
+    return -job.priority, turn, order, not job.runs, -job.submitted_s, job.name
 
 
 def _admit(claims: Claims, now_s: float) -> None:

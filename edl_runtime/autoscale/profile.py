@@ -44,9 +44,9 @@ class Foresight(msgspec.Struct, frozen=True, kw_only=True):
     Raises SpecError.
     """
 
-    headroom: float = 1.2
-    burst_headroom: float = 1.1
-    lead_s: float = 900.0
+    headroom: float = 1.15
+    burst_headroom: float = 1.05
+    lead_s: float = 600.0
     silent_after_s: float = 1800.0
     memory_s: float = 28.0 * DAY_S
     slot_s: int = 600

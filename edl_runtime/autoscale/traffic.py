@@ -178,6 +178,18 @@ class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
         window = self._window(moment)
         return window.sizes if window else self._default()
 
+    def capacity(self, moment: datetime, total: Mapping[str, float], *, lead_s: float = 0.0) -> dict[str, float]:
+        """Return the least that training may use of each resource from a moment until the lead time is over.
+
+        With a lead time jobs shrink before a window begins that has less for them.
+        """
+        span = self.at(moment)
+        least = span.sizes.capacity(total)
+        while span.end is not None and span.end <= moment + timedelta(seconds=lead_s):
+            span = self.at(span.end)
+            least = {name: min(amount, least[name]) for name, amount in span.sizes.capacity(total).items()}
+        return least
+
     def _default(self) -> Sizes:
         return self.default or Sizes()
 
@@ -198,6 +210,8 @@ class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
 
     def _edge(self, moment: datetime, step: Literal[-1, 1]) -> datetime | None:
         """Return when what holds at a moment begins (-1) or ends (1)."""
+        if not self.windows:
+            return None
         zone = zone_of(self.time_zone)
         held = self._window(moment)
         minutes = sorted({0, *(edge % DAY_MINUTES for window in self.windows for edge in (window.start, window.end))})

@@ -259,6 +259,17 @@ def test_a_job_that_waits_does_not_suspend_an_equal() -> None:
     assert counts([just_begun, long], 4) == {"runs": 4, "waits": 0}
 
 
+def test_as_many_jobs_run_as_can() -> None:
+    """Where minimums do not fit, the largest waits, and of the same size the oldest."""
+    jobs = [
+        job("large", 3, 4, 4, changed_s=0),
+        job("old", 2, 2, submitted_s=NOW - 2),
+        job("young", 2, 2, submitted_s=NOW - 1),
+    ]
+    assert counts(jobs, 4) == {"large": 0, "old": 2, "young": 2}
+    assert counts(jobs, 3) == {"large": 0, "old": 0, "young": 2}
+
+
 def test_room_is_saved_for_one_that_has_waited_for_long() -> None:
     """Small jobs that come all the time do not keep a large one from ever starting."""
     running = job("runs", 1, 1, 1, changed_s=NOW)
