@@ -24,6 +24,7 @@ SUMMARIES = {
     "pools": "Show pools and the teachers registered in them.",
     "resize": "Change the number of a pool's or job's instances.",
     "run": "Train a script by as many instances as wanted.",
+    "simulate": "Compare policies that resize jobs, on traces.",
     "stop": "Stop a job or pool.",
     "submit": "Start the trainings of a TrainingJob manifest.",
     "teacher": "Serve a model to students.",
