@@ -30,6 +30,11 @@ class Sample(msgspec.Struct, frozen=True):
     at_s: float
     needed: float
 
+    @property
+    def valid(self) -> bool:
+        """Whether it is a number, 0 or more. What isn't counts as not said."""
+        return 0 <= self.needed < math.inf
+
 
 class Foresight(msgspec.Struct, frozen=True, kw_only=True):
     """How carefully a profile is used.
@@ -81,7 +86,7 @@ def learn(
     foresight = foresight or Foresight()
     seen: dict[tuple[bool, int], list[float]] = {}
     for sample in samples:
-        if now_s - foresight.memory_s <= sample.at_s <= now_s and 0 <= sample.needed < math.inf:
+        if now_s - foresight.memory_s <= sample.at_s <= now_s and sample.valid:
             seen.setdefault(_slot(sample.at_s, time_zone, foresight.slot_s), []).append(sample.needed)
     count = DAY_S // foresight.slot_s
     carried = SPARSE_S // foresight.slot_s
@@ -105,7 +110,7 @@ def needed_soon(
     the times ahead: then declared windows hold.
     """
     foresight = foresight or Foresight()
-    past = [sample for sample in recent if sample.at_s <= now_s]
+    past = [sample for sample in recent if sample.at_s <= now_s and sample.valid]
     if not past or now_s - past[-1].at_s > foresight.silent_after_s:
         return None
     steps = math.ceil(foresight.lead_s / foresight.slot_s)

@@ -15,6 +15,9 @@ import msgspec
 from edl_runtime.autoscale.profile import Sample
 from edl_runtime.autoscale.traces import ENDS_S, GPUS, Trace, TraceJob
 
+ROUNDING = 1e-6
+"""Goodput-seconds that count as nothing: a step in time that is too small for a clock would never come to an end."""
+
 
 class Progress:
     """A job in the simulator: how many instances it has, and since when."""
@@ -127,7 +130,7 @@ def simulate(trace: Trace, planner: Planner, *, gpus: float = GPUS, ends_s: floa
         while seen < len(web) and web[seen].at_s <= now_s:
             seen += 1
         for one in running:
-            if one.instances and one.done >= one.job.work * (1 - 1e-9):
+            if one.instances and one.done >= one.job.work - ROUNDING:
                 one.ended_s = now_s
         running = [one for one in running if one.ended_s is None]
         if now_s >= ends_s:

@@ -30,7 +30,8 @@ _BOUNDS = {(1, 2): 10, (1, 4): 16, (1, 8): 12, (2, 4): 15, (2, 8): 21, (2, 16): 
 class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job: when it is submitted, its bounds in GPUs of which an instance has one, and how much there is to do.
 
-    `work` is in goodput-seconds: as many seconds as it takes one instance.
+    `work` is in goodput-seconds: as many seconds as it takes one instance. Raises SpecError unless it is above 0 and
+    the job is submitted at 0 or later.
     """
 
     name: str
@@ -38,6 +39,12 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
     bounds: Bounds
     work: float
     speedup: Speedup
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.submitted_s < math.inf:
+            raise SpecError(f"{self.name}: submitted_s", self.submitted_s, "seconds since the start, 0 or more")
+        if not 0 < self.work < math.inf:
+            raise SpecError(f"{self.name}: work", self.work, "goodput-seconds above 0")
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +59,7 @@ def read_trace(folder: Path) -> Trace:
     """Read `jobs.csv` (id, submitted_s, min, max, work, a, phi) and `web.csv` (time_s, gpus). Raises SpecError."""
     jobs = tuple(
         TraceJob(
-            name=f"job-{row['id']}",
+            name=f"job-{row['id']:g}",
             submitted_s=row["submitted_s"],
             bounds=Bounds(int(row["min"]), int(row["max"])),
             work=row["work"],

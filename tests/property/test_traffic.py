@@ -263,6 +263,13 @@ def test_a_profile_learns_nothing_from_what_is_to_come(day: list[float], later: 
     assert learn(past, now_s=DAY_S) == learn([*past, *future, *broken], now_s=DAY_S)
 
 
+def test_what_is_too_long_ago_is_forgotten() -> None:
+    """A profile follows the web: four weeks later only the new shape is known."""
+    hours = range(5 * 7 * 24)
+    grown = [Sample(at_s=hour * 3600.0, needed=4.0 if hour < 7 * 24 else 9.0) for hour in hours]
+    assert set(learn(grown, now_s=35.0 * DAY_S).slots.values()) == {9.0}
+
+
 def rush(at_hour: int) -> list[Sample]:
     """Return a week in which the web needs 20 for an hour a day, else 4."""
     return [Sample(at_s=hour * 3600.0, needed=20.0 if hour % 24 == at_hour else 4.0) for hour in range(7 * 24)]
@@ -302,6 +309,7 @@ def test_when_the_source_goes_silent_declared_windows_hold() -> None:
     assert needed_soon(profile, [Sample(at_s=now_s - 601, needed=4.0)], now_s=now_s, foresight=foresight) is None
     assert needed_soon(profile, [Sample(at_s=now_s + 1, needed=4.0)], now_s=now_s, foresight=foresight) is None
     assert needed_soon(profile, [], now_s=now_s, foresight=foresight) is None
+    assert needed_soon(profile, [Sample(at_s=now_s, needed=math.nan)], now_s=now_s, foresight=foresight) is None
     only_days_of_work = learn(rush(12)[:24], now_s=now_s)
     recent = [Sample(at_s=2.0 * DAY_S, needed=4.0)]
     assert needed_soon(only_days_of_work, recent, now_s=2.0 * DAY_S, foresight=foresight) is None

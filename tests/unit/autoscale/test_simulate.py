@@ -79,6 +79,12 @@ def test_a_job_that_does_not_end_counts_until_the_end() -> None:
     assert (outcome.done, outcome.pending_min, outcome.completion_min) == (0, 10, 10)
 
 
+def test_a_job_that_has_next_to_nothing_to_do_ends() -> None:
+    """Less than a clock can tell apart late in an experiment is no endless loop."""
+    outcome = simulate(a_trace(a_job("a", 199_999, 1, 3, 1e-13)), ByClock({200_000.0: 3}))
+    assert outcome.done == 1
+
+
 def test_fixed_sizes_are_first_come_first_served() -> None:
     """A job that does not fit keeps later ones waiting."""
     jobs = [a_job("a", 0, 8, 16, 1e9), a_job("b", 1, 10, 20, 1e9), a_job("c", 2, 1, 1, 1e9)]
@@ -185,6 +191,8 @@ def test_made_up_traces_are_like_the_ones_from_files() -> None:
         ("web.csv", "time_s,gpus\n0,inf\n", "web.csv line 2: got '0,inf', allowed is numbers that are finite"),
         ("web.csv", "time_s,gpus\n600,4\n", "web.csv: got 'no sample at time 0 or before'"),
         ("jobs.csv", "id,submitted_s,min,max,work,a,phi\n0,0,4,2,9,0,4\n", "bounds: got '4:2', allowed is min at most"),
+        ("jobs.csv", "id,submitted_s,min,max,work,a,phi\n3,-1,1,2,9,0,4\n", "job-3: submitted_s: got -1.0, allowed is"),
+        ("jobs.csv", "id,submitted_s,min,max,work,a,phi\n3,0,1,2,0,0,4\n", "job-3: work: got 0.0, allowed is goodput-"),
     ],
 )
 def test_a_broken_trace_says_where(tmp_path: Path, name: str, text: str, says: str) -> None:
