@@ -166,10 +166,11 @@ class Claims:
         return self._floor.seats(claim.size, leaving) >= claim.least
 
     def _wholes(self, jobs: Sequence[Job], sizes: Sequence[Size]) -> list[int]:
-        """Return of each resource the capacity, or what the nodes and all instances have."""
+        """Return of each resource the capacity, or what the nodes have, free or not."""
+        placed = [sum(node in self._nodes for node in job.nodes) for job in jobs]
         wholes = []
         for number, (left, free) in enumerate(zip(self._left, self._floor.total(), strict=True)):
-            used = sum(size[number] * job.instances for job, size in zip(jobs, sizes, strict=True))
+            used = sum(size[number] * count for size, count in zip(sizes, placed, strict=True))
             wholes.append(max(1, free + used if left is None else left))
         return wholes
 

@@ -108,7 +108,9 @@ def _admit(claims: Claims, now_s: float) -> None:
                 claim.refusal = Refusal.RESTS
             elif not job.runs and saving:
                 claim.refusal = Refusal.SAVED
-            elif not claims.admit(claim) and not job.runs and now_s - job.since_s >= PATIENCE_S:
+            elif claims.admit(claim):
+                continue
+            if not saving and not job.runs and now_s - job.since_s >= PATIENCE_S:
                 saving = claims.would_fit(claim, equals)
 
 

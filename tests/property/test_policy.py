@@ -82,11 +82,9 @@ def applied(
     after = []
     for job in jobs:
         target = targets[job.name]
-        times = {}
+        times = {"changed_s": now_s if bool(target.instances) != job.runs else job.since_s}
         if target.instances != job.instances:
             times["resized_s"] = now_s
-        if bool(target.instances) != job.runs:
-            times["changed_s"] = now_s
         after.append(msgspec.structs.replace(job, nodes=target.nodes, **times))
     return after, [Node(name=name, free=left) for name, left in free.items()]
 
@@ -281,6 +279,16 @@ def test_room_is_saved_for_one_that_has_waited_for_long() -> None:
     assert reasons(too_large, 4)["large"] == "waits: its minimum of 5 needs 5 gpu, training may use 4"
 
 
+def test_room_stays_saved_when_a_try_to_start_was_taken_back() -> None:
+    """A job that has waited for long, was started where no node had room, and waits again, keeps its place in line."""
+    jobs = [
+        job("runs", 1, 1, 1, changed_s=NOW),
+        job("large", 4, 4, submitted_s=0, changed_s=0, resized_s=NOW),
+        job("small", 1, 1, submitted_s=NOW),
+    ]
+    assert counts(jobs, 4) == {"runs": 1, "large": 0, "small": 0}
+
+
 def test_a_job_grows_only_some_time_after_it_was_resized() -> None:
     """A clock that was put back does not hold it for longer."""
     assert counts([job("a", 1, 8, 4, resized_s=NOW - REST_S + 1)], 8) == {"a": 4}
@@ -367,6 +375,17 @@ def test_a_resize_that_no_node_can_hold_is_taken_back() -> None:
     target = decide([stuck], [Node(name="node", free={"gpu": 1})], {"gpu": 8}, now_s=NOW, pause_s=1)["stuck"]
     assert target.instances == 3
     assert target.reason == "shrinks from 4 to 3: no node has room for another"
+
+
+def test_what_a_share_is_of_does_not_hang_on_pods_without_a_place() -> None:
+    """Else what instances are worth to each other changed as soon as they had one, and with it the targets."""
+    node = Node(name="node", free={"gpu": 8, "cpu": 8})
+    small = Job(name="a", bounds=Bounds(1, 8), resources={"gpu": 1})
+    large = Job(name="b", bounds=Bounds(1, 8), resources={"gpu": 0.5, "cpu": 0.9})
+    waiting = msgspec.structs.replace(small, nodes=("",) * 80, name="c", priority=-1, bounds=Bounds(80, 80))
+    alone = decide([small, large], [node], {}, now_s=NOW, pause_s=1)
+    beside = decide([small, large, waiting], [node], {}, now_s=NOW, pause_s=1)
+    assert {name: beside[name].instances for name in "ab"} == {name: alone[name].instances for name in "ab"}
 
 
 def test_what_a_refused_job_leaves_goes_to_others() -> None:
