@@ -130,7 +130,11 @@ class Cluster:
 
 @contextmanager
 def own_namespace(kubeconfig: str, image: str, labels: Mapping[str, str] | None = None) -> Iterator[Cluster]:
-    """Make a namespace, and remove it with all that is in it."""
+    """Make a namespace, and remove it with all that is in it.
+
+    Jobs first: a namespace that goes removes pods before Jobs, and a Job that would replace a pod before it lets go of
+    it can't do so there. Both would stay for ever.
+    """
     cluster = Cluster(kubeconfig, image)
     metadata = {"name": cluster.namespace, "labels": dict(labels or {})}
     made = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
@@ -138,6 +142,8 @@ def own_namespace(kubeconfig: str, image: str, labels: Mapping[str, str] | None 
     try:
         yield cluster
     finally:
+        jobs = f"/apis/batch/v1/namespaces/{cluster.namespace}/jobs?propagationPolicy=Background"
+        asyncio.run(cluster.ask("DELETE", jobs))
         asyncio.run(cluster.ask("DELETE", f"/api/v1/namespaces/{cluster.namespace}"))
 
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -168,7 +168,7 @@ class Backend(Protocol):
 
     def logs(
         self, name: str, *, instance: int | None = None, tail: int | None = None, follow: bool = False
-    ) -> AsyncIterator[LogLine]:
+    ) -> AsyncGenerator[LogLine, None]:
         """Yield the output of all instances, or of one `instance`.
 
         Only the last `tail` lines of each, if given; with `follow`, what they go on to write until the job ends.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import structlog
 
 from edl_runtime.settings import RuntimeSettings
 
@@ -12,7 +15,11 @@ if TYPE_CHECKING:
 
 
 def backend(settings: RuntimeSettings) -> Backend:
-    """Return the backend that EDL_BACKEND names. Raises SpecError for a kubeconfig that can't be used."""
+    """Return the backend that EDL_BACKEND names. Raises SpecError for a kubeconfig that can't be used.
+
+    What it logs goes to stderr from now on: stdout is for what a command shows.
+    """
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     if settings.backend == "local":
         from edl_runtime.backends.local import LocalBackend
 

@@ -10,6 +10,7 @@ import msgspec
 
 from edl_runtime.backends.base import Backend, JobStatus
 from edl_runtime.cli import places
+from edl_runtime.errors import UnknownJobError
 from edl_runtime.settings import RuntimeSettings
 
 
@@ -25,20 +26,23 @@ def stop(name: str, *, as_json: bool) -> None:
     Returns when its last process is gone. A task that still waits for it fails.
     """
     settings = RuntimeSettings.from_env(os.environ)
-    status, last_words = asyncio.run(_stop(places.backend(settings), name))
+    status, last_words, has_log = asyncio.run(_stop(places.backend(settings), name))
     for words in last_words:
         click.echo(words, err=True)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(status)))
     else:
-        click.echo(f"{name} is gone; `edl logs {name}` shows what it wrote")
+        log = f"`edl logs {name}` shows what it wrote" if has_log else "what it wrote could not be kept"
+        click.echo(f"{name} is gone; {log}")
 
 
-async def _stop(backend: Backend, name: str) -> tuple[JobStatus, list[str]]:
-    """Return the status that it had, and what agents of trainers said when they ended, if not all went well."""
+async def _stop(backend: Backend, name: str) -> tuple[JobStatus, list[str], bool]:
+    """Return the status that it had, what agents of trainers said if they ended badly, and whether its log is kept."""
     status = await backend.get(name)
     await backend.delete(name)
-    if not status.elastic or status.has_ended:
-        return status, []
-    last = {line.text async for line in backend.logs(name, tail=1)}
-    return status, sorted(line for line in last if line.startswith("edl: "))
+    try:
+        last = {line.text async for line in backend.logs(name, tail=1)}
+    except UnknownJobError:
+        return status, [], False
+    ended_here = status.elastic and not status.has_ended
+    return status, sorted(line for line in last if ended_here and line.startswith("edl: ")), True

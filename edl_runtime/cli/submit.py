@@ -21,6 +21,7 @@ from edl_runtime.elastic.job import elastic_job
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, JobSpec
+from edl_runtime.store.client import connect, unavailable_if_lost
 
 _HOST_AND_PORT = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\]):\d{1,5}")
 
@@ -107,7 +108,10 @@ def _redis_of_instances(settings: RuntimeSettings) -> str:
 
 
 async def _start(specs: Sequence[JobSpec], settings: RuntimeSettings, redis_url: str, *, as_json: bool) -> None:
-    """Start all of them, none if one of their names is taken by a job that runs."""
+    """Start all of them; none if one of their names is taken by a job that runs, or Redis can't be used from here."""
+    async with connect(settings.redis_url) as client:
+        with unavailable_if_lost(client):
+            await client.ping()
     backend = places.backend(settings)
     for spec in specs:
         await make_way(backend, spec.name)

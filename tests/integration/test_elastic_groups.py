@@ -41,7 +41,7 @@ def test_groups_follow_one_another_and_are_let_go_of() -> None:
             process.wait()
     assert all(made_s < 3 for made_s in seen[1]["made_s"]), seen  # rank 0 waits there for the other
     assert len(seen[0]["raised_s"]) == len(seen[0]["made_s"])
-    assert all(0.15 < raised_s < 0.9 for raised_s in seen[0]["raised_s"]), seen
+    assert all(0.15 < raised_s < 3 for raised_s in seen[0]["raised_s"]), seen
     assert not seen[0]["listens"]
     for rank in seen:
         assert rank["idle_share"] < 0.3

@@ -6,7 +6,7 @@ import asyncio
 import builtins
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +155,7 @@ class KubernetesBackend:
 
     async def logs(
         self, name: str, *, instance: int | None = None, tail: int | None = None, follow: bool = False
-    ) -> AsyncIterator[LogLine]:
+    ) -> AsyncGenerator[LogLine, None]:
         async with self._api() as api:
             owner = await _find(api, name)
             if owner is None:

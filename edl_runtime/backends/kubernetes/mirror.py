@@ -11,7 +11,7 @@ import asyncio
 import builtins
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -341,7 +341,7 @@ class Followed:
 
     def logs(
         self, name: str, *, instance: int | None = None, tail: int | None = None, follow: bool = False
-    ) -> AsyncIterator[LogLine]:
+    ) -> AsyncGenerator[LogLine, None]:
         return self._backend.logs(name, instance=instance, tail=tail, follow=follow)
 
     async def delete(self, name: str, *, token: str | None = None) -> bool:

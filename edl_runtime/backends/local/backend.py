@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -89,7 +89,7 @@ class LocalBackend:
 
     async def logs(
         self, name: str, *, instance: int | None = None, tail: int | None = None, follow: bool = False
-    ) -> AsyncIterator[LogLine]:
+    ) -> AsyncGenerator[LogLine, None]:
         job = self._job(name)
         runs = await asyncio.to_thread(self._work.runs, name)
         if not runs:

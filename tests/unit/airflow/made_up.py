@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,7 +66,7 @@ class MadeUpBackend:
         self.deeds.append((f"resize to {instances}", name))
         return await self.get(name)
 
-    async def logs(self, name: str, *, tail: int | None = None, follow: bool = False) -> AsyncIterator[LogLine]:
+    async def logs(self, name: str, *, tail: int | None = None, follow: bool = False) -> AsyncGenerator[LogLine, None]:
         if name not in {*self.jobs, *self.ended}:
             raise UnknownJobError(name)
         told = 0
