@@ -166,14 +166,13 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     def over(self, defaults: Pod) -> Pod:
         """Return this with what `defaults` say beside it.
 
-        Of a mapping that is each key, of a list the entries before, of volumes those at other paths; of a template the
-        keys of mappings as deep as they go, and of things that have a name, as variables, those of other names.
+        Of a mapping that is each key, of a list the entries before, of volumes those at other paths. A template is one
+        thing here: a backend knows how one is laid over another.
         """
         both = {name: _both(getattr(defaults, name), getattr(self, name)) for name in self.__struct_fields__}
         taken = {volume.path.rstrip("/") for volume in self.volumes}
         others = [volume for volume in defaults.volumes if volume.path.rstrip("/") not in taken]
-        template = _deeply(defaults.template, self.template)
-        return Pod(**{**both, "volumes": (*others, *self.volumes), "template": template})
+        return Pod(**{**both, "volumes": (*others, *self.volumes), "template": self.template or defaults.template})
 
     def amounts(self) -> dict[str, str]:
         """Return `resources` by the names and in the notation that Kubernetes has for them."""
@@ -186,33 +185,6 @@ def _both(default: Any, given: Any) -> Any:
     if isinstance(given, tuple):
         return (*default, *(entry for entry in given if entry not in default))
     return default if given in ("", msgspec.UNSET) else given
-
-
-def _deeply(default: Any, given: Any, part: str = "") -> Any:
-    """Return both in one: mappings key by key, lists one after the other; of all else what is given."""
-    if isinstance(default, dict) and isinstance(given, dict):
-        common = {key: _deeply(default[key], given[key], key) for key in default if key in given}
-        return {**default, **given, **common}
-    if isinstance(default, list) and isinstance(given, list):
-        key = "mountPath" if part == "volumeMounts" else "name"
-        before = [_beside(entry, given, key, part) for entry in default]
-        return [*before, *(entry for entry in given if entry not in before and not _find(entry, default, key))]
-    return given
-
-
-def _beside(default: Any, given: list[Any], key: str, part: str) -> Any:
-    """Return an entry of a list, or what is given in its place: containers are both in one."""
-    instead = _find(default, given, key)
-    if instead is None:
-        return default
-    return _deeply(default, instead) if part in ("containers", "initContainers") else instead
-
-
-def _find(entry: Any, entries: list[Any], key: str) -> Any:
-    """Return the thing of the same name, None if there is none."""
-    if not isinstance(entry, dict) or key not in entry:
-        return None
-    return next((one for one in entries if isinstance(one, dict) and one.get(key) == entry[key]), None)
 
 
 def _check_resource(name: object, quantity: object) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_runtime.backends.kubernetes.merge import merge, with_defaults
+from edl_runtime.backends.kubernetes.merge import lay_over, merge, with_defaults
 from edl_runtime.errors import SpecError
 
 SCALARS = st.sampled_from(["x", "y", 0, 1, True, ""])
@@ -139,6 +139,23 @@ def test_a_template_merged_twice_says_no_more(ours: dict[str, Any], template: di
     if both is None:
         return
     assert merge(both, template) == merge(both, ours) == both
+
+
+@given(TEMPLATES, TEMPLATES)
+def test_a_template_lies_over_another_without_an_error(given_: dict[str, Any], beneath: dict[str, Any]) -> None:
+    """It loses nothing; what is beneath changes nothing that agrees with it; twice is once."""
+    laid = lay_over(given_, beneath)
+    assert leaves(given_) - leaves(laid) <= {leaf for leaf in leaves(given_) if covers(leaf, laid)}
+    assert lay_over(laid, beneath) == laid
+    assert lay_over(given_, {}) == lay_over({}, given_) == lay_over(given_, given_) == given_
+    both, _ = outcome(given_, laid)
+    assert both is not None
+    assert leaves(both) == leaves(laid)
+
+
+def covers(empty: tuple[object, ...], tree: dict[str, Any]) -> bool:
+    """Whether something stands where there was an empty mapping or list."""
+    return any(leaf[: len(empty)] == empty for leaf in leaves(tree))
 
 
 @given(ANY_MAPPINGS, ANY_MAPPINGS)

@@ -1,4 +1,4 @@
-"""What a connection says of all pods gives way to what a job says of its own in a template. Pure."""
+"""What a connection's fields say of all pods gives way to what a job's template says of its own. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from edl_runtime.pods import GPU, Pod
 def giving_way(defaults: Pod, template: Mapping[str, Any], variables: Collection[str]) -> Pod:
     """Return the defaults without what a job's template says, and without secrets by the names of its variables.
 
-    A resource that the template requests or limits is the template's alone.
+    A resource that the template requests or limits is the template's alone. The defaults' own template is left out: it
+    lies beneath all else, see `edl_runtime.backends.kubernetes.merge.lay_over`.
     """
     spec = _at(template, "spec")
     instance = next((one for one in _things(spec, "containers") if one.get("name") == names.CONTAINER), {})
@@ -37,6 +38,7 @@ def giving_way(defaults: Pod, template: Mapping[str, Any], variables: Collection
         secret_env=_without(defaults.secret_env, taken),
         labels=_without(defaults.labels, _at(template, "metadata", "labels")),
         annotations=_without(defaults.annotations, _at(template, "metadata", "annotations")),
+        template={},
     )
 
 

@@ -5,16 +5,17 @@ A pool is a Deployment, a trainer job an elastic Indexed Job. Either owns all el
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.defaults import giving_way
-from edl_runtime.backends.kubernetes.merge import merge, with_defaults
+from edl_runtime.backends.kubernetes.merge import lay_over, merge, with_defaults
 from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.pods import Pod
 from edl_runtime.specs import SECRET_VARIABLES, Bounds, JobSpec
@@ -49,7 +50,8 @@ def owner_of_all(spec: JobSpec, *, token: str, created_at: float, defaults: Pod)
     if spec.cwd and not spec.cwd.startswith("/"):
         raise SpecError("cwd", spec.cwd, "an absolute path, as in '/data': pods have no folder in common")
     own = spec.pod or Pod()
-    pod = own.over(giving_way(defaults, own.template, spec.env))
+    set_here = {variable["name"] for variable in _environment(spec, own)}
+    pod = own.over(giving_way(defaults, own.template, set_here))
     labels = {**pod.labels, **_labels(spec)}
     metadata = {
         "name": spec.name,
@@ -66,7 +68,7 @@ def owner_of_all(spec: JobSpec, *, token: str, created_at: float, defaults: Pod)
             **({names.MOST_DISRUPTIONS: str(_most_disruptions(pod))} if spec.kind == "trainer" else {}),
         },
     }
-    template = pod_template(spec, pod)
+    template = pod_template(spec, pod, beneath=defaults.template)
     if spec.kind == "pool":
         return {
             "apiVersion": "apps/v1",
@@ -128,17 +130,16 @@ def disruption_budget(spec: JobSpec) -> Manifest:
     }
 
 
-def pod_template(spec: JobSpec, pod: Pod) -> Manifest:
+def pod_template(spec: JobSpec, pod: Pod, *, beneath: Mapping[str, Any]) -> Manifest:
     """Return the template of the job's pods: what the spec and the user's template say, and our defaults.
 
-    Raises SpecError.
+    `beneath`: a connection's template, which gives way to both. Raises SpecError.
     """
-    template = merge(_stated(spec, pod), pod.template)
-    containers = template["spec"]["containers"]
-    for variable in containers[0]["env"]:
-        if variable["name"] in SECRET_VARIABLES and "value" in variable:
-            place = f"pod.template.spec.containers[{names.CONTAINER!r}].env"
-            raise SpecError(place, variable["name"], "none that may hold a secret, unless it comes from a Secret")
+    stated = merge(_stated(spec, pod, volumes_beneath=_volumes_of(beneath)), pod.template)
+    _check_no_secrets(stated, "pod.template")
+    template = lay_over(stated, beneath)
+    _check_no_secrets(template, "the connection's pod.template")
+    containers = template["spec"]["containers"] = sorted(template["spec"]["containers"], key=_is_other)
     for part in ("containers", "initContainers"):
         if part in template["spec"]:
             template["spec"][part] = [with_defaults(one, _container_defaults()) for one in template["spec"][part]]
@@ -148,10 +149,22 @@ def pod_template(spec: JobSpec, pod: Pod) -> Manifest:
     return with_defaults(template, defaults)
 
 
-def _stated(spec: JobSpec, pod: Pod) -> Manifest:
-    """Return what the spec, and our own work, says of a pod."""
+def _is_other(container: Mapping[str, Any]) -> bool:
+    return bool(container["name"] != names.CONTAINER)
+
+
+def _check_no_secrets(template: Manifest, of: str) -> None:
+    (container,) = (one for one in template["spec"]["containers"] if not _is_other(one))
+    for variable in container["env"]:
+        if variable["name"] in SECRET_VARIABLES and "value" in variable:
+            place = f"{of}.spec.containers[{names.CONTAINER!r}].env"
+            raise SpecError(place, variable["name"], "none that may hold a secret, unless it comes from a Secret")
+
+
+def _stated(spec: JobSpec, pod: Pod, *, volumes_beneath: Collection[str]) -> Manifest:
+    """Return what the spec, and our own work, says of a pod. `volumes_beneath`: see `_volumes`."""
     amounts = pod.amounts()
-    volumes, mounts = _volumes(pod)
+    volumes, mounts = _volumes(pod, volumes_beneath)
     stated: Manifest = {
         "serviceAccountName": pod.service_account,
         "priorityClassName": pod.priority_class,
@@ -162,7 +175,7 @@ def _stated(spec: JobSpec, pod: Pod) -> Manifest:
     }
     container: Manifest = {
         "name": names.CONTAINER,
-        "image": pod.image or _image_of(pod.template),
+        **({"image": pod.image} if pod.image else {}),
         "command": ["python", "-P", "-m", "edl_runtime.backends.kubernetes.init"],
         "args": [_literal(word) for word in spec.command],
         "workingDir": spec.cwd or names.HOME,
@@ -194,12 +207,6 @@ def _labels(spec: JobSpec) -> dict[str, str]:
 
 def _annotations(pod: Pod) -> Manifest:
     return {"annotations": pod.annotations} if pod.annotations else {}
-
-
-def _image_of(template: Mapping[str, Any]) -> str:
-    """Return the image that a template gives the instance."""
-    containers = template.get("spec", {}).get("containers", [])
-    return next((one.get("image", "") for one in containers if one.get("name") == names.CONTAINER), "")
 
 
 def _environment(spec: JobSpec, pod: Pod) -> list[Manifest]:
@@ -234,15 +241,24 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _volumes(pod: Pod) -> tuple[list[Manifest], list[Manifest]]:
-    """Return the pod's volumes and where the instance sees them: its folders for writing, and the spec's."""
+def _volumes_of(template: Mapping[str, Any]) -> set[str]:
+    """Return the names of a template's volumes."""
+    volumes = template.get("spec", {}).get("volumes")
+    return {str(one.get("name")) for one in volumes if isinstance(one, Mapping)} if isinstance(volumes, list) else set()
+
+
+def _volumes(pod: Pod, taken_names: Collection[str]) -> tuple[list[Manifest], list[Manifest]]:
+    """Return the pod's volumes and where the instance sees them: its folders for writing, and the spec's.
+
+    `taken_names`: of other volumes, which are not to be hidden by those that have their names from us.
+    """
     taken = {volume.path.rstrip("/") for volume in pod.volumes}
     own = {names.HOME: {}, "/tmp": {}, "/dev/shm": {"medium": "Memory"}}  # noqa: S108 - of the pod's own
     folders = [(f"edl-{number}", path) for number, path in enumerate(own) if path not in taken]
     volumes: list[Manifest] = [{"name": name, "emptyDir": own[path]} for name, path in folders]
     mounts: list[Manifest] = [{"name": name, "mountPath": path} for name, path in folders]
-    for number, volume in enumerate(pod.volumes):
-        name = f"volume-{number}"
+    free = (name for number in itertools.count() if (name := f"volume-{number}") not in taken_names)
+    for name, volume in zip(free, pod.volumes, strict=False):
         claim = {"persistentVolumeClaim": {"claimName": volume.claim}}
         volumes.append({"name": name, **(claim if volume.claim else volume.source)})
         mounts.append({"name": name, "mountPath": volume.path, **({"readOnly": True} if volume.read_only else {})})

@@ -7,7 +7,13 @@
 - Of other lists the template's entries follow ours; commands and arguments are one value.
 - What only one says, holds. What both say must be the same: a template that says otherwise than the spec, or than what
   a backend needs to do its work, is an error that names the place.
-- Defaults are no statement: a template replaces ours, and a job's template what its connection says of all pods.
+- Defaults are no statement: a template replaces ours.
+
+What a connection says of all pods is no error either: it gives way to what a job says, be that in fields or in a
+template. `lay_over` does so for a connection's template, with things told apart as above. Of the pod, its containers,
+labels and the like that is key by key, of resources each by its name. Of any other thing, as a variable, a mount or a
+probe, both hold where they agree, and what the job says where they don't. Commands, arguments and affinities of one
+sort are the job's alone, if it has any.
 """
 
 from __future__ import annotations
@@ -17,9 +23,16 @@ from typing import Any
 
 from edl_runtime.errors import SpecError
 
+_ACCOUNTS = frozenset({"serviceAccount", "serviceAccountName"})
 _KEYS = {"volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort"}
 _OF_ONE_KIND = frozenset({"env", "volumes"})
 _WHOLE = frozenset({"command", "args"})
+_PLACEMENT = frozenset({"nodeAffinity", "podAffinity", "podAntiAffinity", "topologySpreadConstraints"})
+_CONTAINERS = frozenset({"containers", "initContainers"})
+_BY_KEY = _CONTAINERS | {
+    *("template", "metadata", "spec", "labels", "annotations"),
+    *("nodeSelector", "affinity", "securityContext"),
+}
 
 
 def merge(ours: Mapping[str, Any], template: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,6 +51,54 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict
     return filled
 
 
+def lay_over(given: Mapping[str, Any], beneath: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a template and what another says beside it: where they say different things, what is given holds."""
+    laid: dict[str, Any] = _laid(given, beneath, "template")
+    return laid
+
+
+def _laid(given: Any, beneath: Any, part: str) -> Any:
+    if part in _WHOLE | _PLACEMENT:
+        return given
+    if isinstance(given, Mapping) and isinstance(beneath, Mapping):
+        if part == "resources":
+            return _laid_resources(given, beneath)
+        if part in _BY_KEY:
+            hidden = given.keys() | (_ACCOUNTS if given.keys() & _ACCOUNTS else set())
+            open_ = {key: value for key, value in beneath.items() if key not in hidden}
+            both = {key: _laid(value, beneath[key], key) for key, value in given.items() if key in beneath}
+            return {**open_, **given, **both}
+    if isinstance(given, list) and isinstance(beneath, list):
+        return _stacked(given, beneath, part)
+    try:
+        return _merged_thing(beneath, given, part, part)
+    except SpecError:
+        return given
+
+
+def _laid_resources(given: Mapping[str, Any], beneath: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both, of each resource what is given or else what is beneath: a request of one has no limit of another."""
+    said = {name for amounts in given.values() if isinstance(amounts, Mapping) for name in amounts}
+    left = {
+        part: {name: much for name, much in amounts.items() if name not in said}
+        if isinstance(amounts, Mapping)
+        else amounts
+        for part, amounts in beneath.items()
+    }
+    return with_defaults(given, {part: amounts for part, amounts in left.items() if amounts})
+
+
+def _stacked(given: list[Any], beneath: list[Any], part: str) -> list[Any]:
+    key = _key_of(part, [*beneath, *given])
+    if key is None:
+        return [*beneath, *(entry for entry in given if entry not in beneath)]
+    others = {_identity(entry, key): entry for entry in beneath}
+    laid = [
+        _laid(entry, others.pop(name), part) if (name := _identity(entry, key)) in others else entry for entry in given
+    ]
+    return [*others.values(), *laid]
+
+
 def _merged(ours: Any, theirs: Any, path: str) -> Any:
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         return {
@@ -53,22 +114,30 @@ def _merged(ours: Any, theirs: Any, path: str) -> Any:
     return ours
 
 
+def _merged_thing(ours: Any, theirs: Any, path: str, part: str) -> Any:
+    if part in _OF_ONE_KIND and isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        _check_kind(ours, theirs, path)
+    return _merged(ours, theirs, path)
+
+
 def _joined(ours: list[Any], theirs: list[Any], path: str) -> list[Any]:
     part = path.rpartition(".")[2]
-    key = _KEYS.get(part, "name")
-    if not all(isinstance(entry, Mapping) and isinstance(entry.get(key), str | int) for entry in [*ours, *theirs]):
+    key = _key_of(part, [*ours, *theirs])
+    if key is None:
         return [*ours, *(entry for entry in theirs if entry not in ours)]
     named = {_identity(entry, key): entry for entry in ours}
     for entry in theirs:
         name = _identity(entry, key)
-        if name not in named:
-            named[name] = entry
-            continue
-        place = f"{path}[{entry[key]!r}]"
-        if part in _OF_ONE_KIND:
-            _check_kind(named[name], entry, place)
-        named[name] = _merged(named[name], entry, place)
+        known = name in named
+        named[name] = _merged_thing(named[name], entry, f"{path}[{entry[key]!r}]", part) if known else entry
     return list(named.values())
+
+
+def _key_of(part: str, entries: list[Any]) -> str | None:
+    """Return what the things of a list are told apart by, None if that isn't said of all of them."""
+    key = _KEYS.get(part, "name")
+    told = all(isinstance(entry, Mapping) and isinstance(entry.get(key), str | int) for entry in entries)
+    return key if told else None
 
 
 def _identity(entry: Mapping[str, Any], key: str) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ import pytest
 
 from edl_runtime.backends.kubernetes import manifests
 from edl_runtime.backends.kubernetes.defaults import giving_way
+from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.specs import Bounds, JobSpec
 
@@ -45,9 +46,9 @@ TEMPLATE: dict[str, Any] = {
 }
 
 
-def made(pod: Pod, **given: Any) -> dict[str, Any]:
+def made(pod: Pod, defaults: Pod = CONNECTION, **given: Any) -> dict[str, Any]:
     spec = JobSpec(name="job", kind="trainer", command=("true",), bounds=Bounds(1, 1), instances=1, pod=pod, **given)
-    return manifests.owner_of_all(spec, token="t", created_at=1.0, defaults=CONNECTION)
+    return manifests.owner_of_all(spec, token="t", created_at=1.0, defaults=defaults)
 
 
 def test_a_template_says_otherwise_than_the_connection() -> None:
@@ -78,3 +79,106 @@ def test_a_job_without_a_template_has_what_the_connection_says() -> None:
 def test_what_is_not_as_it_should_be_is_left_to_the_cluster(part: str) -> None:
     """It judges templates, and names what is wrong."""
     assert giving_way(CONNECTION, {"spec": {part: "odd"}}, ()) == CONNECTION
+
+
+IN_FIELDS: dict[str, Any] = {
+    "image": "job:1",
+    "resources": {"memory": "2Gi", "gpu": 2},
+    "node_selector": {"zone": "b"},
+    "affinity": {"nodeAffinity": {"job": "yes"}},
+    "priority_class": "high",
+    "service_account": "job",
+    "volumes": [Volume(path="/data", claim="job")],
+    "secret_env": {"KEY": "job/key"},
+    "labels": {"team": "job"},
+    "annotations": {"team": "job"},
+}
+OF_CONNECTION: dict[str, Any] = {
+    "metadata": {"labels": {"team": "connection", "kept": "yes"}, "annotations": {"team": "connection"}},
+    "spec": {
+        "nodeSelector": {"zone": "a", "disk": "ssd"},
+        "affinity": {"nodeAffinity": {"connection": "yes"}, "podAffinity": {}},
+        "priorityClassName": "low",
+        "serviceAccountName": "connection",
+        "restartPolicy": "OnFailure",
+        "terminationGracePeriodSeconds": 99,
+        "hostIPC": True,
+        "volumes": [{"name": "volume-0", "persistentVolumeClaim": {"claimName": "connection"}}],
+        "containers": [
+            {"name": "audit", "image": "audit:1"},
+            {
+                "name": "instance",
+                "image": "connection:1",
+                "tty": True,
+                "args": ["connection"],
+                "resources": {"requests": {"cpu": "1"}, "limits": {"memory": "4Gi", "nvidia.com/gpu": "1"}},
+                "volumeMounts": [
+                    {"name": "volume-0", "mountPath": "/data", "readOnly": True},
+                    {"name": "volume-0", "mountPath": "/models"},
+                ],
+                "env": [
+                    {"name": "KEY", "value": "connection"},
+                    {"name": "WORD", "value": "connection"},
+                    {"name": "OTHER", "value": "connection"},
+                    {"name": "EDL_JOB", "value": "connection"},
+                ],
+            },
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("pod", [Pod(**IN_FIELDS), Pod(template=TEMPLATE)], ids=["in fields", "in a template"])
+def test_a_job_says_otherwise_than_the_template_of_the_connection(pod: Pod) -> None:
+    """Wherever it says so, and whatever our own work needs: what is left open is the connection's."""
+    template = made(pod, Pod(template=OF_CONNECTION), env={"WORD": "job"})["spec"]["template"]
+    spec, (container, audit) = template["spec"], template["spec"]["containers"]
+    assert template["metadata"]["labels"].items() >= {"team": "job", "kept": "yes"}.items()
+    assert template["metadata"]["annotations"] == {"team": "job"}
+    assert spec["nodeSelector"] == {"disk": "ssd", "zone": "b"}
+    assert spec["affinity"] == {"nodeAffinity": {"job": "yes"}, "podAffinity": {}}
+    assert (spec["priorityClassName"], spec["serviceAccountName"]) == ("high", "job")
+    assert (spec["restartPolicy"], spec["terminationGracePeriodSeconds"], spec["hostIPC"]) == ("Never", 10, True)
+    assert (container["name"], container["image"], container["tty"], container["args"]) == (
+        "instance", "job:1", True, ["true"],
+    )  # fmt: skip
+    assert (audit["name"], audit["image"]) == ("audit", "audit:1")
+    assert container["resources"]["limits"] == {"memory": "2Gi", "nvidia.com/gpu": "2"}
+    assert container["resources"]["requests"]["cpu"] == "1"
+    sources = {one["name"]: one.get("persistentVolumeClaim", {}).get("claimName") for one in spec["volumes"]}
+    mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
+    assert [sources[mounts[path]["name"]] for path in ("/data", "/models")] == ["job", "connection"]
+    assert "readOnly" not in mounts["/data"]
+    variables = {one["name"]: one.get("value") or one["valueFrom"] for one in container["env"]}
+    assert variables["KEY"] in ("job", {"secretKeyRef": {"name": "job", "key": "key"}})
+    assert (variables["WORD"], variables["OTHER"], variables["EDL_JOB"]) == ("job", "connection", "job")
+
+
+def test_the_template_of_a_connection_gives_way_to_its_fields() -> None:
+    """A connection is no contradiction either."""
+    connection = Pod(image="field:1", secret_env={"KEY": "a/b", "HOME": "a/b"}, template=OF_CONNECTION)
+    container = made(Pod(), connection)["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "field:1"
+    variables = {one["name"]: one.get("value") or one["valueFrom"] for one in container["env"]}
+    assert (variables["KEY"], variables["HOME"]) == ({"secretKeyRef": {"name": "a", "key": "b"}}, "/edl")
+    assert made(Pod(), Pod(template=OF_CONNECTION))["spec"]["template"]["spec"]["containers"][0]["image"] == (
+        "connection:1"
+    )
+
+
+def test_a_secret_in_the_connection_is_not_blamed_on_the_job() -> None:
+    """The error names who wrote it, and does not show it."""
+    env = [{"name": "EDL_REDIS_URL", "value": "redis://:open-sesame@redis"}]
+    connection = Pod(image="x:1", template={"spec": {"containers": [{"name": "instance", "env": env}]}})
+    with pytest.raises(SpecError) as caught:
+        made(Pod(), connection)
+    assert caught.value.field == "the connection's pod.template.spec.containers['instance'].env"
+    assert "open-sesame" not in str(caught.value)
+
+
+def test_the_job_contradicts_itself_whatever_the_connection_says() -> None:
+    """That alone is an error."""
+    template = {"spec": {"priorityClassName": "high", "containers": [{"name": "instance", "image": "b:1"}]}}
+    for field, given in (("priorityClassName", {"priority_class": "low"}), ("containers", {"image": "a:1"})):
+        with pytest.raises(SpecError, match=field):
+            made(Pod(template=template, **given), Pod(template=OF_CONNECTION))

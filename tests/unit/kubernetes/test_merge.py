@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edl_runtime.backends.kubernetes.merge import merge, with_defaults
+from edl_runtime.backends.kubernetes.merge import lay_over, merge, with_defaults
 from edl_runtime.errors import SpecError
 
 
@@ -130,3 +130,118 @@ def test_defaults_fill_what_is_open_however_deep() -> None:
     given = {"a": {"b": False, "c": {}, "d": []}, "e": 0}
     defaults = {"a": {"b": True, "c": {"x": 1}, "d": [1], "f": 2}, "e": {"g": 1}, "h": 3}
     assert with_defaults(given, defaults) == {"a": {"b": False, "c": {"x": 1}, "d": [], "f": 2}, "e": 0, "h": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "beneath", "both"),
+    [
+        pytest.param(
+            containers({"name": "audit", "command": ["new"], "args": ["-q"]}),
+            containers({"name": "audit", "command": ["old", "x"], "args": ["-v"], "image": "audit:1"}),
+            containers({"name": "audit", "command": ["new"], "args": ["-q"], "image": "audit:1"}),
+            id="a command is one value",
+        ),
+        pytest.param(
+            instance(image="a"),
+            containers({"name": "audit"}),
+            containers({"name": "audit"}, {"name": "instance", "image": "a"}),
+            id="other containers",
+        ),
+        pytest.param(
+            {"spec": {"dnsPolicy": "Default", "nodeSelector": {"zone": "b"}}},
+            {"spec": {"dnsPolicy": "None", "nodeSelector": {"zone": "a", "disk": "ssd"}, "hostNetwork": True}},
+            {"spec": {"dnsPolicy": "Default", "nodeSelector": {"zone": "b", "disk": "ssd"}, "hostNetwork": True}},
+            id="each key",
+        ),
+        pytest.param(
+            instance(env=[{"name": "A", "valueFrom": {"fieldRef": {}}}, {"name": "C", "value": "given"}]),
+            instance(env=[{"name": "A", "value": "beneath"}, {"name": "B", "value": "beneath"}]),
+            instance(
+                env=[
+                    {"name": "B", "value": "beneath"},
+                    {"name": "A", "valueFrom": {"fieldRef": {}}},
+                    {"name": "C", "value": "given"},
+                ]
+            ),
+            id="a variable is one value",
+        ),
+        pytest.param(
+            instance(volumeMounts=[{"name": "new", "mountPath": "/data"}]),
+            instance(volumeMounts=[{"name": "old", "mountPath": "/data", "readOnly": True}]),
+            instance(volumeMounts=[{"name": "new", "mountPath": "/data"}]),
+            id="another volume at a path",
+        ),
+        pytest.param(
+            instance(ports=[{"containerPort": 8000}], volumeDevices=[{"name": "a", "devicePath": "/dev/a"}]),
+            instance(
+                ports=[{"containerPort": 8000, "name": "http"}, {"containerPort": 8000, "protocol": "UDP"}],
+                volumeDevices=[{"name": "b", "devicePath": "/dev/a"}],
+            ),
+            instance(
+                ports=[{"containerPort": 8000, "protocol": "UDP"}, {"containerPort": 8000, "name": "http"}],
+                volumeDevices=[{"name": "a", "devicePath": "/dev/a"}],
+            ),
+            id="ports and devices are told apart as in a merge",
+        ),
+        pytest.param(
+            {"spec": {"volumes": [{"name": "edl-2", "emptyDir": {"medium": "Memory"}}]}},
+            {"spec": {"volumes": [{"name": "edl-2", "emptyDir": {"sizeLimit": "8Gi"}}]}},
+            {"spec": {"volumes": [{"name": "edl-2", "emptyDir": {"sizeLimit": "8Gi", "medium": "Memory"}}]}},
+            id="more about the same source of a volume",
+        ),
+        pytest.param(
+            {"spec": {"volumes": [{"name": "data", "emptyDir": {}}]}},
+            {"spec": {"volumes": [{"name": "data", "hostPath": {"path": "/"}}]}},
+            {"spec": {"volumes": [{"name": "data", "emptyDir": {}}]}},
+            id="another source of a volume",
+        ),
+        pytest.param(
+            instance(resources={"requests": {"memory": "2Gi"}, "limits": {"memory": "2Gi"}}),
+            instance(resources={"requests": {"cpu": "2"}, "limits": {"memory": "1Gi", "cpu": "4"}}),
+            instance(resources={"requests": {"cpu": "2", "memory": "2Gi"}, "limits": {"cpu": "4", "memory": "2Gi"}}),
+            id="resources by their name",
+        ),
+        pytest.param(
+            instance(resources={"requests": {"cpu": "2"}}),
+            instance(resources={"limits": {"cpu": "1"}}),
+            instance(resources={"requests": {"cpu": "2"}}),
+            id="no request above the limit of another",
+        ),
+        pytest.param(
+            instance(livenessProbe={"httpGet": {"path": "/"}, "periodSeconds": 1}),
+            instance(livenessProbe={"exec": {"command": ["a"]}, "periodSeconds": 2}),
+            instance(livenessProbe={"httpGet": {"path": "/"}, "periodSeconds": 1}),
+            id="a probe is one thing",
+        ),
+        pytest.param(
+            {"spec": {"affinity": {"nodeAffinity": {"x": [1]}}}},
+            {"spec": {"affinity": {"nodeAffinity": {"x": [2]}, "podAffinity": {"y": [3]}}}},
+            {"spec": {"affinity": {"nodeAffinity": {"x": [1]}, "podAffinity": {"y": [3]}}}},
+            id="an affinity of one sort",
+        ),
+        pytest.param(
+            {"spec": {"serviceAccount": "given"}},
+            {"spec": {"serviceAccountName": "beneath"}},
+            {"spec": {"serviceAccount": "given"}},
+            id="an account by its other name",
+        ),
+        pytest.param(
+            {"spec": {"tolerations": [{"key": "a"}, {"key": "b"}]}},
+            {"spec": {"tolerations": [{"key": "b"}, {"key": "c"}]}},
+            {"spec": {"tolerations": [{"key": "b"}, {"key": "c"}, {"key": "a"}]}},
+            id="of other lists each entry once",
+        ),
+        pytest.param(
+            {"spec": {"volumes": [], "nodeSelector": {}}},
+            {"spec": {"volumes": "odd", "nodeSelector": "odd"}},
+            {"spec": {"volumes": [], "nodeSelector": {}}},
+            id="what is not as it should be",
+        ),
+    ],
+)
+def test_what_is_given_hides_what_is_beneath(
+    given: dict[str, Any], beneath: dict[str, Any], both: dict[str, Any]
+) -> None:
+    """And all else that is beneath is seen."""
+    assert lay_over(given, beneath) == both
+    assert lay_over(both, beneath) == both
