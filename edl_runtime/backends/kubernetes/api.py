@@ -250,7 +250,9 @@ class Api:
                 at = {**query, "resourceVersion": version}
                 async with self.stream(self._path(kind), at, silent_s=SILENT_S) as response:
                     yield Change("OPENED", version)
-                    async for line, _ in lines_of(response):
+                    async for line, ends in lines_of(response):
+                        if not ends:
+                            continue
                         event = msgspec.json.decode(line)
                         if event["type"] == "ERROR":
                             raise _error(event["object"].get("code", 500), event["object"])
@@ -369,18 +371,24 @@ async def lines_of(response: ClientResponse, longest: int = 1 << 26) -> AsyncIte
     """Yield a response's lines, each with whether it has its end, which is left out: the last one may have none.
 
     A line of more than `longest` bytes comes in parts of so many, always the same; only the last has the line's end.
+    What there is of a line when the connection breaks comes before the error.
     """
     rest = b""
-    async for block in response.content.iter_any():
-        *whole, rest = (rest + block).split(b"\n")
-        for line in whole:
-            parts = _cut(line, longest)
-            for part in parts[:-1]:
+    try:
+        async for block in response.content.iter_any():
+            *whole, rest = (rest + block).split(b"\n")
+            for line in whole:
+                parts = _cut(line, longest)
+                for part in parts[:-1]:
+                    yield part, False
+                yield parts[-1], True
+            *parts, rest = _cut(rest, longest)
+            for part in parts:
                 yield part, False
-            yield parts[-1], True
-        *parts, rest = _cut(rest, longest)
-        for part in parts:
-            yield part, False
+    except Exception:
+        if rest:
+            yield rest, False
+        raise
     if rest:
         yield rest, False
 

@@ -13,7 +13,7 @@ import msgspec
 from edl_runtime.backends.base import LogLine
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.api import AGAIN_AFTER_S, Api, lines_of
-from edl_runtime.backends.kubernetes.stamps import NOTHING, Told, moment_of
+from edl_runtime.backends.kubernetes.stamps import NOTHING, Told, may_begin_moment, moment_of
 from edl_runtime.backends.kubernetes.status import container_of
 from edl_runtime.errors import ClusterError, ClusterUnavailableError
 
@@ -221,7 +221,7 @@ async def _read_all(
         except ClusterError as error:
             if error.status == 404:
                 source.opened()
-                return
+                break
             if error.status != NOT_YET:
                 raise
             await asyncio.sleep(AGAIN_AFTER_S)
@@ -229,6 +229,7 @@ async def _read_all(
         if await pods.ended(source.pod, restarts):
             await reader.tell_rest()
             restarts += 1
+    await reader.tell_rest()
 
 
 class _Reader:
@@ -247,10 +248,11 @@ class _Reader:
         if self._last is not None:
             await self._read_end(self._last)
             self._last = None
-        self._rest = None
         pod, opened = self._source.pod, self._source.opened
         async for part in _parts(self._api, pod, after=self._told, follow=True, opened=opened):
-            await self.tell_rest()
+            if self._rest and part.told > self._rest.told:
+                await self.tell_rest()
+            self._rest = None  # else it is what comes again, by now maybe to its line's end
             if part.ends:
                 await self._tell(part)
             else:
@@ -302,6 +304,8 @@ async def _parts(
             text, moment = line.decode(errors="replace"), None
             if begins:
                 stamp, _, rest = text.partition(" ")
+                if not ends and not rest and may_begin_moment(stamp):
+                    continue  # it broke off before any word
                 moment = moment_of(stamp)
                 text = text if moment is None else rest
             # without a moment it belongs to what is before it, which may have been left out as too old

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 _RFC_3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
+_LETTERS = frozenset("0123456789-:.TZ+")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NS = 10**9
 
@@ -38,6 +39,11 @@ class Told(msgspec.Struct, frozen=True, order=True):
 
 
 NOTHING = Told()
+
+
+def may_begin_moment(text: str) -> bool:
+    """Whether nothing is in the text but what moments are written with."""
+    return _LETTERS.issuperset(text)
 
 
 def moment_of(text: str) -> int | None:

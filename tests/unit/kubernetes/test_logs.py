@@ -289,3 +289,68 @@ async def test_a_line_that_is_being_written_when_a_log_ends_is_told_whole(monkey
             return response
 
     assert await told(Restarting([], [])) == ["half and half"]
+
+
+WORDS = [(f"{AT}1.1Z", b"one\n"), (f"{AT}1.2Z", b"last words")]
+
+
+class Leaving(Broken):
+    """Serves the log of a container once: when `heard` is set that answer breaks or ends. Then comes what is `next`."""
+
+    def __init__(self, entries: list[tuple[str, bytes]], next_: int | list[tuple[str, bytes]], *, breaks: bool) -> None:
+        super().__init__(entries, [])
+        self.next = next_
+        self.does_break = breaks
+        self.heard = asyncio.Event()
+
+    async def log(self, request: web.Request) -> web.StreamResponse:
+        if not self.asked:
+            self.asked.append({})
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write(self._as_kubelet("", None).rstrip(b" "))
+            await self.heard.wait()
+            if self.does_break:
+                assert request.transport
+                request.transport.abort()
+            return response
+        if isinstance(self.next, int):
+            await self.pods.renew({})
+            return web.json_response({"reason": "NotFound", "message": "no such pod"}, status=self.next)
+        self.entries = self.next
+        return await super().log(request)
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+@pytest.mark.parametrize(
+    ("entries", "next_", "rest"),
+    [
+        (WORDS, 404, ["last words"]),
+        (WORDS, 400, ["last words"]),
+        (WORDS, [(f"{AT}3.1Z", b"again\n")], ["last words", "again"]),
+        (WORDS, [(f"{AT}1.2Z", b"last words and more\n")], ["last words and more"]),
+        ([WORDS[0], (f"{AT}1.2Z", b"")], 404, []),
+        ([WORDS[0], (f"{AT}1"[:-4], b"")], 404, []),
+    ],
+    ids=["pod gone", "pod going", "the next container", "told anew", "no words yet", "half a stamp"],
+)
+async def test_the_last_words_are_told(
+    entries: list[tuple[str, bytes]],
+    next_: int | list[tuple[str, bytes]],
+    rest: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    breaks: bool,
+) -> None:
+    """A log has broken off, or ended, within a line: it is told whole if more of it comes, else as far as it came."""
+    monkeypatch.setattr(logs, "AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(logs, "TOLD_WITHIN_S", 0.01)
+    kubelet = Leaving(entries, next_, breaks=breaks)
+    lines: asyncio.Queue[LogLine | None] = asyncio.Queue()
+    await kubelet.pods.renew(pod("running"))
+    async with kubelet.opened() as api:
+        reading = asyncio.create_task(logs._read_all(api, Source(0, "p", lambda: None), kubelet.pods, lines, None))
+        assert await lines.get() == LogLine(0, "one")
+        kubelet.heard.set()
+        await reading
+    assert [lines.get_nowait() for _ in range(lines.qsize())] == [LogLine(0, text) for text in rest]
