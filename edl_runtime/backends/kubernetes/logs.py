@@ -271,10 +271,10 @@ class _Reader:
             del found[-1]
         for part in found[len(found) - min(last, len(found)) :]:
             await self._tell(part)
-        self._told = found[-1].told if found else self._told
+        self._told = max((part.told for part in found), default=self._told)
 
     async def _tell(self, part: Part) -> None:
-        self._told = part.told
+        self._told = max(self._told, part.told)
         await self._lines.put(LogLine(self._source.instance, part.text))
 
 

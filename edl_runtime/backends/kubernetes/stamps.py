@@ -2,6 +2,9 @@
 
 A log that breaks off is asked for anew from a whole second on, so some of it comes twice. A line is known by the moment
 that it was begun at, and one that is too long comes in parts, which are counted.
+
+That takes moments for ascending. A runtime that stamps stdout and stderr apart may write one that is a little earlier
+than the one before: no line is told twice for that, but one is lost if a log breaks off between the two.
 """
 
 from __future__ import annotations

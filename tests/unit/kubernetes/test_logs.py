@@ -354,3 +354,12 @@ async def test_the_last_words_are_told(
         kubelet.heard.set()
         await reading
     assert [lines.get_nowait() for _ in range(lines.qsize())] == [LogLine(0, text) for text in rest]
+
+
+@pytest.mark.parametrize("last", [None, 2])
+async def test_a_line_with_an_earlier_stamp_is_told_once(last: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runtimes stamp what comes by stdout and by stderr apart, so what is written first may be stamped last."""
+    monkeypatch.setattr(logs, "AGAIN_AFTER_S", 0.0)
+    entries = [(f"{AT}1.1Z", b"one\n"), (f"{AT}1.4Z", b"late\n"), (f"{AT}1.3Z", b"early\n")]
+    size = sum(len(f"{at} ".encode() + text) for at, text in entries)
+    assert (await told(Broken(entries, [size]), last))[-2:] == ["late", "early"]
