@@ -90,16 +90,22 @@ class Api:
     """Objects of one namespace. `client` is open already, and stays the caller's to close.
 
     `renew`: gives it new credentials, for the server has refused those that it has; None if they last long enough.
+    `outage`: what all who ask the same server know of its being away.
     """
 
     def __init__(
-        self, client: ApiClient, namespace: str, *, renew: Callable[[], Awaitable[None]] | None = None
+        self,
+        client: ApiClient,
+        namespace: str,
+        *,
+        renew: Callable[[], Awaitable[None]] | None = None,
+        outage: Outage | None = None,
     ) -> None:
         self._client = client
         self._renew = renew
         self.namespace = namespace
         self.address: str = client.configuration.host or ""
-        self._outage = Outage(self.address)
+        self._outage = outage or Outage()
 
     async def get(self, kind: str, name: str) -> Manifest | None:
         """Return the object, None if there is none."""
@@ -297,7 +303,7 @@ class Api:
 
         away = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, OSError, _BusyError)
         pause_s = PAUSES_S[0]
-        with self._outage.waiting() as wait:
+        with self._outage.waiting(self.address) as wait:
             while True:
                 try:
                     answer = await ask(request)
@@ -306,12 +312,14 @@ class Api:
                     if wait.lasts_s() + pause_s > OUTAGE_S:
                         raise ClusterUnavailableError(self.address, cause) from error
                     wait.goes_on(cause)
+                except ClusterError:
+                    wait.ends()
+                    raise
                 else:
-                    break
+                    wait.ends()
+                    return answer
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - to come apart, not to hide
                 pause_s = min(2 * pause_s, PAUSES_S[1])
-        self._outage.is_over()
-        return answer
 
     async def _answer(self, request: _Request) -> Manifest:
         async with await self._open(request) as response:

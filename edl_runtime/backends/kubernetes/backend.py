@@ -16,6 +16,7 @@ from edl_runtime.backends.base import Backend, Capacity, JobStatus, LogLine, ref
 from edl_runtime.backends.kubernetes import archive, capacity, logs, manifests, names
 from edl_runtime.backends.kubernetes.api import Api
 from edl_runtime.backends.kubernetes.mirror import Followed, Mirror
+from edl_runtime.backends.kubernetes.outage import Outage
 from edl_runtime.backends.kubernetes.status import (
     belongs,
     bounds,
@@ -73,6 +74,7 @@ class KubernetesBackend:
         self._connect = connect
         self._namespace = namespace
         self._defaults = defaults or Pod()
+        self._outage = Outage()
         self._mirrors: dict[asyncio.AbstractEventLoop, tuple[Mirror, set[object]]] = {}
 
     @asynccontextmanager
@@ -85,7 +87,7 @@ class KubernetesBackend:
         what was known last; it raises ClusterUnavailableError when that lasts.
         """
         loop, user = asyncio.get_running_loop(), object()
-        mirror, users = self._mirrors.setdefault(loop, (Mirror(self._connect, self._namespace), set()))
+        mirror, users = self._mirrors.setdefault(loop, (Mirror(self._connect, self._namespace, self._outage), set()))
         users.add(user)
         try:
             yield Followed(self, mirror)
@@ -202,7 +204,7 @@ class KubernetesBackend:
     @asynccontextmanager
     async def _api(self) -> AsyncIterator[Api]:
         async with self._connect() as client:
-            yield Api(client, self._namespace)
+            yield Api(client, self._namespace, outage=self._outage)
 
     async def _owner(self, api: Api, name: str) -> Manifest:
         owner = await _find(api, name)

@@ -21,6 +21,7 @@ import msgspec
 from edl_runtime.backends.base import Backend, Capacity, JobStatus, LogLine
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.api import OUTAGE_S, Api, Change
+from edl_runtime.backends.kubernetes.outage import Outage
 from edl_runtime.backends.kubernetes.status import belongs, job_status, lacks_pods, refusals, true_conditions
 from edl_runtime.errors import BackendError, ClusterUnavailableError, UnknownJobError
 from edl_runtime.specs import JobSpec
@@ -121,11 +122,17 @@ def version_of(thing: Manifest) -> int:
 
 
 class Mirror:
-    """The jobs of a namespace. Watches them from the first `get` on, until nobody asks any more; see `close`."""
+    """The jobs of a namespace. Watches them from the first `get` on, until nobody asks any more; see `close`.
 
-    def __init__(self, connect: Callable[[], AbstractAsyncContextManager[ApiClient]], namespace: str) -> None:
+    `outage`: see `edl_runtime.backends.kubernetes.api.Api`.
+    """
+
+    def __init__(
+        self, connect: Callable[[], AbstractAsyncContextManager[ApiClient]], namespace: str, outage: Outage
+    ) -> None:
         self._connect = connect
         self._namespace = namespace
+        self._outage = outage
         ours = names.selector()
         self._jobs = View("Job", _job_of, labels=ours)
         self._deployments = View("Deployment", _job_of, labels=ours)
@@ -253,7 +260,8 @@ class Mirror:
         try:
             while self._idle_in() > 0:
                 async with self._connect() as client, asyncio.TaskGroup() as tasks:
-                    self._api = api = Api(client, self._namespace, renew=partial(self._renew, client))
+                    renew = partial(self._renew, client)
+                    self._api = api = Api(client, self._namespace, renew=renew, outage=self._outage)
                     watching = [tasks.create_task(self._watch(api, view)) for view in self._views]
                     left_s = self._idle_in()
                     while left_s > 0:

@@ -17,42 +17,45 @@ clock = time.monotonic
 
 
 class Outage:
-    """Whether the server at an address is away, for all that its requests have come to know."""
+    """Whether a server is away, for all that its requests have come to know."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self) -> None:
         self._since: float | None = None
         self._waiting = 0
 
     @contextmanager
-    def waiting(self) -> Iterator[Wait]:
-        """Give what one request tells of its wait for an answer."""
-        wait = Wait(self)
+    def waiting(self, address: str) -> Iterator[Wait]:
+        """Give what one request to the server at that address tells of its wait for an answer."""
+        wait = Wait(self, address)
         try:
             yield wait
         finally:
             self._waiting -= wait.is_told
+            if wait.is_over:
+                self._is_over(address)
 
-    def begins(self, since: float, cause: str) -> None:
+    def begins(self, since: float, address: str, cause: str) -> None:
         """Know that a request waits, since when and why."""
         self._waiting += 1
         if self._since is None:
             self._since = since
-            log.warning("cluster.away", address=self._address, cause=cause)
+            log.warning("cluster.away", address=address, cause=cause)
 
-    def is_over(self) -> None:
+    def _is_over(self, address: str) -> None:
         """Know that a request has been answered. The server is back when no other waits any more."""
         if self._since is not None and not self._waiting:
-            log.info("cluster.back", address=self._address, away_s=round(clock() - self._since, 1))
+            log.info("cluster.back", address=address, away_s=round(clock() - self._since, 1))
             self._since = None
 
 
 class Wait:
-    """A request that may have to wait for its answer."""
+    """A request that may have to wait for its answer. `is_over`: it has one."""
 
-    def __init__(self, outage: Outage) -> None:
+    def __init__(self, outage: Outage, address: str) -> None:
         self.is_told = False
+        self.is_over = False
         self._outage = outage
+        self._address = address
         self._began = clock()
 
     def lasts_s(self) -> float:
@@ -62,4 +65,8 @@ class Wait:
         """Know that there is no answer yet."""
         if not self.is_told and self.lasts_s() >= TOLD_AFTER_S:
             self.is_told = True
-            self._outage.begins(self._began, cause)
+            self._outage.begins(self._began, self._address, cause)
+
+    def ends(self) -> None:
+        """Know that there is an answer, also one that refuses."""
+        self.is_over = True

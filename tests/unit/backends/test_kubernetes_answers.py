@@ -11,11 +11,16 @@ import pytest
 import structlog
 
 from edl_runtime.backends.base import LogLine
-from edl_runtime.backends.kubernetes import names, outage
+from edl_runtime.backends.kubernetes import KubernetesBackend, names, outage
 from edl_runtime.backends.kubernetes.api import Api
 from edl_runtime.backends.kubernetes.logs import Source, _Pods, _read_all
+from edl_runtime.errors import UnknownJobError
 
 HEAD = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
+BUSY, ABSENT = (
+    f"HTTP/1.1 {status}\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
+    for status in ("429 Too Many Requests", "404 Not Found")
+)
 
 
 @asynccontextmanager
@@ -51,9 +56,8 @@ async def test_an_outage_is_told_once_and_its_end_once(monkeypatch: pytest.Monke
     """However often each of several requests is repeated meanwhile."""
     monkeypatch.setattr(outage, "TOLD_AFTER_S", 0.0)
     whole = f'{HEAD}Content-Length: 15\r\n\r\n{{"kind": "Job"}}'
-    busy = "HTTP/1.1 429 Too Many Requests\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
     with structlog.testing.capture_logs() as told:
-        async with answering("", busy, busy, "", "", busy, *[whole] * 4) as (api, asked):
+        async with answering("", BUSY, BUSY, "", "", BUSY, *[whole] * 4) as (api, asked):
             await asyncio.gather(*(api.get("Job", "job") for _ in range(3)))
             await api.get("Job", "job")
     assert len(asked) == 10
@@ -70,6 +74,46 @@ async def test_an_outage_that_is_over_soon_is_not_told() -> None:
         async with answering("", f'{HEAD}Content-Length: 15\r\n\r\n{{"kind": "Job"}}') as (api, asked):
             await api.get("Job", "job")
     assert (len(asked), told) == (2, [])
+
+
+async def test_an_outage_is_over_with_an_answer_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who says that something is not there, is there."""
+    monkeypatch.setattr(outage, "TOLD_AFTER_S", 0.0)
+    with structlog.testing.capture_logs() as told:
+        async with answering(BUSY, ABSENT) as (api, _):
+            assert await api.get("Job", "job") is None
+    assert [one["event"] for one in told] == ["cluster.away", "cluster.back"]
+
+
+async def test_an_outage_is_told_once_by_all_that_a_backend_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by the watches of those who follow its jobs."""
+    from kubernetes_asyncio.client import ApiClient, Configuration
+
+    monkeypatch.setattr(outage, "TOLD_AFTER_S", 0.0)
+    nothing = f'{HEAD}Content-Length: 51\r\n\r\n{{"items": [], "metadata": {{"resourceVersion": "1"}}}}'
+    asked = 0  # first by three lists of each `list` and four of the watches
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked = number = asked + 1
+        request = await reader.readuntil(b"\r\n\r\n")
+        if b"watch=true" in request:
+            writer.write(f"{HEAD}\r\n".encode())
+            await reader.read()
+        else:
+            writer.write((BUSY if number <= 10 else nothing).encode())
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        backend = KubernetesBackend(lambda: ApiClient(Configuration(host=host)), namespace="here")
+        with structlog.testing.capture_logs() as told:
+            async with backend.following() as followed:
+                found = await asyncio.gather(
+                    backend.list(), backend.list(), followed.get("job"), return_exceptions=True
+                )
+    assert [found[:2], type(found[2])] == [[[], []], UnknownJobError]
+    assert [(one["event"], one["address"]) for one in told] == [("cluster.away", host), ("cluster.back", host)]
 
 
 async def test_a_log_that_ends_before_its_container_is_read_on() -> None:
