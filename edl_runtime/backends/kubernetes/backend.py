@@ -380,7 +380,11 @@ async def _status_by(api: Api, owner: Manifest, pods: builtins.list[Manifest]) -
 
 
 async def _remove(api: Api, owner: Manifest) -> None:
-    """Delete what the owner owns, down to the last pod, and keep the end of its log. Raises ConflictError."""
+    """Delete what the owner owns, down to the last pod, and keep the end of its log. Raises ConflictError.
+
+    That a log can't be read or kept is no reason to fail: it is told.
+    """
+    name = owner["metadata"]["name"]
     kept: dict[int, deque[LogLine]] = defaultdict(lambda: deque(maxlen=archive.LINES_KEPT))
 
     opened = asyncio.Event()
@@ -399,12 +403,15 @@ async def _remove(api: Api, owner: Manifest) -> None:
     finally:
         for task in (collecting, opening):
             task.cancel()
-        await asyncio.gather(collecting, opening, return_exceptions=True)
+        collected, _ = await asyncio.gather(collecting, opening, return_exceptions=True)
+    if isinstance(collected, Exception):
+        log.warning("log.not_kept", job=name, cause=str(collected))
+        return
     lines = [line for _, of_one in sorted(kept.items()) for line in of_one]
     try:
-        await archive.keep(api, owner["metadata"]["name"], lines, run=owner["metadata"]["uid"])
-    except ClusterError as error:  # it is no reason to fail that a log is lost
-        log.warning("log.not_kept", job=owner["metadata"]["name"], cause=str(error))
+        await archive.keep(api, name, lines, run=owner["metadata"]["uid"])
+    except BackendError as error:
+        log.warning("log.not_kept", job=name, cause=str(error))
 
 
 async def _gone(api: Api, owner: Manifest) -> None:
