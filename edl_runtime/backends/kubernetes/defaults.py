@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
-from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes.templates import at, instance_of, things
 from edl_runtime.pods import GPU, Pod
 
 
@@ -17,12 +17,12 @@ def giving_way(defaults: Pod, template: Mapping[str, Any], variables: Collection
     A resource that the template requests or limits is the template's alone. The defaults' own template is left out: it
     lies beneath all else, see `edl_runtime.backends.kubernetes.merge.lay_over`.
     """
-    spec = _at(template, "spec")
-    instance = next((one for one in _things(spec, "containers") if one.get("name") == names.CONTAINER), {})
-    resources = _at(instance, "resources")
-    amounts = {*_at(resources, "requests"), *_at(resources, "limits")}
-    taken = {*variables, *(str(one.get("name")) for one in _things(instance, "env"))}
-    mounted = {str(one.get("mountPath")).rstrip("/") for one in _things(instance, "volumeMounts")}
+    spec = at(template, "spec")
+    instance = instance_of(template)
+    resources = at(instance, "resources")
+    amounts = {*at(resources, "requests"), *at(resources, "limits")}
+    taken = {*variables, *(str(one.get("name")) for one in things(instance, "env"))}
+    mounted = {str(one.get("mountPath")).rstrip("/") for one in things(instance, "volumeMounts")}
     accounts = spec.keys() & {"serviceAccount", "serviceAccountName"}
     return msgspec.structs.replace(
         defaults,
@@ -30,30 +30,17 @@ def giving_way(defaults: Pod, template: Mapping[str, Any], variables: Collection
         resources={
             name: much for name, much in defaults.resources.items() if {"gpu": GPU}.get(name, name) not in amounts
         },
-        node_selector=_without(defaults.node_selector, _at(spec, "nodeSelector")),
-        affinity=_without(defaults.affinity, _at(spec, "affinity")),
+        node_selector=_without(defaults.node_selector, at(spec, "nodeSelector")),
+        affinity=_without(defaults.affinity, at(spec, "affinity")),
         priority_class="" if "priorityClassName" in spec else defaults.priority_class,
         service_account="" if accounts else defaults.service_account,
         volumes=[volume for volume in defaults.volumes if volume.path.rstrip("/") not in mounted],
         secret_env=_without(defaults.secret_env, taken),
-        labels=_without(defaults.labels, _at(template, "metadata", "labels")),
-        annotations=_without(defaults.annotations, _at(template, "metadata", "annotations")),
+        labels=_without(defaults.labels, at(template, "metadata", "labels")),
+        annotations=_without(defaults.annotations, at(template, "metadata", "annotations")),
         template={},
     )
 
 
 def _without(given: Mapping[str, Any], said: Collection[str]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if key not in said}
-
-
-def _at(thing: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """Return the mapping that is there, empty for anything else: the cluster judges that."""
-    for part in path:
-        found = thing.get(part)
-        thing = found if isinstance(found, Mapping) else {}
-    return thing
-
-
-def _things(thing: Mapping[str, Any], part: str) -> Iterator[Mapping[str, Any]]:
-    found = thing.get(part)
-    return (one for one in found if isinstance(one, Mapping)) if isinstance(found, list) else iter(())

@@ -16,6 +16,7 @@ import msgspec
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.defaults import giving_way
 from edl_runtime.backends.kubernetes.merge import lay_over, merge, with_defaults
+from edl_runtime.backends.kubernetes.templates import at, instance_of, things
 from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.pods import Pod
 from edl_runtime.specs import SECRET_VARIABLES, Bounds, JobSpec
@@ -135,7 +136,7 @@ def pod_template(spec: JobSpec, pod: Pod, *, beneath: Mapping[str, Any]) -> Mani
 
     `beneath`: a connection's template, which gives way to both. Raises SpecError.
     """
-    stated = merge(_stated(spec, pod, volumes_beneath=_volumes_of(beneath)), pod.template)
+    stated = merge(_stated(spec, pod, beneath), pod.template)
     _check_no_secrets(stated, "pod.template")
     template = lay_over(stated, beneath)
     _check_no_secrets(template, "the connection's pod.template")
@@ -154,17 +155,17 @@ def _is_other(container: Mapping[str, Any]) -> bool:
 
 
 def _check_no_secrets(template: Manifest, of: str) -> None:
-    (container,) = (one for one in template["spec"]["containers"] if not _is_other(one))
-    for variable in container["env"]:
-        if variable["name"] in SECRET_VARIABLES and "value" in variable:
+    for variable in things(instance_of(template), "env"):
+        if variable.get("name") in SECRET_VARIABLES and "value" in variable:
             place = f"{of}.spec.containers[{names.CONTAINER!r}].env"
             raise SpecError(place, variable["name"], "none that may hold a secret, unless it comes from a Secret")
 
 
-def _stated(spec: JobSpec, pod: Pod, *, volumes_beneath: Collection[str]) -> Manifest:
-    """Return what the spec, and our own work, says of a pod. `volumes_beneath`: see `_volumes`."""
+def _stated(spec: JobSpec, pod: Pod, beneath: Mapping[str, Any]) -> Manifest:
+    """Return what the spec, and our own work, says of a pod. `beneath`: see `pod_template`."""
     amounts = pod.amounts()
-    volumes, mounts = _volumes(pod, volumes_beneath)
+    volumes, mounts = _volumes(pod, {str(one.get("name")) for one in things(at(beneath, "spec"), "volumes")})
+    variables = _environment(spec, pod)
     stated: Manifest = {
         "serviceAccountName": pod.service_account,
         "priorityClassName": pod.priority_class,
@@ -179,7 +180,7 @@ def _stated(spec: JobSpec, pod: Pod, *, volumes_beneath: Collection[str]) -> Man
         "command": ["python", "-P", "-m", "edl_runtime.backends.kubernetes.init"],
         "args": [_literal(word) for word in spec.command],
         "workingDir": spec.cwd or names.HOME,
-        "env": _environment(spec, pod),
+        "env": variables,
         "envFrom": [
             *({"secretRef": {"name": name}} for name in pod.env_from_secrets),
             {"secretRef": {"name": names.secret_name(spec.name)}},
@@ -187,7 +188,7 @@ def _stated(spec: JobSpec, pod: Pod, *, volumes_beneath: Collection[str]) -> Man
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **({"resources": _resources(amounts)} if amounts else {}),
-        **(_probes(tls=bool(spec.env.get("EDL_TLS_CERT"))) if spec.serves_http else {}),
+        **(_probes(tls=_speaks_tls(variables, pod.template, beneath)) if spec.serves_http else {}),
     }
     return {
         "metadata": {"labels": {**pod.labels, **_labels(spec)}, **_annotations(pod)},
@@ -241,12 +242,6 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _volumes_of(template: Mapping[str, Any]) -> set[str]:
-    """Return the names of a template's volumes."""
-    volumes = template.get("spec", {}).get("volumes")
-    return {str(one.get("name")) for one in volumes if isinstance(one, Mapping)} if isinstance(volumes, list) else set()
-
-
 def _volumes(pod: Pod, taken_names: Collection[str]) -> tuple[list[Manifest], list[Manifest]]:
     """Return the pod's volumes and where the instance sees them: its folders for writing, and the spec's.
 
@@ -269,6 +264,13 @@ def _resources(amounts: Mapping[str, str]) -> Manifest:
     """Return them as requests, and as limits but for the CPU, of which an instance may use what is left."""
     limits = {name: amount for name, amount in amounts.items() if name != "cpu"}
     return {"requests": dict(amounts), **({"limits": limits} if limits else {})}
+
+
+def _speaks_tls(variables: list[Manifest], *templates: Mapping[str, Any]) -> bool:
+    """Whether the instance is given a certificate to show: by the first of these that says anything of it."""
+    env = [*variables, *(variable for template in templates for variable in things(instance_of(template), "env"))]
+    told = [variable for variable in env if variable.get("name") == "EDL_TLS_CERT"]
+    return bool(told) and bool(told[0].get("value") or told[0].get("valueFrom"))
 
 
 def _probes(*, tls: bool) -> Manifest:

@@ -55,12 +55,35 @@ def of_instance(**parts: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "instance", **parts}]}}
 
 
-def test_teachers_that_speak_tls_are_asked_by_it_how_they_are() -> None:
-    """Which is a certificate among the job's own variables."""
-    made = owner(job(kind="pool", serves_http=True, env={"EDL_TLS_CERT": "/tls/tls.crt"}))
-    container = made["spec"]["template"]["spec"]["containers"][0]
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert container[probe]["httpGet"]["scheme"] == "HTTPS"
+SHOWN = {"EDL_TLS_CERT": "/tls/tls.crt"}
+SHOWN_BY_TEMPLATE = of_instance(env=[{"name": "EDL_TLS_CERT", "value": "/tls/tls.crt"}])
+
+
+@pytest.mark.parametrize(
+    ("pod", "env", "connection", "schemes"),
+    [
+        (None, SHOWN, None, {"HTTPS"}),
+        (Pod(template=SHOWN_BY_TEMPLATE), {}, None, {"HTTPS"}),
+        (Pod(secret_env={"EDL_TLS_CERT": "a/b"}), {}, None, {"HTTPS"}),
+        (None, {}, Pod(image="runtime:1", template=SHOWN_BY_TEMPLATE), {"HTTPS"}),
+        (None, {}, Pod(image="runtime:1", secret_env={"EDL_TLS_CERT": "a/b"}), {"HTTPS"}),
+        (None, {"EDL_TLS_CERT": ""}, Pod(image="runtime:1", template=SHOWN_BY_TEMPLATE), {None}),
+        (
+            None,
+            {},
+            Pod(image="runtime:1", template={"spec": {"containers": [{"name": "instance", "env": {}}]}}),
+            {None},
+        ),
+    ],
+    ids=["spec", "template", "secret", "connection's template", "connection's secret", "not in this job", "odd"],
+)
+def test_teachers_that_speak_tls_are_asked_by_it_how_they_are(
+    pod: Pod | None, env: dict[str, str], connection: Pod | None, schemes: set[str | None]
+) -> None:
+    """Which is a certificate among their variables, whoever says so."""
+    container = instance(job(pod, kind="pool", serves_http=True, env=env), connection)
+    probes = ("startupProbe", "livenessProbe", "readinessProbe")
+    assert {container[probe]["httpGet"].get("scheme") for probe in probes} == schemes
 
 
 def test_a_pool_is_a_deployment() -> None:
