@@ -26,7 +26,7 @@ BYTES_KEPT = 512 * 1024
 JOBS_KEPT = 20
 """In a namespace, those that were deleted last."""
 
-_CREATED = "edl-airflow/deleted-at"
+_DELETED = "edl-airflow/deleted-at"
 _RUN = "edl-airflow/log-of-uid"
 _LENGTH = "edl-airflow/log-length"
 
@@ -46,7 +46,7 @@ async def keep(api: Api, job: str, lines: Sequence[LogLine], *, run: str) -> Non
     Where a ConfigMap of somebody else has the name, that one is left alone, and the log is not kept.
     """
     place = place_of(job)
-    annotations = {_CREATED: repr(time.time()), _RUN: run, _LENGTH: str(len(lines))}
+    annotations = {_DELETED: repr(time.time()), _RUN: run, _LENGTH: str(len(lines))}
     kept = {
         **place,
         "metadata": {**place["metadata"], "annotations": annotations},
@@ -87,7 +87,7 @@ def _is_log_of(config_map: Mapping[str, Any], job: str) -> bool:
 
 
 def _deleted_at(config_map: Mapping[str, Any]) -> float:
-    return float(_annotations(config_map).get(_CREATED, 0))
+    return float(_annotations(config_map).get(_DELETED, 0))
 
 
 def _length(config_map: Mapping[str, Any], run: str) -> int:
