@@ -244,6 +244,7 @@ async def _rehearse(api: Api, manifest: Manifest, spec: JobSpec) -> None:
     """
     owned = _owned(spec, {})
     judged = await asyncio.gather(
+        # asking for metadata is a dry-run PATCH: of the job itself it shows that it may be resized
         *(_owned_before(api, one, spec.name) for one in (manifest, *owned, archive.place_of(spec.name))),
         api.create(manifest, rehearse=True),
         *(api.apply(one, rehearse=True) for one in owned),
