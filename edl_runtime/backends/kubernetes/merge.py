@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edl_runtime.backends.kubernetes.templates import at, things
 from edl_runtime.errors import SpecError
 
 _ACCOUNTS = frozenset({"serviceAccount", "serviceAccountName"})
@@ -52,9 +53,32 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict
 
 
 def lay_over(given: Mapping[str, Any], beneath: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a template and what another says beside it: where they say different things, what is given holds."""
+    """Return a template and what another says beside it: where they say different things, what is given holds.
+
+    A volume beneath that nothing sees any more is not there.
+    """
     laid: dict[str, Any] = _laid(given, beneath, "template")
-    return laid
+    hidden = _seen(beneath) - _seen(laid) - _names(given)
+    if not hidden & _names(laid):
+        return laid
+    volumes = [volume for volume in things(laid["spec"], "volumes") if str(volume.get("name")) not in hidden]
+    return {**laid, "spec": {**laid["spec"], "volumes": volumes}}
+
+
+def _seen(template: Mapping[str, Any]) -> set[str]:
+    """Return the names of the volumes that containers see."""
+    spec = at(template, "spec")
+    containers = [container for part in sorted(_CONTAINERS) for container in things(spec, part)]
+    return {
+        str(seen.get("name"))
+        for one in containers
+        for part in ("volumeMounts", "volumeDevices")
+        for seen in things(one, part)
+    }
+
+
+def _names(template: Mapping[str, Any]) -> set[str]:
+    return {str(volume.get("name")) for volume in things(at(template, "spec"), "volumes")}
 
 
 def _laid(given: Any, beneath: Any, part: str) -> Any:

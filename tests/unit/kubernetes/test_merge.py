@@ -172,6 +172,27 @@ def test_defaults_fill_what_is_open_however_deep() -> None:
             id="another volume at a path",
         ),
         pytest.param(
+            {
+                "spec": {
+                    **instance(volumeMounts=[{"name": "new", "mountPath": "/data"}])["spec"],
+                    "volumes": [{"name": "new"}],
+                }
+            },
+            {
+                "spec": {
+                    **instance(volumeMounts=[{"name": "old", "mountPath": "/data"}])["spec"],
+                    "volumes": [{"name": "old"}, {"name": "unseen"}],
+                }
+            },
+            {
+                "spec": {
+                    **instance(volumeMounts=[{"name": "new", "mountPath": "/data"}])["spec"],
+                    "volumes": [{"name": "unseen"}, {"name": "new"}],
+                }
+            },
+            id="a volume that nothing sees any more",
+        ),
+        pytest.param(
             instance(ports=[{"containerPort": 8000}], volumeDevices=[{"name": "a", "devicePath": "/dev/a"}]),
             instance(
                 ports=[{"containerPort": 8000, "name": "http"}, {"containerPort": 8000, "protocol": "UDP"}],
