@@ -165,6 +165,8 @@ def _key_of(part: str, entries: list[Any]) -> str | None:
 
 
 def _identity(entry: Mapping[str, Any], key: str) -> tuple[Any, ...]:
+    if key == "mountPath":
+        return (str(entry[key]).rstrip("/"),)
     return (entry[key], entry.get("protocol", "TCP")) if key == "containerPort" else (entry[key],)
 
 

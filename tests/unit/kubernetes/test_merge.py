@@ -105,6 +105,11 @@ def test_both_say_their_part(ours: dict[str, Any], template: dict[str, Any], bot
             "spec.containers['instance'].volumeMounts['/tmp'].name",
         ),
         (
+            instance(volumeMounts=[{"name": "data", "mountPath": "/data/"}]),
+            instance(volumeMounts=[{"name": "mine", "mountPath": "/data"}]),
+            "spec.containers['instance'].volumeMounts['/data'].name",
+        ),
+        (
             instance(ports=[{"containerPort": 8000, "name": "a"}]),
             instance(ports=[{"containerPort": 8000, "protocol": "TCP", "name": "b"}]),
             "spec.containers['instance'].ports[8000].name",
@@ -166,9 +171,9 @@ def test_defaults_fill_what_is_open_however_deep() -> None:
             id="a variable is one value",
         ),
         pytest.param(
-            instance(volumeMounts=[{"name": "new", "mountPath": "/data"}]),
+            instance(volumeMounts=[{"name": "new", "mountPath": "/data/"}]),
             instance(volumeMounts=[{"name": "old", "mountPath": "/data", "readOnly": True}]),
-            instance(volumeMounts=[{"name": "new", "mountPath": "/data"}]),
+            instance(volumeMounts=[{"name": "new", "mountPath": "/data/"}]),
             id="another volume at a path",
         ),
         pytest.param(
