@@ -7,7 +7,7 @@ import builtins
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -167,8 +167,9 @@ class KubernetesBackend:
                 for line in _lines_of(kept, instance, tail):
                     yield line
             elif follow:
-                async for line in _follow(api, owner, instance=instance, last=tail):
-                    yield line
+                async with aclosing(_follow(api, owner, instance=instance, last=tail)) as lines:
+                    async for line in lines:
+                        yield line
             else:
                 pods, _ = await api.list("Pod", labels=names.selector(name))
                 numbered = [(number, pod) for number, pod in _numbered(owner, pods) if instance in (None, number)]
@@ -423,10 +424,10 @@ async def _gone(api: Api, owner: Manifest) -> None:
             return
 
 
-async def _follow(
+def _follow(
     api: Api, owner: Manifest, *, instance: int | None, last: int | None, opened: asyncio.Event | None = None
-) -> AsyncIterator[LogLine]:
-    """Yield what the job's instances write until it has ended. `opened`: see `logs.follow`."""
+) -> AsyncGenerator[LogLine, None]:
+    """Return what yields what the job's instances write until it has ended. `opened`: see `logs.follow`."""
     name, uid = owner["metadata"]["name"], owner["metadata"]["uid"]
 
     async def end_of_job() -> None:
@@ -451,10 +452,9 @@ async def _follow(
                 seen[pod] = next(free)
         return dict(seen)
 
-    async for line in logs.follow(
+    return logs.follow(
         api, names.selector(name), numbers=numbers, instance=instance, last=last, end_of_job=end_of_job, opened=opened
-    ):
-        yield line
+    )
 
 
 def _numbered(owner: Manifest, pods: builtins.list[Manifest]) -> builtins.list[tuple[int, Mapping[str, Any]]]:

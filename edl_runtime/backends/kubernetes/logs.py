@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -81,7 +81,7 @@ async def follow(
     last: int | None,
     end_of_job: Callable[[], Awaitable[None]],
     opened: asyncio.Event | None = None,
-) -> AsyncIterator[LogLine]:
+) -> AsyncGenerator[LogLine, None]:
     """Yield what the pods with these labels write, each line once, until `end_of_job` returns and all is read.
 
     `numbers`: the instance that each pod is, by its name. `last`: only so many lines of what there was to begin with.
