@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def backend(settings: RuntimeSettings) -> Backend:
-    """Return the backend that EDL_BACKEND names. Raises SpecError for a kubeconfig that can't be used.
+    """Return the backend that EDL_BACKEND names. Raises SpecError for a kubeconfig or context that can't be used.
 
     What it logs goes to stderr from now on: stdout is for what a command shows.
     """
@@ -28,9 +28,8 @@ def backend(settings: RuntimeSettings) -> Backend:
     from edl_runtime.backends.kubernetes.connect import by_kubeconfig, namespace_of
 
     context = settings.kube_context or None
-    return KubernetesBackend(
-        by_kubeconfig(context=context), namespace=settings.kube_namespace or namespace_of(context=context)
-    )
+    namespace = namespace_of(context=context)
+    return KubernetesBackend(by_kubeconfig(context=context), namespace=settings.kube_namespace or namespace)
 
 
 def where(settings: RuntimeSettings) -> str:

@@ -157,6 +157,7 @@ async def test_a_token_that_is_none_is_told(cluster: Cluster, tmp_path: Path) ->
     ("kind", "resource", "verb"),
     [
         ("trainer", "batch/jobs", "create"),
+        ("trainer", "batch/jobs", "get"),
         ("trainer", "batch/jobs", "patch"),
         ("trainer", "batch/jobs", "delete"),
         ("trainer", "batch/jobs", "watch"),
@@ -165,6 +166,7 @@ async def test_a_token_that_is_none_is_told(cluster: Cluster, tmp_path: Path) ->
         ("trainer", "/events", "list"),
         ("trainer", "/secrets", "patch"),
         ("pool", "apps/deployments", "create"),
+        ("pool", "apps/deployments", "get"),
         ("pool", "apps/deployments", "patch"),
         ("pool", "apps/deployments", "delete"),
         ("pool", "apps/deployments", "watch"),

@@ -251,6 +251,7 @@ async def _rehearse(api: Api, manifest: Manifest, spec: JobSpec) -> None:
         *(api.apply(one, rehearse=True) for one in owned),
         api.list("Pod", labels=names.selector(spec.name)),
         api.list("Event", fields=f"involvedObject.name={spec.name}"),
+        api.get(manifest["kind"], spec.name),
         api.rehearse_delete(manifest),
         api.rehearse_watch(manifest["kind"]),
         *(_rehearse_shrinking(api, spec.name) if spec.kind == "pool" else ()),

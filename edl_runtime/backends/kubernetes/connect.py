@@ -29,7 +29,7 @@ def by_kubeconfig(
 
         configuration = Configuration()
         try:
-            await load_kube_config(config_file=file, context=context, client_configuration=configuration)
+            await load_kube_config(config_file=_file(file), context=context, client_configuration=configuration)
         except (ConfigException, OSError) as error:
             raise _no_kubeconfig(file, error) from error
         async with ApiClient(configuration) as client:
@@ -43,13 +43,18 @@ def namespace_of(file: str | None = None, context: str | None = None) -> str:
     from kubernetes_asyncio.config import ConfigException, list_kube_config_contexts
 
     try:
-        contexts, current = list_kube_config_contexts(config_file=file)
+        contexts, current = list_kube_config_contexts(config_file=_file(file))
     except (ConfigException, OSError) as error:
         raise _no_kubeconfig(file, error) from error
     chosen = next((each for each in contexts if each["name"] == context), None) if context else current
     if chosen is None:
         raise SpecError("EDL_KUBE_CONTEXT", context, " or ".join(repr(each["name"]) for each in contexts))
     return chosen["context"].get("namespace") or "default"
+
+
+def _file(given: str | None) -> str | None:
+    """Return the file or files to read; None for the library's default, which knows KUBECONFIG only as of its import."""
+    return given or os.environ.get("KUBECONFIG") or None
 
 
 def _no_kubeconfig(file: str | None, error: Exception) -> SpecError:

@@ -16,7 +16,7 @@ from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.kubernetes.connect import namespace_of
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.cli import SUMMARIES, main
-from edl_runtime.errors import EX_CONFIG, SpecError
+from edl_runtime.errors import EX_CONFIG
 from edl_runtime.progress import Progress, publish
 from edl_runtime.specs import Bounds, JobKind, JobSpec
 from edl_runtime.store.client import connect
@@ -134,8 +134,10 @@ def test_a_cluster_needs_a_kubeconfig(edl: Edl, tmp_path: Path, monkeypatch: pyt
     kubeconfig = tmp_path / "config"
     kubeconfig.write_text(KUBECONFIG)
     assert namespace_of(str(kubeconfig)) == "default"
-    with pytest.raises(SpecError, match="EDL_KUBE_CONTEXT: got 'b', allowed is 'a'"):
-        namespace_of(str(kubeconfig), "b")
+    for name, value in (("KUBECONFIG", str(kubeconfig)), ("EDL_KUBE_CONTEXT", "b"), ("EDL_KUBE_NAMESPACE", "ml")):
+        monkeypatch.setenv(name, value)
+    status, _, complaint = edl("jobs")
+    assert (status, complaint) == (EX_CONFIG, "edl: EDL_KUBE_CONTEXT: got 'b', allowed is 'a'\n")
 
 
 def test_a_folder_that_cant_be_read_is_no_traceback(edl: Edl, work_dir: Path) -> None:
