@@ -53,7 +53,7 @@ def namespace_of(file: str | None = None, context: str | None = None) -> str:
 
 
 def _file(given: str | None) -> str | None:
-    """Return the file or files to read; None for the library's default, which knows KUBECONFIG only as of its import."""
+    """Return the file or files to read; None for the default: KUBECONFIG is read anew each time."""
     return given or os.environ.get("KUBECONFIG") or None
 
 
