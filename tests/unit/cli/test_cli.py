@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import structlog
 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.kubernetes.connect import namespace_of
@@ -27,8 +28,9 @@ PRINTS = "import os; print('hello', os.environ['EDL_INSTANCE']); print('bye')"
 
 
 @pytest.fixture
-def edl(work_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edl:
+def edl(work_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Edl]:
     """Runs `edl` with the words given: its exit status, what it printed and what it complained of."""
+    before = structlog.get_config()
     monkeypatch.setenv("EDL_WORK_DIR", str(work_dir))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv("EDL_REDIS_URL", raising=False)
@@ -40,7 +42,8 @@ def edl(work_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         printed = capsys.readouterr()
         return int(ended.value.code or 0), printed.out, printed.err
 
-    return run
+    yield run
+    structlog.configure(**before)
 
 
 @pytest.fixture
