@@ -11,6 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from contract.asking import WAITS, ended, eventually, job, reach
@@ -22,6 +23,7 @@ from edl_runtime.backends.base import Backend
 from edl_runtime.backends.kubernetes import KubernetesBackend, mirror
 from edl_runtime.backends.kubernetes.api import Api, Change
 from edl_runtime.errors import BackendError, ClusterUnavailableError, UnknownJobError
+from edl_runtime.pods import Pod, Volume
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -104,7 +106,7 @@ async def test_a_thousand_looks_cost_what_one_costs(plain: KubernetesBackend, re
             assert not await knows(other, "third")
             await asyncio.sleep(0.002)
         took_s = time.monotonic() - began
-    assert at_first == 4 + 4 + 2, requests  # a list and a watch of each kind, and once each job's pods
+    assert at_first == 5 + 5 + 2, requests  # a list and a watch of each kind, and once each job's pods
     assert requests[at_first:] == []
     assert took_s < 20
 
@@ -200,6 +202,21 @@ async def test_why_pods_cannot_be_created_is_told_without_asking(
         await cluster.ask("DELETE", f"{quotas}/full")
     assert status.reason.startswith("its pods can't be created: ")
     assert "exceeded quota: full" in status.reason
+    assert asked == []
+
+
+async def test_what_delays_a_pod_is_told_without_asking(plain: KubernetesBackend, requests: list[str]) -> None:
+    """A volume that nothing can fill, as the pod's events say."""
+    volume = Volume(path="/user", source={"secret": {"secretName": "nosuch"}})
+    spec = msgspec.structs.replace(job(WAITS), pod=Pod(volumes=[volume]))
+    async with plain.following() as followed:
+        await followed.submit(spec, token="mine", secrets={})
+        status = await reach(followed, "job", lambda status: bool(status.reason))
+        requests.clear()
+        for _ in range(100):
+            await followed.get("job")
+        asked = [*requests]
+    assert status.reason.startswith("instance 0 can't start yet: FailedMount: ")
     assert asked == []
 
 

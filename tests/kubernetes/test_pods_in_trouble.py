@@ -15,7 +15,8 @@ from kubernetes_cluster import Cluster, own_namespace
 from pod_trouble import admit_only_restricted, evict, leaving_nothing, pods_of, priority_class, quota
 
 from edl_runtime.backends.base import Backend, JobStatus
-from edl_runtime.pods import Pod
+from edl_runtime.backends.kubernetes import KubernetesBackend
+from edl_runtime.pods import Pod, Volume
 from edl_runtime.specs import JobSpec
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
@@ -42,10 +43,17 @@ PULLED_WITHIN_S = 180.0
 
 
 @pytest.fixture
-async def backend(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Backend]:
-    """A backend without jobs. Its instances can use the test's `tmp_path`."""
-    async with leaving_nothing(cluster.backend(tmp_path), cluster) as one:
-        yield one
+async def plain(cluster: Cluster, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
+    """The backend as it is, without jobs. Its instances can use the test's `tmp_path`."""
+    made = cluster.backend(tmp_path)
+    async with leaving_nothing(made, cluster):
+        yield made
+
+
+@pytest.fixture
+def backend(plain: KubernetesBackend) -> Backend:
+    """A backend without jobs, by its verbs alone."""
+    return plain
 
 
 @pytest.fixture
@@ -300,6 +308,31 @@ async def test_a_secret_that_is_not_there_is_told_and_waited_for(backend: Backen
     status = await reach(backend, "job", is_told, TOLD_WITHIN_S)
     assert (status.phase, status.mistaken, status.instances[0].phase) == ("running", False, "pending")
     assert status.reason == 'instance 0 can\'t start: CreateContainerConfigError: secret "no-such-secret" not found'
+
+
+@pytest.mark.parametrize("kind", ["trainer", "pool"])
+async def test_a_volume_that_can_not_be_mounted_is_told_and_waited_for(
+    plain: KubernetesBackend, cluster: Cluster, kind: Any
+) -> None:
+    """Only the pod's events tell; whoever follows is told as well, and nobody once it runs, though they are kept."""
+    secret = f"volume-of-{kind}"
+    volume = Volume(path="/user", source={"secret": {"secretName": secret}})
+    secrets = f"/api/v1/namespaces/{cluster.namespace}/secrets"
+    said = f'secret "{secret}" not found'
+
+    def says_why(status: JobStatus) -> bool:
+        return status.reason.startswith("instance 0 can't start yet: FailedMount: ") and said in status.reason
+
+    async with plain.following() as followed:
+        await plain.submit(with_pod(job(WAITS, kind=kind), volumes=[volume]), token="mine", secrets={})
+        for backend in (plain, followed):
+            status = await reach(backend, "job", says_why, TOLD_WITHIN_S)
+            assert (status.phase, status.mistaken, status.instances[0].phase) == ("running", False, "pending")
+        assert [says_why(one) for one in await plain.list()] == [True]
+        await cluster.ask("POST", secrets, {"metadata": {"name": secret}, "stringData": {"KEY": "word"}})
+        for backend in (plain, followed):
+            await reach(backend, "job", is_up, within_s=180)
+    await cluster.ask("DELETE", f"{secrets}/{secret}")
 
 
 @pytest.mark.parametrize("kind", ["trainer", "pool"])

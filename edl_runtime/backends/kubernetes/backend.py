@@ -18,12 +18,15 @@ from edl_runtime.backends.kubernetes.api import Api
 from edl_runtime.backends.kubernetes.mirror import Followed, Mirror
 from edl_runtime.backends.kubernetes.outage import Outage
 from edl_runtime.backends.kubernetes.status import (
+    EVENTS_OF_PODS,
     belongs,
     bounds,
     by_age,
     completions_for,
+    delays,
     has_ended,
     index_of,
+    is_being_made,
     job_status,
     lacks_pods,
     pool_instances,
@@ -379,7 +382,10 @@ async def _status_by(api: Api, owner: Manifest, pods: builtins.list[Manifest]) -
     if lacks_pods(owner, pods):
         fields = f"involvedObject.uid={owner['metadata']['uid']},reason=FailedCreate"
         events, _ = await api.list("Event", fields=fields)
-    return job_status(owner, pods, time.time(), refusals(events, pods))
+    of_pods: list[Manifest] = []
+    if any(map(is_being_made, pods)):
+        of_pods, _ = await api.list("Event", fields=EVENTS_OF_PODS)
+    return job_status(owner, pods, time.time(), refusals(events, pods), delays(of_pods, pods))
 
 
 async def _remove(api: Api, owner: Manifest) -> None:

@@ -22,7 +22,16 @@ from edl_runtime.backends.base import Backend, Capacity, JobStatus, LogLine
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.api import OUTAGE_S, Api, Change
 from edl_runtime.backends.kubernetes.outage import Outage
-from edl_runtime.backends.kubernetes.status import belongs, job_status, lacks_pods, refusals, true_conditions
+from edl_runtime.backends.kubernetes.status import (
+    EVENTS_OF_PODS,
+    belongs,
+    delays,
+    is_being_made,
+    job_status,
+    lacks_pods,
+    refusals,
+    true_conditions,
+)
 from edl_runtime.errors import BackendError, ClusterUnavailableError, UnknownJobError
 from edl_runtime.specs import JobSpec
 
@@ -138,7 +147,8 @@ class Mirror:
         self._deployments = View("Deployment", _job_of, labels=ours)
         self._pods = View("Pod", _job_of, labels=ours)
         self._events = View("Event", _uid_of, fields="involvedObject.kind=Job,reason=FailedCreate")
-        self._views = (self._jobs, self._deployments, self._pods, self._events)
+        self._events_of_pods = View("Event", _uid_of, fields=EVENTS_OF_PODS)
+        self._views = (self._jobs, self._deployments, self._pods, self._events, self._events_of_pods)
         self._is_closed = False
         self._api: Api | None = None
         self._running: asyncio.Task[None] | None = None
@@ -220,7 +230,10 @@ class Mirror:
             raise UnknownJobError(name, sorted({*self._jobs.subjects, *self._deployments.subjects}))
         pods = [pod for pod in self._pods.of(name) if belongs(pod, owner)]
         events = self._events.of(owner["metadata"]["uid"]) if lacks_pods(owner, pods) else []
-        status = job_status(owner, pods, time.time(), refusals(events, pods))
+        of_pods = [
+            event for pod in pods if is_being_made(pod) for event in self._events_of_pods.of(pod["metadata"]["uid"])
+        ]
+        status = job_status(owner, pods, time.time(), refusals(events, pods), delays(of_pods, pods))
         if self._silent_s() < AWAY_S or status.has_ended or status.reason:
             return status
         return msgspec.structs.replace(status, reason=f"the Kubernetes API at {self._address} does not answer")
@@ -314,7 +327,7 @@ def _job_of(thing: Manifest) -> str:
 
 
 def _uid_of(event: Manifest) -> str:
-    return str(event["involvedObject"]["uid"])
+    return str(event["involvedObject"].get("uid", ""))
 
 
 def _says(owner: Manifest | None) -> tuple[str, ...] | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -18,6 +20,8 @@ from edl_runtime.errors import EX_CONFIG
 from edl_runtime.specs import Bounds
 
 Manifest = Mapping[str, Any]
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 LAST_LINES = 30
 """How many lines of a failed instance's log go into the status."""
@@ -54,6 +58,28 @@ _NEVER_CREATED = (
 )
 """What is wrong with pods that the cluster refuses for ever. A quota may be raised, and a service account made."""
 
+_NOT_MADE_YET = frozenset({"ContainerCreating", "PodInitializing"})
+_NO_DELAY = frozenset(
+    {
+        "BackOff",
+        "Created",
+        "Failed",
+        "FailedScheduling",
+        "FailedToRetrieveImagePullSecret",
+        "Killing",
+        "Pulled",
+        "Scheduled",
+        "Started",
+        "Unhealthy",
+    }
+)
+"""Events of pods that say nothing of why a container is not made yet; there are many of them."""
+
+EVENTS_OF_PODS = ",".join(["involvedObject.kind=Pod", *(f"reason!={reason}" for reason in sorted(_NO_DELAY))])
+"""All others, as a field selector."""
+
+_ID = re.compile(r"\b[0-9a-f]{64}\b")
+
 _NO_RUNTIME = ("No module named edl_runtime", "No module named 'edl_runtime'", '"python": executable file not found')
 
 
@@ -75,13 +101,25 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         return self.status.reason
 
 
-def job_status(owner: Manifest, pods: Sequence[Manifest], now: float, refusals: Sequence[str] = ()) -> JobStatus:
-    """Return what a Deployment or Job, its pods and `refusals` to create some say of the job at a time (Unix)."""
+def job_status(
+    owner: Manifest,
+    pods: Sequence[Manifest],
+    now: float,
+    refusals: Sequence[str] = (),
+    delays: Mapping[str, str] = _NOTHING,
+) -> JobStatus:
+    """Return what a Deployment or Job and its pods say of the job at a time (Unix).
+
+    `refusals` to create pods, and `delays` of pods by name, are what events say.
+    """
     annotations = _at(owner, "metadata", "annotations")
     is_pool = owner["kind"] == "Deployment"
-    seen = pool_instances(pods, now) if is_pool else trainer_instances(owner, pods)
+    told = pool_instances(pods, now) if is_pool else trainer_instances(owner, pods)
     elastic = annotations.get(names.ELASTIC) == "true"
-    phase, about = _pool_phase(seen) if is_pool else _trainer_phase(owner, seen, elastic=elastic)
+    phase, about = _pool_phase(told) if is_pool else _trainer_phase(owner, told, elastic=elastic)
+    seen = [_delayed(one, delays.get(one.status.pod, "")) for one in told]
+    if phase == "running" and about is None:
+        about = next((one for one in seen if one.trouble), None)
     refusal = _refusal(owner, refusals) if phase == "running" else ""
     never_created = not pods and any(words in refusal for words in _NEVER_CREATED)
     results = [one for one in seen if one.result is not None]
@@ -125,6 +163,61 @@ def refusals(events: Iterable[Manifest], pods: Sequence[Manifest] = ()) -> list[
     newest = max((pod["metadata"].get("creationTimestamp") or "" for pod in pods), default="")
     told = [(event.get("lastTimestamp") or "", event.get("message", "")) for event in events]
     return [message for at, message in sorted(told, key=lambda one: one[0]) if at >= newest]
+
+
+def is_being_made(pod: Manifest) -> bool:
+    """Whether a pod has its node, and none of its containers yet, so that its events may tell why."""
+    status = _at(pod, "status")
+    containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    return bool(
+        _at(pod, "spec").get("nodeName")
+        and status.get("phase") == "Pending"
+        and not _condition(pod, "PodReadyToStartContainers")
+        and all(_at(one, "state", "waiting").get("reason") in _NOT_MADE_YET for one in containers)
+    )
+
+
+def delays(events: Iterable[Manifest], pods: Iterable[Manifest]) -> dict[str, str]:
+    """Return by name which pods have no container yet for a reason, which is what the newest event says.
+
+    As that a volume can't be mounted. An image that is pulled since then says that this is over; the pod itself does
+    not know before it has its image.
+    """
+    found: dict[str, str] = {}
+    names_by_uid = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in pods if is_being_made(pod)}
+    for event in sorted(events, key=lambda one: (_told_at(one), _is_pulling(one))):
+        name = names_by_uid.get(_at(event, "involvedObject").get("uid"))
+        if name and _is_delay(event):
+            found[name] = f"{event['reason']}: {_lasting(event.get('message') or '')}"
+        elif name and _is_pulling(event):
+            found.pop(name, None)
+    return found
+
+
+def _is_delay(event: Manifest) -> bool:
+    reason = event.get("reason") or ""
+    return reason == "NetworkNotReady" or (reason.startswith("Failed") and reason not in _NO_DELAY)
+
+
+def _lasting(message: str) -> str:
+    """Return what stays the same of a message from try to try: each has a sandbox of its own, by an id."""
+    return _ID.sub("...", message.removeprefix("(combined from similar events): "))
+
+
+def _is_pulling(event: Manifest) -> bool:
+    return event.get("reason") == "Pulling"
+
+
+def _told_at(event: Manifest) -> float:
+    return _time(event.get("lastTimestamp") or event.get("eventTime"))
+
+
+def _delayed(one: Seen, delay: str) -> Seen:
+    """Return an instance with what keeps it from being made, unless it tells of a trouble itself."""
+    if not delay or one.trouble:
+        return one
+    reason = f"instance {one.status.index} can't start yet: {delay}"
+    return msgspec.structs.replace(one, status=msgspec.structs.replace(one.status, reason=reason))
 
 
 def wanted(owner: Manifest) -> int:

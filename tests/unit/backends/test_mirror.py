@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from edl_runtime.backends.kubernetes import mirror
 from edl_runtime.backends.kubernetes.api import Change, Manifest
-from edl_runtime.backends.kubernetes.mirror import View
+from edl_runtime.backends.kubernetes.mirror import Mirror, View
+from edl_runtime.backends.kubernetes.outage import Outage
 
 
 def pod(name: str, version: int, job: str = "job", uid: str = "") -> Manifest:
     metadata = {"name": name, "uid": uid or f"uid-{name}", "resourceVersion": str(version), "labels": {"job": job}}
     return {"kind": "Pod", "metadata": metadata}
+
+
+def with_one_job(*events: Manifest) -> Mirror:
+    """Return what knows a job whose only pod, with the uid `mine`, has no container yet, and these events."""
+    about = {"labels": {"edl-airflow/job": "job"}, "resourceVersion": "1"}
+    job = {"kind": "Job", "metadata": {**about, "name": "job", "uid": "job"}, "spec": {"completions": 1}}
+    creating = {"name": "instance", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    placed = {
+        "kind": "Pod",
+        "metadata": {**about, "name": "job-0", "uid": "mine"},
+        "spec": {"nodeName": "n1"},
+        "status": {"phase": "Pending", "containerStatuses": [creating]},
+    }
+    made = Mirror(no_cluster, "default", Outage())
+    listed: dict[str, list[Manifest]] = {"Job": [job], "Pod": [placed]}
+    for seen in made._views:
+        seen.learn(Change("LISTED", "1", listed.get(seen.kind, [])))
+    for one in events:
+        made._events_of_pods.learn(Change("ADDED", "2", [one]))
+    return made
+
+
+def no_cluster() -> Any:
+    raise AssertionError
+
+
+def event(name: str, message: str, **of_pod: str) -> Manifest:
+    metadata = {"name": name, "resourceVersion": "2"}
+    return {"metadata": metadata, "involvedObject": of_pod, "reason": "FailedMount", "message": message}
 
 
 def view(*changes: Change) -> View:
@@ -103,3 +135,11 @@ def test_a_watch_is_silent_from_when_it_was_last_heard(monkeypatch: pytest.Monke
     now = 107.0
     seen.close()
     assert seen.silent_s() == 7.0
+
+
+def test_what_delays_a_pod_is_known_by_its_own_events() -> None:
+    """Not by those of others, nor by those that are about nothing that has a uid."""
+    others = [event("a", "theirs", uid="other"), event("b", "nobody's")]
+    assert with_one_job(*others)._status("job").reason == ""
+    told = with_one_job(event("c", "no such volume", uid="mine"), *others)
+    assert told._status("job").reason == "instance 0 can't start yet: FailedMount: no such volume"

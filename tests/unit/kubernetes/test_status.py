@@ -9,10 +9,13 @@ import pytest
 
 from edl_runtime.backends.base import InstanceStatus, JobStatus
 from edl_runtime.backends.kubernetes.status import (
+    EVENTS_OF_PODS,
     bounds,
     completions_for,
+    delays,
     failed_indexes,
     has_ended,
+    is_being_made,
     job_status,
     trainer_instances,
     wanted,
@@ -211,6 +214,147 @@ def test_an_instance_says_what_is_wrong_with_it(
     assert (instance.phase, instance.exit_code) == (phase, exit_code)
     assert (status.reason, status.mistaken) == (reason, mistaken)
     assert status.phase == ("failed" if mistaken or exit_code is not None else "running")
+
+
+MOUNT = 'MountVolume.SetUp failed for volume "v" : secret "nosuch" not found'
+SANDBOX = "Failed to create pod sandbox: no IP addresses available in range set"
+
+
+def event(reason: str, message: str, second: int, of_pod: str = "job-0-0", **more: Any) -> dict[str, Any]:
+    """An event of a pod, told last at that second."""
+    at = {"lastTimestamp": f"2026-11-22T09:08:{second:02}Z", "eventTime": None}
+    return {
+        "involvedObject": {"kind": "Pod", "uid": f"uid-{of_pod}"},
+        "reason": reason,
+        "message": message,
+        **at,
+        **more,
+    }
+
+
+def placed(index: int = 0, state: Any = None, phase: str = "Pending", **more: Any) -> dict[str, Any]:
+    """A pod that has its node and no container yet."""
+    made = pod(index, state or waiting("ContainerCreating"), phase, node="n1", **more)
+    made["metadata"]["uid"] = f"uid-{made['metadata']['name']}"
+    return made
+
+
+def with_events(thing: dict[str, Any], events: list[dict[str, Any]], *pods: dict[str, Any]) -> JobStatus:
+    return job_status(thing, pods, NOW, (), delays(events, pods))
+
+
+@pytest.mark.parametrize("kind", [job, pool])
+def test_an_instance_that_is_not_made_yet_tells_why_by_its_events(kind: Any) -> None:
+    """By the newest of its own pod; that is no failure, whatever it is."""
+    events = [event("FailedCreatePodSandBox", SANDBOX, 9), event("FailedMount", MOUNT, 7)]
+    others = [event("FailedMount", "of another pod", 30, "other")]
+    for told in ([*events, *others], [*others, *events[::-1]]):
+        status = with_events(kind(), told, placed())
+        said = f"instance 0 can't start yet: FailedCreatePodSandBox: {SANDBOX}"
+        assert (status.phase, status.reason, status.mistaken) == ("running", said, False)
+        assert [(one.phase, one.reason) for one in status.instances] == [("pending", said)]
+    assert with_events(kind(), [], placed()).reason == ""
+
+
+def test_the_newest_event_is_found_by_either_of_its_times() -> None:
+    """Newer writers leave the last time out, and write parts of a second."""
+    first, last = event("FailedMount", MOUNT, 7), event("FailedAttachVolume", "in use", 0, lastTimestamp=None)
+    last["eventTime"] = "2026-11-22T09:08:07.500000Z"
+    assert with_events(job(), [last, first], placed()).reason.endswith("FailedAttachVolume: in use")
+    timeless = event("FailedMount", "old", 0, lastTimestamp=None)
+    assert with_events(job(), [first, timeless], placed()).reason.endswith(MOUNT)
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_told"),
+    [
+        ("FailedMount", True),
+        ("FailedAttachVolume", True),
+        ("FailedMapVolume", True),
+        ("FailedCreatePodSandBox", True),
+        ("NetworkNotReady", True),
+        ("FailedScheduling", False),  # that is over, as the pod has its node
+        ("FailedToRetrieveImagePullSecret", False),  # the image may be there for all
+        ("Failed", False),  # the container says so itself
+        ("DNSConfigForming", False),  # that keeps nothing from starting
+        ("PolicyViolation", False),
+        ("Pulling", False),
+        ("SuccessfulAttachVolume", False),
+    ],
+)
+def test_only_events_tell_that_keep_a_container_from_being_made(reason: str, *, is_told: bool) -> None:
+    """Neither those of what was before, nor warnings of something else."""
+    assert bool(with_events(job(), [event(reason, "words", 9)], placed()).reason) == is_told
+    assert (f"reason!={reason}," in f"{EVENTS_OF_PODS},") <= (not is_told)
+
+
+def test_an_image_that_is_being_pulled_ends_what_was_before() -> None:
+    """Volumes are mounted by then, though the pod says until it has its image that nothing of it is ready."""
+    before = event("FailedMount", MOUNT, 7)
+    for second in (7, 8):
+        for events in ([before, event("Pulling", "", second)], [event("Pulling", "", second), before]):
+            assert with_events(job(), events, placed()).reason == ""
+    again = [before, event("Pulling", "", 8), event("FailedCreatePodSandBox", SANDBOX, 9)]
+    assert with_events(job(), again, placed()).reason.endswith(SANDBOX)
+
+
+def test_a_reason_stays_the_same_from_try_to_try() -> None:
+    """So it is no news in a task's log each time, though each sandbox has an id of its own."""
+    words = 'Failed to create pod sandbox: failed to setup network for sandbox "{}": no IP addresses available'
+    told = {
+        with_events(job(), [event("FailedCreatePodSandBox", f"{before}{words.format(one * 64)}", 9)], placed()).reason
+        for one in "a1f"
+        for before in ("", "(combined from similar events): ")
+    }
+    assert told == {f"instance 0 can't start yet: FailedCreatePodSandBox: {words.format('...')}"}
+
+
+READY = {"type": "PodReadyToStartContainers", "status": "True"}
+
+
+@pytest.mark.parametrize(
+    ("given", "is_made"),
+    [
+        pytest.param(placed(), False, id="creating"),
+        pytest.param(placed(0, waiting("PodInitializing")), False, id="initializing"),
+        pytest.param(placed(status={"containerStatuses": None}), False, id="no word of containers"),
+        pytest.param(
+            placed(status={"conditions": [{**READY, "status": "False"}]}), False, id="not ready for containers"
+        ),
+        pytest.param(placed(status={"conditions": [READY]}), True, id="ready for containers"),
+        pytest.param(placed(0, RUNNING, "Running"), True, id="runs"),
+        pytest.param(placed(0, waiting("ContainerCreating"), "Running"), True, id="comes again"),
+        pytest.param(placed(0, ended(1), "Failed"), True, id="has ended"),
+        pytest.param(placed(0, waiting("PodInitializing"), "Failed"), True, id="evicted before"),
+        pytest.param(placed(0, waiting("ImagePullBackOff", "later")), True, id="tells a trouble itself"),
+        pytest.param(
+            placed(0, waiting("PodInitializing"), status={"initContainerStatuses": [{"state": RUNNING}]}),
+            True,
+            id="an init container runs",
+        ),
+        pytest.param(unschedulable(), True, id="no node"),
+        pytest.param(pod(0, waiting("ContainerCreating"), "Pending"), True, id="no node yet"),
+    ],
+)  # fmt: skip
+def test_events_tell_only_of_pods_that_have_no_container_yet(given: dict[str, Any], *, is_made: bool) -> None:
+    """They are kept for an hour, so all others have outlived them."""
+    given["metadata"]["uid"] = "uid-job-0-0"
+    assert is_being_made(given) is not is_made
+    events = [event("FailedMount", MOUNT, 7)]
+    assert ("can't start yet" in with_events(job(), events, given).reason) is not is_made
+
+
+def test_what_delays_an_instance_is_told_after_all_other_troubles() -> None:
+    """Each instance has its own reason; the job's is the one that needs somebody, and of one that failed that alone."""
+    events = [event("FailedMount", MOUNT, 7)]
+    waits = placed()
+    status = with_events(job(2), events, waits, unschedulable(1))
+    assert status.reason == f"instance 1 finds no place: {NO_GPU}"
+    assert status.instances[0].reason == f"instance 0 can't start yet: FailedMount: {MOUNT}"
+    failing = job(2, conditions={"FailureTarget": {"reason": "PodFailurePolicy", "message": "exit code 1"}})
+    assert with_events(failing, events, waits).reason == "exit code 1"
+    replaced = {**waits, "status": {**waits["status"], "conditions": [EVICTED]}}
+    assert "is replaced" in with_events(job(), events, replaced).instances[0].reason
 
 
 FETCH = {"name": "fetch", "image": "fetch:1", "lastState": {}, "restartCount": 0}
