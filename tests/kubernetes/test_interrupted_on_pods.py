@@ -187,7 +187,7 @@ def test_stopped_task_process(case: Case, pods: Pods) -> None:
     case.task_process().terminate()
     case.reaches("running", try_number=2)
     assert case.has_saved()
-    assert _trains_to_the_end(case) != student
+    assert case.trains_to_the_end() != student
     assert pods.created(case.marks) == {"Job": 2, "ReplicaSet": 2}
 
 
@@ -217,7 +217,7 @@ def test_cleared_while_running(case: Case, pods: Pods) -> None:
     case.reaches("running")
     case.clear()
     case.reaches("running", try_number=2)
-    _trains_to_the_end(case)
+    case.trains_to_the_end()
     assert pods.created(case.marks) in ({"Job": each, "ReplicaSet": each} for each in (1, 2))
 
 
@@ -322,7 +322,7 @@ def test_lost_scheduler_while_running(laptop: Laptop, case: Case, pods: Pods) ->
     case.student()
     with another_scheduler(laptop):
         case.reaches("running", try_number=2)
-        _trains_to_the_end(case)
+        case.trains_to_the_end()
     assert pods.created(case.marks) in ({"Job": each, "ReplicaSet": each} for each in (1, 2))
 
 
@@ -342,16 +342,5 @@ def test_nothing_is_left(cluster: Cluster) -> None:
 
 def _is_taken_over(case: Case, pods: Pods, student: str) -> None:
     """Check that the student, and no other pod of its kind, trains to the end."""
-    assert _trains_to_the_end(case) == student
+    assert case.trains_to_the_end() == student
     assert pods.created(case.marks) == {"Job": 1, "ReplicaSet": 1}
-
-
-def _trains_to_the_end(case: Case) -> str:
-    """Let the student end once it is clear that nothing of an earlier try ends it; return its id."""
-    student = case.steady_student()
-    case.go()
-    case.ends("success")
-    assert case.client.xcom(case.run, "distill")["metrics"]["student"] == student
-    assert case.students()[-1] == student
-    case.leaves_nothing()
-    return student

@@ -87,6 +87,16 @@ class Case:
         self._until_while_it_runs(is_steady, "there never was one student")
         return seen[0][0]
 
+    def trains_to_the_end(self) -> str:
+        """Let the student end once it is clear that nothing of an earlier try ends it; return its id."""
+        student = self.steady_student()
+        self.go()
+        self.ends("success")
+        assert self.client.xcom(self.run, "distill")["metrics"]["student"] == student
+        assert self.students()[-1] == student
+        self.leaves_nothing()
+        return student
+
     def students(self) -> list[str]:
         """Return the ids of all students that ever asked teachers, in order."""
         file = self._folder / "started"

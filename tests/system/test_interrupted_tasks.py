@@ -61,7 +61,7 @@ def test_cleared_while_running(case: Case) -> None:
     case.reaches("running")
     case.clear()
     case.reaches("running", try_number=2)
-    _trains_to_the_end(case)
+    case.trains_to_the_end()
 
 
 def test_cleared_while_deferred(laptop: Laptop, case: Case) -> None:
@@ -71,7 +71,7 @@ def test_cleared_while_deferred(laptop: Laptop, case: Case) -> None:
     with halted_triggerer(laptop):
         case.clear()
         case.reaches("deferred", try_number=2)
-    assert _trains_to_the_end(case) == student
+    assert case.trains_to_the_end() == student
 
 
 def test_lost_task_process(case: Case) -> None:
@@ -79,7 +79,7 @@ def test_lost_task_process(case: Case) -> None:
     student = case.student()
     case.task_process().kill()
     case.reaches("running", try_number=2)
-    assert _trains_to_the_end(case) == student
+    assert case.trains_to_the_end() == student
 
 
 def test_lost_worker(case: Case) -> None:
@@ -91,7 +91,7 @@ def test_lost_worker(case: Case) -> None:
     worker.kill()
     task.kill()
     case.reaches("running", try_number=2)
-    assert _trains_to_the_end(case) == student
+    assert case.trains_to_the_end() == student
 
 
 def test_lost_supervisor(case: Case) -> None:
@@ -101,7 +101,7 @@ def test_lost_supervisor(case: Case) -> None:
     assert worker
     worker.kill()
     case.reaches("running", try_number=2)
-    assert _trains_to_the_end(case) == student
+    assert case.trains_to_the_end() == student
 
 
 def test_failed_between_setup_and_teardown(case: Case) -> None:
@@ -149,18 +149,7 @@ def test_lost_triggerer(laptop: Laptop, case: Case) -> None:
     """The training goes on, and the next triggerer follows it to its end. Last, as others defer too."""
     student = case.student()
     with another_triggerer(laptop):
-        assert _trains_to_the_end(case) == student
-
-
-def _trains_to_the_end(case: Case) -> str:
-    """Let the student end once it is clear that nothing of an earlier try ends it; return its id."""
-    student = case.steady_student()
-    case.go()
-    case.ends("success")
-    assert case.client.xcom(case.run, "distill")["metrics"]["student"] == student
-    assert case.students()[-1] == student
-    case.leaves_nothing()
-    return student
+        assert case.trains_to_the_end() == student
 
 
 def _started(laptop: Laptop, client: AirflowClient, name: str) -> Case:
