@@ -38,7 +38,7 @@ time.sleep(600)
     await backend.submit(job(code, kind="trainer", instances=2), token="mine", secrets={})
     status = await ended(backend)
     assert (status.phase, status.reason) == ("failed", "instance 1 exited with 1")
-    assert status.last_lines[-2:] == ("line 99", "out of ideas")
+    assert {"line 99", "out of ideas"} <= set(status.last_lines)  # by two pipes, which a node may read in any order
     assert len(status.last_lines) == 30
     stopped = await reach(backend, "job", lambda status: all(one.phase == "failed" for one in status.instances))
     assert stopped.instances[-1].exit_code == 1
