@@ -94,8 +94,13 @@ def test_instances_come_and_go_and_train_the_same_model(tmp_path: Path, undistur
 
 
 def loading(trainer: Trainer) -> list[psutil.Process]:
-    """Return the processes that load samples for a trainer."""
-    return [each for each in psutil.Process(trainer.process.pid).children() if "elastic_script" in str(each.cmdline())]
+    """Return the processes that load samples for a trainer; those that have just ended have no command line."""
+    found = []
+    for each in psutil.Process(trainer.process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "elastic_script" in str(each.cmdline()):
+                found.append(each)
+    return found
 
 
 def test_samples_that_workers_load_count_once_while_instances_come_and_go(tmp_path: Path) -> None:
