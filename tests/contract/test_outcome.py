@@ -16,8 +16,6 @@ from edl_runtime.result import write_result
 write_result(checkpoint="/tmp/model", metrics={"accuracy": 0.5})
 """
 
-ENDS_SOON = "import sys, time; time.sleep(0.3); sys.exit(1)"
-
 
 async def test_a_trainer_job_succeeds_when_all_instances_exit_with_0(backend: Backend) -> None:
     """Success is known with the exit code of each instance."""
@@ -92,9 +90,16 @@ async def test_a_command_that_is_not_there_fails_the_job(backend: Backend) -> No
     assert "no-such-program" in status.last_lines[-1]
 
 
-async def test_an_instance_of_a_pool_is_started_again(backend: Backend) -> None:
+async def test_an_instance_of_a_pool_is_started_again(backend: Backend, tmp_path: Path) -> None:
     """A pool replaces who ends and counts how often."""
-    await backend.submit(job(ENDS_SOON), token="mine", secrets={})
+    code = f"""
+import sys, time
+from pathlib import Path
+been = Path({str(tmp_path / "been")!r})
+if not been.exists(): been.touch(); sys.exit(1)
+time.sleep(600)
+"""
+    await backend.submit(job(code), token="mine", secrets={})
 
     def is_back(status: JobStatus) -> bool:
         return [(instance.phase, instance.restarts > 0) for instance in status.instances] == [("running", True)]
