@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 
+from _cpu import least_cpu_ms
 from _flags import at_least_1
 
 from edl_runtime.balance.assign import assign
@@ -24,12 +24,7 @@ def cpu_ms(teachers: int, students: int, weights: str, rounds: int) -> float:
     """Return the least of so many measurements."""
     pool = {f"teacher-{n}": 1.0 + (n / teachers if weights == "own" else 0) for n in range(teachers)}
     served = dict.fromkeys((f"student-{n}" for n in range(students)), None)
-    taken = []
-    for _ in range(rounds):
-        begun = time.process_time()
-        assign(pool, served)
-        taken.append(time.process_time() - begun)
-    return round(min(taken) * 1000, 3)
+    return round(least_cpu_ms(lambda: assign(pool, served), rounds), 3)
 
 
 def main() -> None:

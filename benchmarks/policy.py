@@ -18,10 +18,10 @@ import argparse
 import json
 import random
 import sys
-import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from _cpu import least_cpu_ms
 from _flags import at_least_1
 
 from edl_runtime.autoscale.jobs import Job, Node, Speedup, Target
@@ -100,12 +100,7 @@ def cases() -> dict[str, Case]:
 def took_ms(case: Case, rounds: int) -> float:
     """Return the least of so many measurements."""
     jobs, nodes, capacity = case
-    taken = []
-    for _ in range(rounds):
-        begun = time.process_time()
-        decide(jobs, nodes, capacity, now_s=LATER_S, pause_s=30.0)
-        taken.append(time.process_time() - begun)
-    return round(min(taken) * 1000, 1)
+    return round(least_cpu_ms(lambda: decide(jobs, nodes, capacity, now_s=LATER_S, pause_s=30.0), rounds), 1)
 
 
 def main() -> None:

@@ -109,12 +109,7 @@ class Api:
 
     async def get(self, kind: str, name: str) -> Manifest | None:
         """Return the object, None if there is none."""
-        try:
-            return await self._ask(_Request("GET", self._path(kind, name)))
-        except ClusterError as error:
-            if error.status == 404:
-                return None
-            raise
+        return await self._ask_if_there(_Request("GET", self._path(kind, name)))
 
     async def metadata(self, manifest: Mapping[str, Any]) -> Manifest | None:
         """Return the metadata of what has that kind and name, None if nothing has.
@@ -123,14 +118,8 @@ class Api:
         """
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
         query, content_type = {"fieldManager": MANAGER, "dryRun": "All"}, "application/merge-patch+json"
-        try:
-            found = await self._ask(_Request("PATCH", path, query, {}, content_type, _METADATA_ONLY))
-        except ClusterError as error:
-            if error.status == 404:
-                return None
-            raise
-        metadata: Manifest = found["metadata"]
-        return metadata
+        found = await self._ask_if_there(_Request("PATCH", path, query, {}, content_type, _METADATA_ONLY))
+        return found["metadata"] if found else None
 
     async def list(self, kind: str, *, labels: str = "", fields: str = "") -> tuple[list[Manifest], str]:
         """Return the objects and the version of the world that they are of."""
@@ -165,15 +154,13 @@ class Api:
         applied = {**manifest, "metadata": {**manifest["metadata"], **exactly}}
         return await self._ask(_Request("PATCH", path, query, applied, "application/apply-patch+yaml"))
 
-    async def patch(
-        self, manifest: Mapping[str, Any], change: Mapping[str, Any], *, rehearse: bool = False
-    ) -> Manifest:
+    async def patch(self, manifest: Mapping[str, Any], change: Mapping[str, Any]) -> Manifest:
         """Change what `change` says of the object (JSON merge patch).
 
         Raises ConflictError if `change` names a resourceVersion, and it is another by now.
         """
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
-        query = {"fieldManager": MANAGER, **_only(rehearse=rehearse)}
+        query = {"fieldManager": MANAGER}
         return await self._ask(_Request("PATCH", path, query, change, "application/merge-patch+json"))
 
     async def delete(self, manifest: Mapping[str, Any], *, foreground: bool = False, exactly: bool = False) -> None:
@@ -190,22 +177,15 @@ class Api:
             "propagationPolicy": "Foreground" if foreground else "Background",
         }
         try:
-            await self._ask(_Request("DELETE", self._path(manifest["kind"], metadata["name"]), {}, body))
+            await self._ask_if_there(_Request("DELETE", self._path(manifest["kind"], metadata["name"]), {}, body))
         except ConflictError:
             if exactly:
-                raise
-        except ClusterError as error:
-            if error.status != 404:
                 raise
 
     async def rehearse_delete(self, manifest: Mapping[str, Any]) -> None:
         """Let the server judge whether what has that kind and name, if anything has, may be deleted."""
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
-        try:
-            await self._ask(_Request("DELETE", path, {"dryRun": "All"}))
-        except ClusterError as error:
-            if error.status != 404:
-                raise
+        await self._ask_if_there(_Request("DELETE", path, {"dryRun": "All"}))
 
     async def rehearse_watch(self, kind: str) -> None:
         """Let the server judge whether that kind may be watched."""
@@ -293,6 +273,15 @@ class Api:
     def _path(self, kind: str, name: str = "") -> str:
         group, plural = _PATHS[kind]
         return f"{group}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
+
+    async def _ask_if_there(self, request: _Request) -> Manifest | None:
+        """As `_ask`, with None for what is not there."""
+        try:
+            return await self._ask(request)
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
 
     async def _ask(self, request: _Request) -> Manifest:
         return await self._patiently(self._answer, request)

@@ -58,5 +58,5 @@ def _file(given: str | None) -> str | None:
 
 
 def _no_kubeconfig(file: str | None, error: Exception) -> SpecError:
-    given = file or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    given = _file(file) or "~/.kube/config"
     return SpecError("KUBECONFIG", given, f"a kubeconfig, as the one that `kubectl` uses ({error})")
