@@ -100,7 +100,7 @@ def run(step: Callable[[], None], save: Save, writing: Callable[[], bool], steps
             blocked_s.append(time.perf_counter() - at)
             blocked_cpu_s.append(time.process_time() - cpu_at)
     found: dict[str, Any] = {
-        "blocked_percent": round(100 * sum(blocked_s) / (time.perf_counter() - began), 2),
+        "blocked_percent": round(100 * sum(blocked_s) / (time.perf_counter() - began), 4),
         "blocked_ms": round(1000 * statistics.fmean(blocked_s), 1),
         "blocked_cpu_ms": round(1000 * statistics.fmean(blocked_cpu_s), 1),
         "left_out": left_out,
@@ -150,7 +150,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 save(0)  # so that a checkpoint is written after the first step as after later ones
             found[kind][way] = run(step, save, lambda: not writer.wait(0), steps, options.every)
             writer.wait()
-        found[kind]["background"]["written_in_s"] = round(statistics.fmean(took_s), 2)
+        found[kind]["background"]["written_in_s"] = round(statistics.fmean(took_s), 4)
         took_s.clear()
     writer.close()
     return found
