@@ -26,6 +26,9 @@ HUNG_AFTER_S = 20.0
 MAX_BATCH = 64
 """Most rows of a run of a teacher's model that answers several requests, unless told otherwise."""
 
+MOST_PRIORITY = 1_000_000
+"""The highest priority of a job; the lowest is its negative."""
+
 CHECKPOINT_EVERY_S = 300.0
 """How often a training writes a checkpoint, unless told otherwise."""
 
@@ -46,6 +49,20 @@ def check_name(field: str, name: object) -> str:
         allowed = f"1 to {NAME_LIMIT} of a-z, 0-9 and '-', starting and ending with a letter or digit"
         raise SpecError(field, name, allowed)
     return name
+
+
+def check_priority(priority: object) -> int:
+    """Return `priority` if it is one, else raise SpecError."""
+    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > MOST_PRIORITY:
+        raise SpecError("priority", priority, f"a whole number, -{MOST_PRIORITY:,} to {MOST_PRIORITY:,}")
+    return priority
+
+
+def check_weight(weight: object) -> float:
+    """Return `weight` if it is one, else raise SpecError."""
+    if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
+        raise SpecError("weight", weight, "a number above 0")
+    return float(weight)
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -244,6 +261,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
       is another one; empty when the pool is nobody's in particular.
     - `serves_http`: each instance answers /v2/health/live and /v2/health/ready at EDL_HOST and EDL_PORT.
     - `pod`: what each instance needs as a pod; None for the connection's image and nothing else.
+    - `priority`: where not all jobs fit, those of a higher one get their instances first.
+    - `weight`: above 0; of the instances beyond the minimums, a job of weight 2 gets about twice as many as one of 1.
     """
 
     name: str
@@ -258,14 +277,19 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     pool_digest: str = ""
     serves_http: bool = False
     pod: Pod | None = None
+    priority: int = 0
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
+        check_priority(self.priority)
+        check_weight(self.weight)
         _check_env("env", self.env)
         _check_folder("cwd", self.cwd)
         if self.instances not in self.bounds:
             raise SpecError("instances", self.instances, f"{self.bounds.min} to {self.bounds.max}")
-        msgspec.structs.force_setattr(self, "grace_s", float(self.grace_s))  # 10 and 10.0 are the same spec
+        for field in ("grace_s", "weight"):
+            msgspec.structs.force_setattr(self, field, float(getattr(self, field)))  # 10 and 10.0 are the same spec
 
     @property
     def digest(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from edl_runtime.errors import EX_CONFIG, EX_DATAERR, OwnedElsewhereError
-from edl_runtime.specs import JobKind, JobSpec
+from edl_runtime.specs import Bounds, JobKind, JobSpec
 
 Phase = Literal["pending", "running", "succeeded", "failed"]
 InstancePhase = Literal["pending", "running", "succeeded", "failed"]
@@ -40,6 +40,25 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides how many instances a job or pool should have, beside how many it has.
+
+    - `bounds`: between which numbers it can be resized; 0, besides, suspends it.
+    - `resources`: what one instance reserves, by name: "cpu" in cores, "memory" in bytes, "gpu", and others as their
+      node calls them.
+    - `priority`, `weight`: as in its `JobSpec`.
+    - `resumes`: whether one that is suspended goes on where it was: a pool, or elastic trainers with checkpoints.
+    - `resized_at`: when it was last given another number of instances, in Unix seconds; None for never.
+    """
+
+    bounds: Bounds
+    resources: dict[str, float]
+    priority: int = 0
+    weight: float = 1.0
+    resumes: bool = False
+    resized_at: float | None = None
+
+
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the backend knows of a job or pool.
 
@@ -48,7 +67,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     - `elastic`: whether its instances are agents of elastic trainers; see `JobSpec`.
     - `token`: who may kill it; see `Backend.delete`.
     - `cwd`: the folder that its instances start in, empty if each has one of its own.
-    - `wanted`: the number of instances asked for; `instances` are those that exist, by index.
+    - `wanted`: the number of instances asked for, 0 while it is suspended; `instances` are those that exist, by index.
+    - `scaling`: what decides how many it should have; None of a job that has ended.
     - `replaced`: the pods of a pool that the cluster has ended, as by an eviction, and still shows though others take
       their places: of each, how it ended, the oldest first.
     - `reason`: why it failed, or why an instance of one that runs does not come up, for people; empty otherwise.
@@ -65,6 +85,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     digest: str
     wanted: int
+    scaling: Scaling | None = None
     instances: tuple[InstanceStatus, ...] = ()
     replaced: dict[str, str] = {}
     created_at: float
