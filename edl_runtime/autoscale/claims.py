@@ -19,6 +19,7 @@ _UNMEASURED = Speedup()
 class Refusal(Enum):
     """Why a job was not granted another instance."""
 
+    LIMIT = "it may have fewer than its minimum"
     CAPACITY = "the capacity is used up"
     ROOM = "no node has room"
     GAVE_WAY = "others took its place"
@@ -46,7 +47,7 @@ class Claim:
         self.held = len(own)
         self.found: dict[int, int] = {}
         self.granted = 0
-        self.most = job.bounds.max
+        self.most = job.most
         self.refusal: Refusal | None = None
         self._share = share
         self.speedup = job.speedup or _UNMEASURED
@@ -103,11 +104,15 @@ class Claims:
         self._queue: list[tuple[Claim, int]] | None = None
         self._head = 0
         self._reachable: dict[Size, int] = {}
+        for claim in self.claims:
+            self._leave(claim, claim.most)
 
     def admit(self, claim: Claim) -> bool:
         """Grant a job its minimum, or nothing, and then all that it has leaves; return whether it was granted."""
         stays = min(claim.least, len(claim.own))
-        if claim.held < stays:
+        if claim.most < claim.least:
+            claim.refusal = Refusal.LIMIT
+        elif claim.held < stays:
             claim.refusal = Refusal.GAVE_WAY
         elif not _affordable(claim.size, claim.least, self._left):
             claim.refusal = Refusal.CAPACITY
@@ -126,7 +131,7 @@ class Claims:
         heapq.heapify(queue)
         while queue:
             worth, number, claim = queue[0]
-            if worth >= 0 or shares[claim] >= claim.job.bounds.max or not _affordable(claim.size, 1, left):
+            if worth >= 0 or shares[claim] >= claim.job.most or not _affordable(claim.size, 1, left):
                 heapq.heappop(queue)
                 continue
             _spend(claim.size, 1, left)

@@ -46,6 +46,20 @@ class Speedup(msgspec.Struct, frozen=True, kw_only=True):
         return instances / (1 + self.a * (instances - 1)) * efficiency
 
 
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """The most `instances` that a job may have for now, and the `reason` in words, as "window 'evening' allows 2".
+
+    Fewer than the job's minimum is none. Raises SpecError below 0.
+    """
+
+    instances: int
+    reason: str
+
+    def __post_init__(self) -> None:
+        if self.instances < 0:
+            raise SpecError("limit.instances", self.instances, "0 or more")
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job, or a pool, as it is now.
 
@@ -60,6 +74,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
       when it has run or waited as it does now, by default since it was last resized, or submitted; when it was last
       resized, started or suspended, None for never.
     - `speedup`: as measured, None without measurements.
+    - `limit`: what it may have for now where that is less than its bounds say, None where it is not.
 
     Raises SpecError.
     """
@@ -74,6 +89,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     changed_s: float | None = None
     resized_s: float | None = None
     speedup: Speedup | None = None
+    limit: Limit | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -87,6 +103,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, field)
             if value is not None and not math.isfinite(value):
                 raise SpecError(f"job {self.name!r}: {field}", value, "a number of seconds")
+
+    @property
+    def most(self) -> int:
+        """The most it may have for now."""
+        return min(self.bounds.max, self.limit.instances) if self.limit else self.bounds.max
 
     @property
     def instances(self) -> int:

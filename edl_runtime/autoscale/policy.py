@@ -106,9 +106,11 @@ def _admit(claims: Claims, now_s: float) -> None:
             job = claim.job
             if not job.instances and not _rested(job, now_s):
                 claim.refusal = Refusal.RESTS
-            elif not job.runs and saving:
+            elif not job.runs and saving and claim.most >= claim.least:
                 claim.refusal = Refusal.SAVED
             elif claims.admit(claim):
+                continue
+            if claim.refusal is Refusal.LIMIT:
                 continue
             if not saving and not job.runs and now_s - job.since_s >= PATIENCE_S:
                 saving = claims.would_fit(claim, equals)
@@ -165,10 +167,12 @@ def _reason(claim: Claim, capacity: Mapping[str, float], resources: Sequence[str
     if target > have:
         if not have:
             return f"starts with {target}"
-        return f"grows from {have} to {'its minimum of ' if have < job.bounds.min else ''}{target}"
+        return f"grows from {have} to {'its minimum of ' if target == job.bounds.min else ''}{target}"
     does = f"shrinks from {have} to {target}" if target < have else f"stays at {have}"
     if target == job.bounds.max:
         return f"{does}, its maximum"
+    if job.limit and target == job.most:
+        return f"{does}: {job.limit.reason}"
     if claim.refusal is Refusal.NO_GAIN:
         return f"{does}: growing would not make up for a pause of {pause_s:g} s"
     return f"{does}: {lack}"
@@ -177,6 +181,8 @@ def _reason(claim: Claim, capacity: Mapping[str, float], resources: Sequence[str
 def _lack(claim: Claim, capacity: Mapping[str, float], resources: Sequence[str]) -> str:
     """Return in words what keeps a job from having more."""
     job = claim.job
+    if job.limit and job.most < job.bounds.min:
+        return f"{job.limit.reason}, and its minimum is {job.bounds.min}"
     needs = {name: need * SMALLEST for name, need in zip(resources, claim.size, strict=True) if need}
     if claim.refusal is Refusal.CAPACITY and claim.granted:
         whole = " and ".join(f"{capacity[name]:g} {name}" for name in needs if name in capacity)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_runtime.autoscale.jobs import Job, Node, Speedup, Target
+from edl_runtime.autoscale.jobs import Job, Limit, Node, Speedup, Target
 from edl_runtime.autoscale.policy import PATIENCE_S, REST_S, TURN_S, decide
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
@@ -52,6 +52,7 @@ def clusters(
                 changed_s=None if all_new else draw(st.none() | TIMES),
                 resized_s=None if all_new else draw(st.none() | TIMES),
                 speedup=draw(SPEEDUPS),
+                limit=draw(st.none() | st.builds(Limit, instances=st.integers(0, 8), reason=st.just("the window"))),
             )
         )
     return jobs, nodes
@@ -100,6 +101,7 @@ def test_it_stays_within_bounds_capacity_and_nodes(
     for job in jobs:
         target = targets[job.name]
         assert target.instances == 0 or target.instances in job.bounds
+        assert not job.limit or target.instances <= job.limit.instances
         assert len(target.nodes) == target.instances
         assert target.reason
     counts = {name: target.instances for name, target in targets.items()}
@@ -325,6 +327,20 @@ def test_an_instance_that_is_there_is_not_moved_for_a_little_more() -> None:
     assert counts([job("a", 1, 9, 5), job("b", 1, 9, 4)], 9) == {"a": 5, "b": 4}
     assert counts([job("a", 1, 9, 4), job("b", 1, 9, 5)], 9) == {"a": 4, "b": 5}
     assert counts([job("a", 1, 9, 8), job("b", 1, 9, 1)], 9) == {"a": 5, "b": 4}
+
+
+def test_what_a_limit_takes_from_one_goes_to_others() -> None:
+    """In the same pass; and who may have fewer than its minimum has none and keeps nobody waiting."""
+    window = Limit(instances=2, reason="window 'evening' allows 2")
+    jobs = [job("limited", 1, 10, 8, limit=window), job("other", 4, 10, 2), job("large", 3, 10, limit=window)]
+    assert counts(jobs, 10, 0) == {"limited": 2, "other": 8, "large": 0}
+    assert reasons(jobs, 10, 0) == {
+        "limited": "shrinks from 8 to 2: window 'evening' allows 2",
+        "other": "grows from 2 to 8",
+        "large": "waits: window 'evening' allows 2, and its minimum is 3",
+    }
+    old = [job("large", 3, 10, limit=window, submitted_s=NOW - 2 * PATIENCE_S), job("new", 1, 2)]
+    assert counts(old, 4) == {"large": 0, "new": 2}
 
 
 def test_instances_are_packed_by_node_and_not_by_sums() -> None:
