@@ -169,10 +169,8 @@ def _reason(claim: Claim, capacity: Mapping[str, float], resources: Sequence[str
             return f"starts with {target}"
         return f"grows from {have} to {'its minimum of ' if target == job.bounds.min else ''}{target}"
     does = f"shrinks from {have} to {target}" if target < have else f"stays at {have}"
-    if target == job.bounds.max:
-        return f"{does}, its maximum"
-    if job.limit and target == job.most:
-        return f"{does}: {job.limit.reason}"
+    if target == job.most:
+        return f"{does}: {job.limit.reason}" if job.limit and target < job.bounds.max else f"{does}, its maximum"
     if claim.refusal is Refusal.NO_GAIN:
         return f"{does}: growing would not make up for a pause of {pause_s:g} s"
     return f"{does}: {lack}"

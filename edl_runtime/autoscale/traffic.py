@@ -183,12 +183,16 @@ class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
 
         With a lead time jobs shrink before a window begins that has less for them.
         """
+        each = [span.sizes.capacity(total) for span in self.spans(moment, lead_s=lead_s)]
+        return {name: min(capacity[name] for capacity in each) for name in total}
+
+    def spans(self, moment: datetime, *, lead_s: float = 0.0) -> Iterator[Span]:
+        """Yield what holds at a moment, and what begins until the lead time is over."""
         span = self.at(moment)
-        least = span.sizes.capacity(total)
+        yield span
         while span.end is not None and span.end <= moment + timedelta(seconds=lead_s):
             span = self.at(span.end)
-            least = {name: min(amount, least[name]) for name, amount in span.sizes.capacity(total).items()}
-        return least
+            yield span
 
     def _default(self) -> Sizes:
         return self.default or Sizes()
