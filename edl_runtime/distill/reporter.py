@@ -162,18 +162,19 @@ class JobReporter:
         return max(0, self._total_steps - steps) / steps_per_s
 
     async def _tell(self) -> None:
-        with self._shown():
+        with contextlib.ExitStack() as shown:
+            self._show_metrics(shown)
             if not (self._settings.job and self._settings.redis_url):
                 await self._tell_until_stopped(None)
                 return
             async with connect(self._settings.redis_url) as client:
                 await self._tell_until_stopped(client)
 
-    def _shown(self) -> contextlib.AbstractContextManager[None]:
-        """Show metrics to Prometheus if that is wanted and there is room."""
+    def _show_metrics(self, shown: contextlib.ExitStack) -> None:
+        """Show metrics to Prometheus as long as `shown` is open, if that is wanted and there is room."""
         port = self._settings.metrics_port
         if not port:
-            return contextlib.nullcontext()
+            return
         from edl_runtime.distill.metrics import HOST, endpoint_at
 
         try:
@@ -182,9 +183,9 @@ class JobReporter:
             log.warning(
                 "metrics.not_shown", address=f"{HOST}:{port}", cause=error.strerror, variable="EDL_METRICS_PORT"
             )
-            return contextlib.nullcontext()
+            return
+        shown.enter_context(endpoint.shows(self.stats))
         log.info("metrics.shown", url=f"http://{HOST}:{port}/metrics")
-        return endpoint.shows(self.stats)
 
     async def _tell_until_stopped(self, client: Redis | None) -> None:
         logged_at, logged_step, logged_limit = time.monotonic(), 0, ""
