@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from edl_runtime.autoscale import original
 from edl_runtime.autoscale.jobs import Job, Node
 from edl_runtime.autoscale.policy import decide
-from edl_runtime.autoscale.profile import DAY_S, Foresight, Profile, Sample, learn, needed_soon
+from edl_runtime.autoscale.profile import DAY_S, LEARN_EVERY_S, Foresight, Profile, Sample, learn
+from edl_runtime.autoscale.room import LEAD_S, Outlook, Room, beside_the_web, declared_room
 from edl_runtime.autoscale.simulate import Progress
 from edl_runtime.autoscale.traces import GPUS
 from edl_runtime.autoscale.traffic import TrafficWindows
@@ -22,11 +23,7 @@ PAUSE_S = 1.0
 EVERY_S = 300.0
 """Our policy is asked so often, and at each event besides."""
 
-LEAD_S = 60.0
-"""So long before a window begins that leaves less to training, jobs shrink: a pause, and the start of a pod."""
-
-LEARN_EVERY_S = 3600.0
-
+_TOTAL = {"gpu": float(GPUS)}
 _MONDAY_S = 4 * DAY_S  # the first one since 1970: a trace's time 0
 
 
@@ -58,26 +55,25 @@ class _Declared:
     def __init__(self, windows: TrafficWindows, lead_s: float = 0.0) -> None:
         self._windows = windows
         self._lead_s = lead_s
-        self._gpus = 0.0
+        self._room: Room | None = None
         self._until_s = -math.inf
+
+    def room(self, now_s: float) -> Room:
+        """Return what they leave."""
+        if self._room is None or now_s >= self._until_s:
+            self._room = declared_room(self._windows, _TOTAL, now=_moment(now_s), lead_s=self._lead_s)
+            until = self._room.until
+            self._until_s = math.inf if until is None else until.timestamp() - _MONDAY_S
+        return self._room
 
     def gpus(self, now_s: float) -> float:
         """Return how many GPUs training may use."""
-        self._look(now_s)
-        return self._gpus
+        return self.room(now_s).capacity["gpu"]
 
     def until_s(self, now_s: float) -> float:
         """Return until when that holds."""
-        self._look(now_s)
+        self.room(now_s)
         return self._until_s
-
-    def _look(self, now_s: float) -> None:
-        if now_s < self._until_s:
-            return
-        self._gpus = self._windows.capacity(_moment(now_s), {"gpu": GPUS}, lead_s=self._lead_s)["gpu"]
-        edges = [self._windows.at(_moment(at_s)).end for at_s in (now_s, now_s + self._lead_s)]
-        ends = [math.inf if end is None else end.timestamp() - _MONDAY_S for end in edges]
-        self._until_s = min(ends[0], ends[1] - self._lead_s)
 
 
 class Fixed:
@@ -217,18 +213,19 @@ class Ours:
 
     def _capacity(self, now_s: float, web: Sequence[Sample]) -> float:
         """Return how many GPUs training may use."""
-        kept = self._kept(now_s, web) if self._foresight else None
-        return self._declared.gpus(now_s) if kept is None else max(0.0, GPUS - kept)
+        outlook = self._outlook(now_s, web, self._foresight) if self._foresight else None
+        room = beside_the_web(self._declared.room(now_s), _TOTAL, now=_moment(now_s), outlook=outlook)
+        return room.capacity["gpu"]
 
-    def _kept(self, now_s: float, web: Sequence[Sample]) -> float | None:
-        """Return how many GPUs are to be left to the web, None if that can't be told."""
+    def _outlook(self, now_s: float, web: Sequence[Sample], foresight: Foresight) -> Outlook:
+        """Return what is known of the web, from what has been seen of it."""
         self._seen_s = next((at_s for sample in web[-2:] if (at_s := sample.at_s + self._late_s) > now_s), math.inf)
         seen = [_moved(sample) for sample in web[-3:] if sample.at_s + self._late_s <= now_s]
         if now_s - self._learned_s >= LEARN_EVERY_S:
             self._learned_s = now_s
             past = map(_moved, web)
-            self._profile = learn(past, now_s=now_s - self._late_s + _MONDAY_S, foresight=self._foresight)
-        return needed_soon(self._profile, seen, now_s=now_s + _MONDAY_S, foresight=self._foresight)
+            self._profile = learn(past, now_s=now_s - self._late_s + _MONDAY_S, foresight=foresight)
+        return Outlook(resource="gpu", profile=self._profile, recent=seen, foresight=foresight)
 
 
 def _moved(sample: Sample) -> Sample:

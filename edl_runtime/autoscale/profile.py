@@ -15,13 +15,16 @@ from statistics import median
 
 import msgspec
 
-from edl_runtime.autoscale.traffic import zone_of
+from edl_runtime.autoscale.zones import zone_of
 from edl_runtime.errors import SpecError
 
 DAY_S = 86_400
 
 SPARSE_S = 3600
 """A slot without samples is as the one before, for so long."""
+
+LEARN_EVERY_S = 3600.0
+"""A profile is learned anew so often."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -101,24 +104,59 @@ def learn(
     return Profile(slots=slots, time_zone=time_zone, slot_s=foresight.slot_s)
 
 
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """What the web is to be left, `kept`: that is what is `needed` at a time, in seconds since 1970, with headroom.
+
+    `expected` by the profile, or else what the last sample says.
+    """
+
+    kept: float
+    needed: float
+    at_s: float
+    expected: bool
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """Why nobody can tell what the web will need: declared windows hold."""
+
+    why: str
+
+
 def needed_soon(
     profile: Profile, recent: Sequence[Sample], *, now_s: float, foresight: Foresight | None = None
-) -> float | None:
-    """Return what the web is to be left from now until the lead time is over.
+) -> Need | Unknown:
+    """Return the most that the web is to be left at any time from now until the lead time is over.
 
-    `recent` are the latest samples, the newest last. None when the source is silent, or when the profile does not know
-    the times ahead: then declared windows hold.
+    `recent` are the latest samples, the newest last. Unknown when the source is silent, or when the profile does not
+    know the times ahead.
     """
     foresight = foresight or Foresight()
-    past = [sample for sample in recent if sample.at_s <= now_s and sample.valid]
-    if not past or now_s - past[-1].at_s > foresight.silent_after_s:
-        return None
+    last = latest(recent, now_s)
+    if last is None or now_s - last.at_s > foresight.silent_after_s:
+        return Unknown(_silence(recent, last, now_s))
     steps = math.ceil(foresight.lead_s / foresight.slot_s)
     times = [now_s + min(step * foresight.slot_s, foresight.lead_s) for step in range(steps + 1)]
-    ahead = [need for need in map(profile.expected, times) if need is not None]
-    if len(ahead) < len(times):
-        return None
-    return max(max(ahead) * foresight.headroom, past[-1].needed * foresight.burst_headroom)
+    needs = [Need(kept=last.needed * foresight.burst_headroom, needed=last.needed, at_s=last.at_s, expected=False)]
+    for at_s in times:
+        expected = profile.expected(at_s)
+        if expected is None:
+            return Unknown("no day like this one has taught what the web needs at this time")
+        needs.append(Need(kept=expected * foresight.headroom, needed=expected, at_s=at_s, expected=True))
+    return max(needs, key=lambda need: need.kept)
+
+
+def latest(samples: Sequence[Sample], now_s: float) -> Sample | None:
+    """Return the last sample that is a number, and not of the future as those of a clock that jumped."""
+    return next((sample for sample in reversed(samples) if sample.at_s <= now_s and sample.valid), None)
+
+
+def _silence(recent: Sequence[Sample], last: Sample | None, now_s: float) -> str:
+    if last is not None:
+        return f"no word from the source for {(now_s - last.at_s) / 60:.0f} min"
+    ahead = min((sample.at_s for sample in recent if sample.at_s > now_s), default=None)
+    if ahead is not None:
+        return f"all that the source says is of the future, from {(ahead - now_s) / 60:.0f} min ahead on"
+    return "no word from the source" + (" but what is no number" if recent else "")
 
 
 def _slot(at_s: float, time_zone: str, slot_s: int) -> tuple[bool, int]:

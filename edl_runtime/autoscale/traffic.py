@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from edl_runtime.autoscale.zones import zone_of
 from edl_runtime.errors import SpecError
 
 WEEK = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -250,14 +251,6 @@ class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
             if start > end:
                 gap = f"none on {day} from {clock(end)} to {clock(start)}"
                 raise SpecError("windows", gap, "a window for each time, or `default` with the sizes of all others")
-
-
-def zone_of(name: str) -> ZoneInfo:
-    """Return a time zone by its name. Raises SpecError."""
-    try:
-        return ZoneInfo(name)
-    except (LookupError, ValueError, OSError):
-        raise SpecError("time_zone", name, "a name of the tz database, as in Europe/Berlin or UTC") from None
 
 
 def clock(minutes: int) -> str:

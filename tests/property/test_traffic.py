@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_runtime.autoscale.profile import DAY_S, Foresight, Sample, learn, needed_soon
+from edl_runtime.autoscale.profile import DAY_S, Foresight, Need, Sample, Unknown, learn, needed_soon
 from edl_runtime.autoscale.traffic import DAYS, Size, Sizes, TrafficWindows, Window, clock
 from edl_runtime.autoscale.traffic_schema import read_windows, to_windows
 from edl_runtime.errors import SpecError
@@ -275,6 +275,12 @@ def rush(at_hour: int) -> list[Sample]:
     return [Sample(at_s=hour * 3600.0, needed=20.0 if hour % 24 == at_hour else 4.0) for hour in range(7 * 24)]
 
 
+def kept(need: Need | Unknown) -> float:
+    """Return what the web is to be left."""
+    assert isinstance(need, Need)
+    return need.kept
+
+
 def test_jobs_shrink_before_the_rush() -> None:
     """What is expected within the lead time counts now, with headroom."""
     profile = learn(
@@ -289,7 +295,7 @@ def test_jobs_shrink_before_the_rush() -> None:
     for hour, needed in ((9.5, 6.0), (9.9, 25.0), (11.0, 25.0), (12.5, 6.0)):
         now_s = monday + hour * 3600
         recent = [Sample(at_s=now_s - 60, needed=4.0)]
-        assert needed_soon(profile, recent, now_s=now_s, foresight=foresight) == needed
+        assert kept(needed_soon(profile, recent, now_s=now_s, foresight=foresight)) == needed
 
 
 def test_the_web_has_what_it_needs_now_and_more() -> None:
@@ -297,7 +303,7 @@ def test_the_web_has_what_it_needs_now_and_more() -> None:
     profile = learn(rush(12), now_s=7.0 * DAY_S, foresight=HOUR)
     now_s = 7.0 * DAY_S + 3 * 3600
     recent = [Sample(at_s=now_s - 60, needed=16.0)]
-    assert needed_soon(profile, recent, now_s=now_s, foresight=Foresight(burst_headroom=1.5, slot_s=3600)) == 24.0
+    assert kept(needed_soon(profile, recent, now_s=now_s, foresight=Foresight(burst_headroom=1.5, slot_s=3600))) == 24
 
 
 def test_when_the_source_goes_silent_declared_windows_hold() -> None:
@@ -305,14 +311,18 @@ def test_when_the_source_goes_silent_declared_windows_hold() -> None:
     now_s = 7.0 * DAY_S
     foresight = Foresight(silent_after_s=600)
     profile = learn(rush(12), now_s=now_s)
-    assert needed_soon(profile, [Sample(at_s=now_s - 600, needed=4.0)], now_s=now_s, foresight=foresight) is not None
-    assert needed_soon(profile, [Sample(at_s=now_s - 601, needed=4.0)], now_s=now_s, foresight=foresight) is None
-    assert needed_soon(profile, [Sample(at_s=now_s + 1, needed=4.0)], now_s=now_s, foresight=foresight) is None
-    assert needed_soon(profile, [], now_s=now_s, foresight=foresight) is None
-    assert needed_soon(profile, [Sample(at_s=now_s, needed=math.nan)], now_s=now_s, foresight=foresight) is None
+    assert kept(needed_soon(profile, [Sample(at_s=now_s - 600, needed=4.0)], now_s=now_s, foresight=foresight))
+    nothing: list[tuple[list[Sample], str]] = [
+        ([Sample(at_s=now_s - 601, needed=4.0)], "no word from the source for 10 min"),
+        ([Sample(at_s=now_s + 120, needed=4.0)], "all that the source says is of the future, from 2 min ahead on"),
+        ([], "no word from the source"),
+        ([Sample(at_s=now_s, needed=math.nan)], "no word from the source but what is no number"),
+    ]
+    for recent, why in nothing:
+        assert needed_soon(profile, recent, now_s=now_s, foresight=foresight) == Unknown(why)
     only_days_of_work = learn(rush(12)[:24], now_s=now_s)
-    recent = [Sample(at_s=2.0 * DAY_S, needed=4.0)]
-    assert needed_soon(only_days_of_work, recent, now_s=2.0 * DAY_S, foresight=foresight) is None
+    unknown = needed_soon(only_days_of_work, [Sample(at_s=2.0 * DAY_S, needed=4.0)], now_s=2.0 * DAY_S)
+    assert unknown == Unknown("no day like this one has taught what the web needs at this time")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""How much is for training: by what is known of the web, or else by declared windows."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pytest
+
+from edl_runtime.autoscale.profile import DAY_S, Foresight, Profile, Sample, learn
+from edl_runtime.autoscale.room import Outlook, Room, declared_room, room_for_training
+from edl_runtime.autoscale.traffic_schema import to_windows
+
+TOTAL = {"gpu": 32.0, "cpu": 128.0}
+BERLIN = ZoneInfo("Europe/Berlin")
+WINDOWS = to_windows(
+    {
+        "time_zone": "Europe/Berlin",
+        "windows": [{"name": "evening", "start": "18:00", "end": "23:00", "sizes": {"cluster": {"gpu": 14}}}],
+        "default": {"cluster": {"gpu": 24, "cpu": "50%"}},
+    }
+)
+
+
+def at(clock: str) -> datetime:
+    """Return a moment of a Wednesday in Berlin."""
+    return datetime.fromisoformat(f"2026-06-10T{clock}").replace(tzinfo=BERLIN)
+
+
+def profile() -> Profile:
+    """Return what two weeks teach in which the web needs 20 from 10:00 to 12:00 in Berlin, else 4."""
+    start = at("00:00") - timedelta(days=14)
+    times = [start + timedelta(minutes=10 * number) for number in range(14 * 144)]
+    samples = [Sample(at_s=time.timestamp(), needed=20 if 10 <= time.hour < 12 else 4) for time in times]
+    return learn(samples, now_s=at("00:00").timestamp(), time_zone="Europe/Berlin")
+
+
+PROFILE = profile()
+
+
+def room(clock: str, *recent: tuple[str, float], trouble: str = "") -> Room:
+    """Return what training may use at a time, when the web has said so much at these times."""
+    samples = [Sample(at_s=at(time).timestamp(), needed=needed) for time, needed in recent]
+    outlook = Outlook(resource="gpu", profile=PROFILE, recent=samples, trouble=trouble)
+    return room_for_training(WINDOWS, TOTAL, now=at(clock), outlook=outlook)
+
+
+@pytest.mark.parametrize(
+    ("clock", "recent", "gpus", "why"),
+    [
+        ("08:00", ("07:59", 4.0), 27.4, "the web is expected to need 4 gpu now, and is left 4.6"),
+        ("09:55", ("09:54", 4.0), 9.0, "the web is expected to need 20 gpu by 10:00, and is left 23"),
+        ("08:00", ("07:59", 12.0), 19.4, "the web needs 12 gpu, as of 07:59, and is left 12.6"),
+        ("08:00", ("07:59", 60.0), 0.0, "the web needs 60 gpu, as of 07:59, and is left 63"),
+    ],
+)
+def test_training_has_what_the_web_leaves(clock: str, recent: tuple[str, float], gpus: float, why: str) -> None:
+    """What it needs now, or is expected to need within the lead time, with headroom; and the reason says which."""
+    found = room(clock, recent)
+    assert found.capacity["gpu"] == pytest.approx(gpus)
+    assert found.why == why
+    assert found.need is not None
+
+
+def test_windows_say_it_of_other_resources() -> None:
+    """The web's source speaks of one."""
+    assert room("08:00", ("07:59", 4.0)).capacity == {"gpu": pytest.approx(27.4), "cpu": 64}
+    outlook = Outlook(resource="tpu", profile=PROFILE, recent=[])
+    without = room_for_training(WINDOWS, TOTAL, now=at("08:00"), outlook=outlook)
+    assert without.capacity == {"gpu": 24, "cpu": 64}
+    assert without.why == "the cluster has no tpu: the default sizes hold until 18:00"
+
+
+@pytest.mark.parametrize(
+    ("recent", "why"),
+    [
+        ([("19:25", 4.0)], "no word from the source for 35 min: window 'evening' holds until 23:00"),
+        ([], "no word from the source: window 'evening' holds until 23:00"),
+        ([("20:02", 4.0)], "all that the source says is of the future, from 2 min ahead on: window 'evening' holds"),
+        ([("19:59", math.nan)], "no word from the source but what is no number: window 'evening' holds"),
+        ([("19:25", 4.0), ("19:59", math.nan), ("22:00", 1.0)], "no word from the source for 35 min: window 'evening'"),
+    ],
+)
+def test_when_the_source_says_nothing_windows_hold(recent: list[tuple[str, float]], why: str) -> None:
+    """A stale metric, a clock that jumps and what is no number: the declared windows, and the reason in words."""
+    found = room("20:00", *recent)
+    assert found.capacity == {"gpu": 14, "cpu": 128}
+    assert found.why.startswith(why)
+    assert found.need is None
+    declared = declared_room(WINDOWS, TOTAL, now=at("20:00"))
+    assert found == msgspec.structs.replace(declared, why=found.why)
+
+
+def test_a_clock_that_jumps_back_does_not_swing_the_capacity() -> None:
+    """A sample of the future changes nothing beside one that is not, whatever it says."""
+    assert room("08:00", ("07:59", 4.0), ("09:00", 30.0)) == room("08:00", ("07:59", 4.0))
+
+
+def test_a_profile_that_does_not_know_the_day_leaves_it_to_windows() -> None:
+    """Only days of work were seen, and it is a Sunday."""
+    weekdays = [Sample(at_s=at("00:00").timestamp() - DAY_S + 600 * number, needed=4) for number in range(144)]
+    sunday = at("08:00") + timedelta(days=4)
+    outlook = Outlook(
+        resource="gpu",
+        profile=learn(weekdays, now_s=sunday.timestamp(), time_zone="Europe/Berlin"),
+        recent=[Sample(at_s=sunday.timestamp(), needed=4)],
+    )
+    found = room_for_training(WINDOWS, TOTAL, now=sunday, outlook=outlook)
+    assert found.capacity["gpu"] == 24
+    assert found.why.startswith("no day like this one has taught what the web needs at this time: the default sizes")
+
+
+def test_trouble_with_the_source_is_no_matter_while_its_last_word_is_fresh() -> None:
+    """One pass that could not ask changes nothing; once the source is silent for long, the reason says why."""
+    assert room("08:00", ("07:50", 4.0), trouble="it is away").capacity["gpu"] == pytest.approx(27.4)
+    late = room("08:40", ("07:50", 4.0), trouble="it is away")
+    assert late.why == "no word from the source for 50 min (it is away): the default sizes hold until 18:00"
+
+
+def test_windows_give_way_before_one_begins() -> None:
+    """Within the lead time the least counts, until says when that may be other, and the reason names both."""
+    quiet = room_for_training(WINDOWS, TOTAL, now=at("12:00"))
+    assert (quiet.capacity, quiet.until) == ({"gpu": 24, "cpu": 64}, at("17:59"))
+    soon = room_for_training(WINDOWS, TOTAL, now=at("17:59:30"))
+    assert (soon.capacity, soon.until, soon.window) == ({"gpu": 14, "cpu": 64}, at("18:00"), "default")
+    assert soon.why == "the default sizes hold, and from 18:00 on window 'evening'"
+    assert room_for_training(WINDOWS, TOTAL, now=at("18:00")).why == "window 'evening' holds until 23:00"
+    far = to_windows(
+        {
+            "holidays": ["2026-12-25"],
+            "windows": [
+                {"name": "quiet", "start": "00:00", "end": "24:00", "days": ["holiday"], "sizes": {}},
+            ],
+            "default": {},
+        }
+    )
+    first = room_for_training(far, TOTAL, now=datetime(2026, 12, 1, tzinfo=UTC))
+    assert first.why == "the default sizes hold until 00:00 on Fri 25 Dec"
+    for_ever = room_for_training(far, TOTAL, now=datetime(2027, 1, 5, tzinfo=UTC))
+    assert (for_ever.why, for_ever.until) == ("the default sizes hold", None)
+
+
+def test_the_lead_time_is_the_profiles_own() -> None:
+    """Jobs shrink as long before the rush as foresight says."""
+    recent = [Sample(at_s=at("09:00").timestamp(), needed=4)]
+    outlook = Outlook(resource="gpu", profile=PROFILE, recent=recent, foresight=Foresight(lead_s=3600))
+    found = room_for_training(WINDOWS, TOTAL, now=at("09:05"), outlook=outlook)
+    assert found.why == "the web is expected to need 20 gpu by 10:00, and is left 23"
