@@ -642,3 +642,34 @@ class JobTakenError(ElasticError):
             f"instances of another submission of job {self.job!r} are alive; stop that one first, or give this one "
             "another name"
         )
+
+
+class SourceError(EdlError):
+    """Raised when a traffic source does not say what the web needs."""
+
+
+class SourceUnavailableError(SourceError, ConnectionError):
+    """Raised when a traffic source does not answer, or is in trouble: later it may be well again."""
+
+    def __init__(self, source: str, cause: str) -> None:
+        super().__init__(source, cause)
+        self.source = source
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"{self.source} can't be asked what the web needs ({self.cause})"
+
+
+class NoSamplesError(SourceError, LookupError):
+    """Raised when a traffic source was asked of a time, and has nothing of it. `hint`: what may be the reason."""
+
+    def __init__(self, source: str, since: datetime, until: datetime, hint: str) -> None:
+        super().__init__(source, since, until, hint)
+        self.source = source
+        self.since = since
+        self.until = until
+        self.hint = hint
+
+    def __str__(self) -> str:
+        span = f"{self.since:%Y-%m-%d %H:%M} to {self.until:%Y-%m-%d %H:%M} UTC"
+        return f"{self.source} has nothing from {span}; {self.hint}"

@@ -66,7 +66,7 @@ class Foresight(msgspec.Struct, frozen=True, kw_only=True):
         for field in ("lead_s", "silent_after_s", "memory_s"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise SpecError(field, getattr(self, field), "seconds, 0 or more")
-        if self.slot_s < 1 or DAY_S % self.slot_s:
+        if not 1 <= self.slot_s <= DAY_S or DAY_S % self.slot_s or self.slot_s != int(self.slot_s):
             raise SpecError("slot_s", self.slot_s, "seconds that divide a day, as 600")
 
 

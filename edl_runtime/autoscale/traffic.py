@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from edl_runtime.autoscale.sources.spec import Traffic
 from edl_runtime.autoscale.zones import zone_of
 from edl_runtime.errors import SpecError
 
@@ -146,6 +147,7 @@ class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
 
     - `time_zone`: whose clock tells the windows' times, by its name in the tz database.
     - `holidays`: dates on which only windows of the day "holiday" start.
+    - `traffic`: from where it is known what the web needs; None for windows alone.
 
     Raises SpecError for windows that overlap, for times that no window covers when there is no default, and for unknown
     time zones.
@@ -155,6 +157,7 @@ class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
     default: Sizes | None = None
     time_zone: str = "UTC"
     holidays: frozenset[date] = frozenset()
+    traffic: Traffic | None = None
 
     def __post_init__(self) -> None:
         zone_of(self.time_zone)

@@ -13,6 +13,12 @@ windows:
       pools: {resnext: 2}
 default:                              # the sizes of all other times
   cluster: 75%
+traffic:                              # optional: while it is known what the web needs, training has the rest of that
+  resource: gpu
+  prometheus: {url: http://prometheus:9090, query: 'sum(rate(http_requests_total[5m]))', token_env: PROM_TOKEN}
+  # or redis: {stream: web-load}, or csv: {path: /data/web.csv}
+  times: 0.002                        # GPUs for one of what the source counts, 1 by default
+  headroom: 1.15                      # and the other fields of `profile.Foresight`, by default as there
 """
 
 from __future__ import annotations
@@ -22,12 +28,19 @@ from collections.abc import Iterable, Mapping
 from datetime import date
 from typing import Any
 
+from edl_runtime.autoscale.profile import Foresight
+from edl_runtime.autoscale.sources.spec import CsvFile, Prometheus, RedisStream, Traffic
 from edl_runtime.autoscale.traffic import DAYS, WEEK, Size, Sizes, TrafficWindows, Window
 from edl_runtime.errors import SpecError
 
 _TIME = re.compile(r"([01]?\d|2[0-4]):([0-5]\d)")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)")
 _GROUPS = {"weekdays": WEEK[:5], "weekend": WEEK[5:]}
+_SOURCES: Mapping[str, type[Prometheus | RedisStream | CsvFile]] = {
+    "prometheus": Prometheus,
+    "redis": RedisStream,
+    "csv": CsvFile,
+}
 _MANY = 1_000
 
 
@@ -42,7 +55,7 @@ def read_windows(text: str) -> TrafficWindows:
 
 def to_windows(data: object) -> TrafficWindows:
     """Return the windows that plain data describe, as in Python or an Airflow Variable's JSON. Raises SpecError."""
-    top = _mapping("", data, {"time_zone", "holidays", "windows", "default"})
+    top = _mapping("", data, {"time_zone", "holidays", "windows", "default", "traffic"})
     windows = top.get("windows", [])
     if not isinstance(windows, list | tuple) or len(windows) > _MANY:
         raise SpecError("windows", windows, f"a list of windows, {_MANY:,} at most")
@@ -55,7 +68,57 @@ def to_windows(data: object) -> TrafficWindows:
         default=None if default is None else _sizes("default", default),
         time_zone=zone,
         holidays=frozenset(_dates(top.get("holidays", []))),
+        traffic=None if top.get("traffic") is None else _traffic("traffic", top["traffic"]),
     )
+
+
+def _traffic(field: str, data: object) -> Traffic:
+    careful = Foresight.__struct_fields__
+    given = _mapping(field, data, {"resource", "times", *_SOURCES, *careful})
+    named = [name for name in _SOURCES if name in given]
+    if len(named) != 1:
+        raise SpecError(field, " and ".join(named) or "no source", f"one source: {', '.join(_SOURCES)}")
+    foresight: dict[str, Any] = {name: _number(f"{field}.{name}", given[name]) for name in careful if name in given}
+    if "slot_s" in foresight and foresight["slot_s"] == foresight["slot_s"] // 1:
+        foresight["slot_s"] = int(foresight["slot_s"])
+    try:
+        return Traffic(
+            resource=_text(f"{field}.resource", given.get("resource", "")),
+            source=_source(f"{field}.{named[0]}", named[0], given[named[0]]),
+            times=_number(f"{field}.times", given.get("times", 1.0)),
+            foresight=Foresight(**foresight),
+        )
+    except SpecError as error:
+        raise _within(field, error) from None
+
+
+def _source(field: str, name: str, data: object) -> Prometheus | RedisStream | CsvFile:
+    kind, fields = _SOURCES[name], _SOURCES[name].__struct_fields__
+    given = _mapping(field, data, {*fields})
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        values[key] = (_number if key.endswith("_s") else _text)(f"{field}.{key}", value)
+    for needed in fields[: len(fields) - len(kind.__struct_defaults__)]:
+        if needed not in given:
+            raise SpecError(f"{field}.{needed}", None, "given")
+    try:
+        return kind(**values)
+    except SpecError as error:
+        raise _within(field, error) from None
+
+
+def _text(field: str, given: object) -> str:
+    if not isinstance(given, str):
+        raise SpecError(field, given, "a text")
+    return given
+
+
+def _number(field: str, given: object) -> float:
+    if isinstance(given, str) and _NUMBER.fullmatch(given.strip()):
+        return float(given)
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise SpecError(field, given, "a number")
+    return given
 
 
 def _window(field: str, data: object) -> Window:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_runtime.autoscale.profile import DAY_S, Foresight, Need, Sample, Unknown, learn, needed_soon
+from edl_runtime.autoscale.sources.spec import CsvFile, Prometheus, RedisStream, Traffic
 from edl_runtime.autoscale.traffic import DAYS, Size, Sizes, TrafficWindows, Window, clock
 from edl_runtime.autoscale.traffic_schema import read_windows, to_windows
 from edl_runtime.errors import SpecError
@@ -201,6 +202,78 @@ def test_a_mistake_is_reported_with_its_line(old: str, new: str, says: str) -> N
         read_windows(DAY.replace(old, new, 1))
 
 
+TRAFFIC = (
+    DAY
+    + """traffic:
+  resource: gpu
+  prometheus:
+    url: https://prometheus.example/a
+    query: 'sum(rate(http_requests_total[5m]))'
+    step_s: 30
+    token_env: PROM_TOKEN
+  times: 0.002
+  headroom: 1.3
+  slot_s: 900
+"""
+)
+PROMETHEUS = """prometheus:
+    url: https://prometheus.example/a
+    query: 'sum(rate(http_requests_total[5m]))'
+    step_s: 30
+    token_env: PROM_TOKEN"""
+
+
+def test_a_traffic_source_stands_beside_the_windows() -> None:
+    """Each kind in YAML and in Python; what is not said is as it is by default."""
+    query = "sum(rate(http_requests_total[5m]))"
+    source = Prometheus(url="https://prometheus.example/a", query=query, step_s=30, token_env="PROM_TOKEN")
+    careful = Foresight(headroom=1.3, slot_s=900)
+    assert read_windows(TRAFFIC).traffic == Traffic(resource="gpu", source=source, times=0.002, foresight=careful)
+    stream = read_windows(TRAFFIC.replace(PROMETHEUS, "redis: {stream: web-load}")).traffic
+    assert stream is not None
+    assert stream.source == RedisStream(stream="web-load")
+    plain = {"windows": [], "default": {}, "traffic": {"resource": "cpu", "csv": {"path": "~/web.csv"}}}
+    assert to_windows(plain).traffic == Traffic(resource="cpu", source=CsvFile(path="~/web.csv"))
+    assert read_windows(DAY).traffic is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("resource: gpu", "resource: ''", "line 20: traffic.resource: got '', allowed is the name of a resource"),
+        ("resource: gpu", "", "line 19: traffic.resource: got '', allowed is the name of a"),
+        ("https://prom", "prom", "line 22: traffic.prometheus.url: got 'prometheus.example/a', allowed is http:// or"),
+        ("https://", "https://me:secret@", "line 22: traffic.prometheus.url: got 'a URL with more than host, port and"),
+        ("url: https://prometheus.example/a", "", "line 21: traffic.prometheus.url: got None, allowed is given"),
+        ("step_s: 30", "step_s: 0", "line 24: traffic.prometheus.step_s: got 0.0, allowed is seconds, 1 or more"),
+        ("step_s: 30", "step_s: 1m", "line 24: traffic.prometheus.step_s: got '1m', allowed is a number"),
+        ("step_s: 30", "timeout_s: 0", "line 24: traffic.prometheus.timeout_s: got 0.0, allowed is seconds, above 0"),
+        ("step_s: 30", "steps: 30", "line 24: traffic.prometheus.steps: got 30.0, allowed is one of query, step_s"),
+        ("PROM_TOKEN", "eyJhb-ci", "line 25: traffic.prometheus.token_env: got '8 characters that are no name of a"),
+        ("0.002", "-1", "line 26: traffic.times: got -1.0, allowed is a number above 0"),
+        ("1.3", "0.9", "line 27: traffic.headroom: got 0.9, allowed is 1 or more"),
+        ("900", "900.5", "line 28: traffic.slot_s: got 900.5, allowed is seconds that divide a day"),
+        ("times: 0.002", "headrom: 2", "line 26: traffic.headrom: got 2.0, allowed is one of burst_headroom, csv"),
+        ("times: 0.002", "csv: {path: a}", "line 19: traffic: got 'prometheus and csv', allowed is one source: prom"),
+        (PROMETHEUS, "lead_s: 2", "line 19: traffic: got 'no source', allowed is one source: prometheus, redis, csv"),
+        (PROMETHEUS, "redis: {stream: ''}", "line 21: traffic.redis.stream: got '', allowed is the key of a stream"),
+        (PROMETHEUS, "csv: {path: ''}", "line 21: traffic.csv.path: got '', allowed is the path of a CSV file"),
+        (PROMETHEUS, "csv: /data/web.csv", "line 21: traffic.csv: got '/data/web.csv', allowed is a mapping of path"),
+    ],
+)
+def test_a_mistake_in_a_traffic_source_is_reported_with_its_line(old: str, new: str, says: str) -> None:
+    """As one in windows is; a secret that stands where none belongs is not shown."""
+    assert old in TRAFFIC
+    with pytest.raises(SpecError, match="^" + re.escape(says)) as raised:
+        read_windows(TRAFFIC.replace(old, new, 1))
+    assert "secret" not in str(raised.value)
+    assert "eyJ" not in str(raised.value)
+
+
+FIELDS = (
+    *("windows", "name", "start", "end", "days", "sizes", "default", "cluster", "jobs", "holidays"),
+    *("traffic", "resource", "prometheus", "redis", "csv", "url", "stream", "path", "slot_s", "times"),
+)
 PLAIN = st.recursive(
     st.none()
     | st.booleans()
@@ -208,16 +281,7 @@ PLAIN = st.recursive(
     | st.floats()
     | st.text(max_size=5)
     | st.sampled_from(["18:00", "40%", *DAYS]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["windows", "name", "start", "end", "days", "sizes", "default", "cluster", "jobs", "holidays"]
-            ),
-            inner,
-            max_size=5,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=5),
 )
 
 
