@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import date
 from typing import Any
 
@@ -114,11 +115,10 @@ def _text(field: str, given: object) -> str:
 
 
 def _number(field: str, given: object) -> float:
-    if isinstance(given, str) and _NUMBER.fullmatch(given.strip()):
-        return float(given)
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        raise SpecError(field, given, "a number")
-    return given
+    if isinstance(given, int | float | str) and not isinstance(given, bool):
+        with suppress(ValueError, OverflowError):
+            return float(given)
+    raise SpecError(field, given, "a number")
 
 
 def _window(field: str, data: object) -> Window:

@@ -1,0 +1,203 @@
+"""What the web needs, asked of a server that answers as Prometheus does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import socket
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from prometheus_stand_in import POINTS, StandIn, prometheus, scraped_until
+
+from edl_runtime.autoscale.profile import DAY_S, Sample
+from edl_runtime.autoscale.sources.prometheus import ANSWER_LIMIT, PrometheusSource
+from edl_runtime.autoscale.sources.spec import Prometheus
+from edl_runtime.errors import NoSamplesError, SourceUnavailableError, SpecError
+
+NOW_S = datetime(2026, 6, 10, 12, tzinfo=UTC).timestamp()
+QUERY = "sum(http_requests)"
+
+
+@pytest.fixture
+def server() -> Iterator[StandIn]:
+    """One with a series that says at what second of its day a sample is."""
+    with prometheus() as stand_in:
+        stand_in.series["http_requests"] = [({}, lambda at_s: at_s % DAY_S)]
+        yield stand_in
+
+
+def source(
+    server: StandIn, query: str = QUERY, *, token: str = "", step_s: float = 60, wait_s: float = 10
+) -> PrometheusSource:
+    """Return a source that asks that server."""
+    env = "PROM_TOKEN" if token else ""
+    return PrometheusSource(
+        Prometheus(url=f"{server.url}/", query=query, step_s=step_s, timeout_s=wait_s, token_env=env), token
+    )
+
+
+async def test_a_range_has_a_sample_each_step_until_its_end(server: StandIn) -> None:
+    """The last one is of the end itself, and one that is no number is among them."""
+    server.series["http_requests"] = [({}, lambda at_s: math.nan if at_s == NOW_S - 60 else at_s - NOW_S)]
+    samples = await source(server).samples(NOW_S - 150, NOW_S)
+    assert samples[::2] == [Sample(NOW_S - 120, -120), Sample(NOW_S, 0)]
+    assert math.isnan(samples[1].needed)
+    assert server.asked[0]["query"] == QUERY
+    assert await source(server).samples(NOW_S - 5, NOW_S) == [Sample(NOW_S, 0)]
+
+
+@pytest.mark.parametrize("days", [7.0, 28.0, (POINTS - 1) / 1440, POINTS / 1440, (POINTS + 1) / 1440])
+async def test_a_long_range_is_asked_in_parts(server: StandIn, days: float) -> None:
+    """Prometheus refuses more than 11,000 points a series; no sample is missing, and none comes twice."""
+    since_s = NOW_S - round(days * DAY_S)
+    samples = await source(server).samples(since_s, NOW_S)
+    assert [sample.at_s for sample in samples] == [since_s + 60 * number for number in range(round(days * 1440) + 1)]
+    assert all(sample.needed == sample.at_s % DAY_S for sample in samples)
+    assert len(server.asked) == math.ceil(len(samples) / POINTS)
+
+
+async def test_what_was_before_the_first_sample_is_no_error(server: StandIn) -> None:
+    """A server that has a week of four answers with that."""
+    server.series["http_requests"] = [({}, lambda at_s: 5.0 if at_s >= NOW_S - 7 * DAY_S else None)]
+    samples = await source(server).samples(NOW_S - 28 * DAY_S, NOW_S)
+    assert samples[0].at_s == NOW_S - 7 * DAY_S
+
+
+async def test_a_query_that_returns_nothing_is_an_error_that_names_it(server: StandIn) -> None:
+    """With the time it was asked of."""
+    with pytest.raises(NoSamplesError) as raised:
+        await source(server, "sum(http_request)").samples(NOW_S - 3600, NOW_S)
+    assert str(raised.value) == (
+        f"the query 'sum(http_request)' of Prometheus at {server.url} has nothing from 2026-06-10 11:00 to "
+        "2026-06-10 12:00 UTC; are the metric's name and labels right?"
+    )
+
+
+async def test_the_last_samples_of_a_dead_target_are_all_there_is(server: StandIn) -> None:
+    """Prometheus takes the last scrape for what is for five minutes; after that there is no sample."""
+    server.series["http_requests"] = [({}, scraped_until(NOW_S - 1200, lambda _: 7.0))]
+    samples = await source(server).samples(NOW_S - 3600, NOW_S)
+    assert samples[-1] == Sample(NOW_S - 900, 7.0)
+
+
+async def test_several_series_are_to_be_made_one(server: StandIn) -> None:
+    """The error says how, and shows which there are."""
+    server.series["http_requests"] = [({"instance": name}, lambda _: 1.0) for name in ("a", "b", "c")]
+    with pytest.raises(SpecError) as raised:
+        await source(server, "http_requests").samples(NOW_S - 3600, NOW_S)
+    assert str(raised.value) == (
+        "traffic.prometheus.query: got 'http_requests', allowed is a query of one series, as sum(...) makes of many; "
+        "this one has 3, as {'instance': 'a'} and {'instance': 'b'}"
+    )
+
+
+async def test_prometheus_own_words_tell_what_is_wrong_with_a_query(server: StandIn) -> None:
+    """Also those of another server, which gives another status."""
+    with pytest.raises(SpecError) as raised:
+        await source(server, "sum(a").samples(NOW_S - 60, NOW_S)
+    assert str(raised.value) == (
+        f"traffic.prometheus.query: got 'sum(a', allowed is what Prometheus at {server.url} can answer; it says: "
+        'bad_data: invalid parameter "query": 1:6: parse error: unclosed left parenthesis'
+    )
+    body = {"status": "error", "errorType": "execution", "error": "found duplicate series for the match group"}
+    server.answer = 422, json.dumps(body).encode(), {}
+    with pytest.raises(SpecError, match="it says: execution: found duplicate series for the match group"):
+        await source(server).samples(NOW_S - 60, NOW_S)
+
+
+async def test_the_token_is_sent_and_never_shown(server: StandIn) -> None:
+    """A wrong one is an error that names its variable; one that is no token is not sent."""
+    server.token = "open-sesame"
+    assert await source(server, token="open-sesame").samples(NOW_S - 60, NOW_S)
+    for token, given in (("wrong-secret", "'PROM_TOKEN'"), ("", "'none'")):
+        with pytest.raises(SpecError) as raised:
+            await source(server, token=token).samples(NOW_S - 60, NOW_S)
+        assert str(raised.value) == (
+            f"traffic.prometheus.token_env: got {given}, allowed is a token for Prometheus at {server.url}; "
+            "it answered 401"
+        )
+    with pytest.raises(SpecError) as raised:
+        source(server, token="two\nlines-secret")
+    assert str(raised.value).startswith("the token in PROM_TOKEN: got ")
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (503, b'{"status":"error","errorType":"timeout","error":"query timed out"}', "503: timeout: query timed out"),
+        (500, b'{"status":"error","errorType":"internal","error":"disk full"}', "500: internal: disk full"),
+        (502, b"<html>\n<h1>Bad\nGateway</h1>", "502: <html> <h1>Bad Gateway</h1>"),
+        (429, b"", "429: nothing"),
+    ],
+)
+async def test_a_server_in_trouble_is_asked_again_later(server: StandIn, status: int, body: bytes, says: str) -> None:
+    """That is no mistake of whoever wrote the query; its words are told."""
+    server.answer = status, body, {}
+    with pytest.raises(SourceUnavailableError) as raised:
+        await source(server).samples(NOW_S - 60, NOW_S)
+    assert str(raised.value) == (f"Prometheus at {server.url} can't be asked what the web needs (it answered {says})")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers", "says"),
+    [
+        (404, b"404 page not found\n", {}, "/api/v1/query_range answered 404"),
+        (302, b"", {"Location": "https://sso.example/login"}, "this one leads to 'https://sso.example/login'"),
+        (200, b"<html>log in", {}, "it answers what Prometheus does not: <html>log in"),
+        (200, b'{"status":"success","data":{"result":[{"values":[[1,"x"]]}]}}', {}, "what Prometheus does not"),
+        (200, b'{"data":' + b"[" * 100_000, {}, "what Prometheus does not"),
+        (200, b"\xff\xfe", {}, "what Prometheus does not"),
+    ],
+)
+async def test_a_url_of_something_else_is_said(
+    server: StandIn, status: int, body: bytes, headers: dict[str, str], says: str
+) -> None:
+    """And no redirection is followed, which would take the token along."""
+    server.answer = status, body, headers
+    with pytest.raises(SpecError, match=r"traffic\.prometheus\.url: got 'http://127") as raised:
+        await source(server, token="t").samples(NOW_S - 60, NOW_S)
+    assert says in str(raised.value)
+    assert len(server.asked) == 1
+
+
+async def test_an_endless_answer_is_given_up(server: StandIn) -> None:
+    """Memory is not filled by a query of thousands of series."""
+    server.answer = 200, b" " * (ANSWER_LIMIT + (4 << 20)), {}
+    with pytest.raises(SpecError, match=r"this one has far too many"):
+        await source(server).samples(NOW_S - 60, NOW_S)
+
+
+async def test_nobody_waits_longer_than_said_and_no_loop_stands_still(server: StandIn) -> None:
+    """A silent server is given up after `timeout_s`, and other tasks run on meanwhile."""
+    server.delay_s = 60
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - before)
+
+    watching = asyncio.create_task(watch())
+    started = time.monotonic()
+    with pytest.raises(SourceUnavailableError, match=r"\(no answer within 1 s\)"):
+        await source(server, wait_s=1).samples(NOW_S - 60, NOW_S)
+    assert 0.9 < time.monotonic() - started < 5
+    assert longest < 0.5
+    watching.cancel()
+
+
+async def test_nobody_there_is_said() -> None:
+    """A port at which nothing listens, and a host that can't be one."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        for given, says in ((url, "Connection refused"), ("http://a..b", "")):
+            with pytest.raises(SourceUnavailableError, match=f"Prometheus at {given} can't be asked .*{says}"):
+                await PrometheusSource(Prometheus(url=given, query="a")).samples(NOW_S - 60, NOW_S)

@@ -1,0 +1,118 @@
+"""An HTTP server that answers `/api/v1/query_range` as Prometheus does, with its limits and its words for mistakes.
+
+A query is the name of a series that a test gave it, perhaps within sum(...). Real PromQL is not understood.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+POINTS = 11_000
+LOOKBACK_S = 300.0
+
+Values = Callable[[float], float | None]
+"""What a series has at a time, None for nothing."""
+
+
+class StandIn:
+    """What is served, and what was asked.
+
+    - `series`: by the query that asks for it, each with its labels.
+    - `token`: that is asked for; empty for none.
+    - `answer`: given in place of Prometheus' own: a status, a body and headers.
+    - `delay_s`: before each answer.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.series: dict[str, list[tuple[Mapping[str, str], Values]]] = {}
+        self.token = ""
+        self.answer: tuple[int, bytes, Mapping[str, str]] | None = None
+        self.delay_s = 0.0
+        self.asked: list[dict[str, str]] = []
+        self.hurry = threading.Event()
+
+    def respond(self, path: str, headers: Mapping[str, str]) -> tuple[int, bytes, Mapping[str, str]]:
+        """Return status, body and headers of an answer."""
+        parts = urlsplit(path)
+        self.asked.append({name: values[0] for name, values in parse_qs(parts.query).items()})
+        if self.delay_s:
+            self.hurry.wait(self.delay_s)
+        if self.answer is not None:
+            return self.answer
+        if self.token and headers.get("Authorization") != f"Bearer {self.token}":
+            return 401, b"Unauthorized\n", {}
+        if parts.path != "/api/v1/query_range":
+            return 404, b"404 page not found\n", {}
+        return self._query(self.asked[-1])
+
+    def _query(self, asked: Mapping[str, str]) -> tuple[int, bytes, Mapping[str, str]]:
+        start, end, step = (float(asked[name]) for name in ("start", "end", "step"))
+        if end < start:
+            return _bad_data('invalid parameter "end": end timestamp must not be before start time')
+        if (end - start) / step > POINTS:
+            return _bad_data(
+                "exceeded maximum resolution of 11,000 points per timeseries. "
+                "Try decreasing the query resolution (?step=XX)"
+            )
+        if asked["query"].count("(") != asked["query"].count(")"):
+            return _bad_data(
+                f'invalid parameter "query": 1:{len(asked["query"]) + 1}: parse error: unclosed left parenthesis'
+            )
+        name = re.sub(r"^sum\((.*)\)$", r"\1", asked["query"])
+        result = []
+        for labels, values in self.series.get(asked["query"], self.series.get(name, [])):
+            times = [start + number * step for number in range(int((end - start) / step + 1e-9) + 1)]
+            points = [(at, found) for at in times if (found := values(at)) is not None]
+            if points:
+                result.append({"metric": labels, "values": [[at, _text(found)] for at, found in points]})
+        return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}}).encode(), {}
+
+
+def scraped_until(last_s: float, values: Values) -> Values:
+    """Return a series whose last scrape was at that time: for five minutes more, Prometheus takes it for what is."""
+    return lambda at_s: None if at_s > last_s + LOOKBACK_S else values(min(at_s, last_s))
+
+
+@contextmanager
+def prometheus() -> Iterator[StandIn]:
+    """Run one at a port of its own."""
+    stand_in = StandIn()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body, headers = stand_in.respond(self.path, dict(self.headers))
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_words: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    stand_in.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield stand_in
+    finally:
+        stand_in.hurry.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _bad_data(error: str) -> tuple[int, bytes, Mapping[str, str]]:
+    return 400, json.dumps({"status": "error", "errorType": "bad_data", "error": error}).encode(), {}
+
+
+def _text(value: float) -> str:
+    return {"inf": "+Inf", "nan": "NaN"}.get(str(value), str(value))
