@@ -11,6 +11,7 @@ script touches one slot and Redis Cluster works.
 | contract | string, the pool's model signature as JSON | while there are members | Lua | Lua |
 | events | stream of joined, left, expired; the last 1,000 or so | as fence | Lua | watchers |
 | pools | set of names; readers drop those without members | for ever | register | `edl pools` |
+| traffic profile | string, JSON of what the web has taught, and its latest sample | 2 days | rescaling | as writer |
 | quarantine | string, JSON of teachers a student shuns, address → why | 10 s from the last | student | `edl pools` |
 | progress | string, JSON of the last report | an hour from the last | student | Airflow, `edl jobs` |
 | readers' progress | hash, instance → JSON of the last report of its reader | as progress | students | as progress |
@@ -69,6 +70,11 @@ def events(service: Service) -> str:
 
 def pools(namespace: str) -> str:
     return f"edl:{{{namespace}}}:pools"
+
+
+def traffic_profile(namespace: str, of: str) -> str:
+    """Return the key of what was learned from one source: `of` differs where another profile would be learned."""
+    return f"edl:{{{namespace}}}:traffic-profile:{of}"
 
 
 def quarantine(namespace: str, pool: str, student_id: str) -> str:

@@ -1,0 +1,143 @@
+"""What is known of the web: asked of its source at each pass of the rescaling, and learned from it now and then."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edl_runtime.autoscale.profile import DAY_S, LEARN_EVERY_S, Profile, Sample, latest, learn
+from edl_runtime.autoscale.room import Outlook
+from edl_runtime.autoscale.sources.base import Source, nothing
+from edl_runtime.autoscale.sources.csv_file import CsvSource
+from edl_runtime.autoscale.sources.prometheus import PrometheusSource
+from edl_runtime.autoscale.sources.redis_stream import StreamSource
+from edl_runtime.autoscale.sources.spec import CsvFile, Prometheus, Traffic
+from edl_runtime.errors import SourceError, SpecError
+from edl_runtime.store import keys
+from edl_runtime.store.client import unavailable_if_lost
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+CHECKED_S = float(DAY_S)
+"""A source is checked for samples of so long."""
+
+NEVER_S = 0.0
+"""When that was learned which is to be learned at the next pass."""
+
+KEPT_S = 2 * DAY_S
+"""What was learned is kept in Redis so long after it was last used."""
+
+
+class Learned(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept in Redis from pass to pass: what was learned at a time, slot by slot, and the latest sample."""
+
+    learned_s: float
+    working: list[float | None]
+    weekend: list[float | None]
+    latest: Sample | None
+
+    def profile(self, traffic: Traffic, time_zone: str) -> Profile:
+        """Return the profile."""
+        days = ((False, self.working), (True, self.weekend))
+        slots = {(weekend, slot): need for weekend, day in days for slot, need in enumerate(day) if need is not None}
+        return Profile(slots=slots, time_zone=time_zone, slot_s=traffic.foresight.slot_s)
+
+
+def open_source(traffic: Traffic, client: Redis | None) -> Source:
+    """Return what reads the source. `client` is of the Redis in which a stream is, and no other source needs it.
+
+    Raises SpecError for a token whose variable is not set here, and for a stream without a Redis.
+    """
+    spec = traffic.source
+    if isinstance(spec, CsvFile):
+        return CsvSource(spec)
+    if isinstance(spec, Prometheus):
+        token = os.environ.get(spec.token_env, "") if spec.token_env else ""
+        if spec.token_env and not token:
+            allowed = "the name of an environment variable that is set where the source is read"
+            raise SpecError("traffic.prometheus.token_env", spec.token_env, allowed)
+        return PrometheusSource(spec, token)
+    if client is None:
+        raise SpecError("traffic.redis.stream", spec.stream, "a stream in the Redis of EDL_REDIS_URL, which is not set")
+    return StreamSource(spec, client)
+
+
+async def check(traffic: Traffic, client: Redis | None = None, *, now_s: float) -> Sample:
+    """Ask a source what the web needed in the last day, and return the latest of that, of the resource.
+
+    For whoever has written the source down, or hands it on: raises SpecError for what has to be written otherwise, as a
+    query that can't be read or a file that is not there, NoSamplesError for a source that has nothing of that day, and
+    SourceUnavailableError, or RegistryUnavailableError for a stream's Redis, for trouble that may pass.
+    """
+    samples = traffic.needs(await open_source(traffic, client).samples(now_s - CHECKED_S, now_s))
+    last = latest(samples, now_s)
+    if last is None:
+        raise nothing("the traffic source", now_s - CHECKED_S, now_s, "all that it says is no number, or below 0")
+    return last
+
+
+async def expected(traffic: Traffic, client: Redis, namespace: str, now_s: float, *, time_zone: str = "UTC") -> Outlook:
+    """Return what is known of the web now: what its source says, and the profile of days like this one.
+
+    The profile is kept in Redis, and learned anew each `LEARN_EVERY_S`; `time_zone` is that of its days, the windows'.
+    Whatever goes wrong with the source is the outlook's `trouble`, in words; then what is known from before counts
+    until that is too old. Raises RegistryUnavailableError.
+    """
+    key = keys.traffic_profile(namespace, _digest(traffic, time_zone))
+    kept = await _kept(client, key, traffic)
+    due = kept is None or not 0 <= now_s - kept.learned_s < LEARN_EVERY_S
+    samples, trouble = await _asked(traffic, client, now_s, traffic.foresight.memory_s) if due else ([], "")
+    if samples:
+        kept = _learned(samples, traffic, time_zone, now_s)
+    else:
+        samples, trouble = await _asked(traffic, client, now_s, traffic.foresight.silent_after_s)
+    if kept is None:
+        kept = _learned([], traffic, time_zone, NEVER_S)
+    last = latest(samples, now_s) or kept.latest
+    if samples:
+        kept = msgspec.structs.replace(kept, latest=last)
+        with unavailable_if_lost(client):
+            await client.set(key, msgspec.json.encode(kept), ex=KEPT_S)
+    return Outlook(
+        resource=traffic.resource,
+        profile=kept.profile(traffic, time_zone),
+        recent=(last,) if last else samples[-1:],
+        foresight=traffic.foresight,
+        trouble=trouble,
+    )
+
+
+async def _asked(traffic: Traffic, client: Redis, now_s: float, span_s: float) -> tuple[list[Sample], str]:
+    """Return what the source has of the last seconds, and what is wrong with it."""
+    try:
+        return traffic.needs(await open_source(traffic, client).samples(now_s - span_s, now_s)), ""
+    except (SourceError, SpecError) as error:
+        return [], str(error)
+
+
+async def _kept(client: Redis, key: str, traffic: Traffic) -> Learned | None:
+    """Return what is kept, None if there is nothing that can be used."""
+    with unavailable_if_lost(client):
+        text = await client.get(key)
+    try:
+        kept = msgspec.json.decode(text or "", type=Learned)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    slots = DAY_S // traffic.foresight.slot_s
+    return kept if len(kept.working) == len(kept.weekend) == slots else None
+
+
+def _learned(samples: list[Sample], traffic: Traffic, time_zone: str, now_s: float) -> Learned:
+    profile = learn(samples, now_s=now_s, foresight=traffic.foresight, time_zone=time_zone)
+    slots = range(DAY_S // traffic.foresight.slot_s)
+    working, weekend = ([profile.slots.get((kind, slot)) for slot in slots] for kind in (False, True))
+    return Learned(learned_s=now_s, working=working, weekend=weekend, latest=None)
+
+
+def _digest(traffic: Traffic, time_zone: str) -> str:
+    """Return what differs where another profile would be learned."""
+    return hashlib.sha256(msgspec.json.encode((traffic, time_zone))).hexdigest()[:16]
