@@ -1,4 +1,4 @@
-"""The Airflow plugin: pages with a student's log and a pool's members, behind Airflow's login."""
+"""The Airflow plugin: pages with a student's log and a pool's members, behind Airflow's login, and a timetable."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from airflow.sdk.plugins_manager import AirflowPlugin
 
 from edl_airflow.links import URL_PREFIX
+from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
 
 
 class _LazyApp:
@@ -28,3 +29,4 @@ class EdlPlugin(AirflowPlugin):
 
     name = "edl"
     fastapi_apps = [{"name": "edl", "app": _LazyApp(), "url_prefix": URL_PREFIX}]  # noqa: RUF012 (Airflow's way)
+    timetables = [TrafficWindowTimetable]  # noqa: RUF012 (Airflow's way)

@@ -1,0 +1,164 @@
+"""A schedule that follows traffic windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
+
+import pendulum
+from airflow.timetables.base import DagRunInfo, DataInterval, TimeRestriction, Timetable
+
+from edl_airflow.windows import (
+    Windows,
+    as_data,
+    as_windows,
+    calling_folder,
+    check_window,
+    days_in_words,
+    sizes_by_name,
+    sizes_in_words,
+)
+from edl_runtime.autoscale.traffic import DAY_MINUTES, FARTHEST, Span, TrafficWindows, clock
+from edl_runtime.errors import SpecError
+
+STILL_AT_ONCE = timedelta(minutes=1)
+"""How long ago a window may have begun and still be the next one for a DAG that never ran: so late may a scheduler be."""
+
+DESCRIPTION_LIMIT = 900
+"""How many characters a description has at most: Airflow's database takes 1000, and Airflow may put some before it."""
+
+
+class TrafficWindowTimetable(Timetable):
+    """A run at each edge of traffic windows, when one begins; its data interval is the window, from start to end.
+
+    So unlike other schedules with data intervals a run begins with its interval. A window that is interrupted, by
+    another one or by the hour that comes twice, has a run each time that it begins. What ends in more than 400 days, or
+    never, has an interval of 400 days. Also without catchup the window that holds has its run when the DAG is switched
+    on, unless that has had it: windows are about now. A change of the windows is followed from the next edge on, or at
+    once when by the new ones another window holds.
+
+    Everything is read when the DAG's file is, a Variable too, and kept as plain data: a change of a Variable counts
+    when the file is read again. Raises SpecError for mistakes in the windows, for names that no window has, and, when
+    the file is read, for windows none of which begins within 400 days: there would be no runs.
+
+    :param windows: traffic windows, as a mapping, a Path of a YAML file (a relative one starts from the DAG's file),
+        "variable:NAME", or a text
+    :param only: names of the windows that have runs, "default" for the times between them; None for all
+    :param run_immediately: whether a DAG that never ran begins with the window that holds already; False: with the next
+    """
+
+    def __init__(
+        self, windows: Windows, only: Sequence[str] | str | None = None, *, run_immediately: bool = True
+    ) -> None:
+        self.windows = as_windows(windows, folder=calling_folder())
+        self.only = None if only is None else tuple([only] if isinstance(only, str) else only)
+        self.run_immediately = run_immediately
+        for name in self.only or ():
+            check_window(self.windows, name, field="only")
+        if self.only == ():
+            raise SpecError("only", self.only, "names of windows, or None for all")
+        self.description = _description(self.windows, self._names)
+
+    @property
+    def summary(self) -> str:
+        """Its times and what training may have from then on, for the UI."""
+        sizes = sizes_by_name(self.windows)
+        said = ", ".join(f"{name} ({sizes_in_words(sizes[name])})" for name in self._names)
+        return f"at {', '.join(_times(self.windows, self._names))} {self.windows.time_zone}: {said}"
+
+    def validate(self) -> None:
+        now = _now()
+        if not self._takes(self.windows.at(now)) and not self._next(now):
+            names = ", ".join(map(repr, self._names)) or "none"
+            raise SpecError("windows", names, f"windows of which one begins within {FARTHEST.days} days")
+
+    def next_dagrun_info(
+        self, *, last_automated_data_interval: DataInterval | None, restriction: TimeRestriction
+    ) -> DagRunInfo | None:
+        """Return the run of the next window, or of the one that holds; None if there is none within 400 days."""
+        last = last_automated_data_interval
+        since: list[datetime] = [last.start + timedelta(microseconds=1)] if last else []
+        if restriction.earliest:
+            since.append(restriction.earliest)
+        if not restriction.catchup or not since:
+            since.append(self._since_now(is_first=last is None))
+        span = self._next(max(since))
+        if span is None or (restriction.latest and _start(span) > restriction.latest):
+            return None
+        interval = _interval(span, _start(span))
+        return DagRunInfo(run_after=interval.start, data_interval=interval)
+
+    def infer_manual_data_interval(self, *, run_after: pendulum.DateTime) -> DataInterval:
+        """Return the window that holds then, whether or not it has runs."""
+        return _interval(self.windows.at(run_after), run_after)
+
+    def serialize(self) -> dict[str, Any]:
+        return {"windows": as_data(self.windows), "only": self.only and [*self.only], "at_once": self.run_immediately}
+
+    @classmethod
+    def deserialize(cls, data: dict[str, Any]) -> Self:
+        return cls(data["windows"], data["only"], run_immediately=data["at_once"])
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for name in sizes_by_name(self.windows) if self.only is None or name in self.only]
+
+    def _since_now(self, *, is_first: bool) -> datetime:
+        """Return the moment from which on a window has to begin to have a run yet."""
+        now = _now()
+        began = self.windows.at(now).start
+        if began is None or (is_first and not self.run_immediately and began < now - STILL_AT_ONCE):
+            return now
+        return began
+
+    def _next(self, since: datetime) -> Span | None:
+        """Return the first window that has runs and begins then or later; None if there is none within 400 days."""
+        span = self.windows.at(since)
+        while not (self._takes(span) and span.start is not None and span.start >= since):
+            if span.end is None or span.end > since + FARTHEST:
+                return None
+            span = self.windows.at(span.end)
+        return span
+
+    def _takes(self, span: Span) -> bool:
+        """Whether such a window has runs, if it begins at all."""
+        return span.start is not None and (self.only is None or span.name in self.only)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _start(span: Span) -> datetime:
+    assert span.start is not None  # noqa: S101 (or it would not be a run's)
+    return span.start
+
+
+def _interval(span: Span, moment: datetime) -> DataInterval:
+    """Return a window, which holds at a moment, as a data interval."""
+    start = span.start or moment
+    return DataInterval(*(pendulum.instance(each.astimezone(UTC)) for each in (start, span.end or start + FARTHEST)))
+
+
+def _times(windows: TrafficWindows, names: Sequence[str]) -> list[str]:
+    """Return the times of day at which these windows begin."""
+    starts = {window.start for window in windows.windows if window.name in names}
+    if "default" in names:
+        starts |= {window.end % DAY_MINUTES for window in windows.windows}
+    return [clock(minutes) for minutes in sorted(starts)]
+
+
+def _description(windows: TrafficWindows, names: Sequence[str]) -> str:
+    said = []
+    for window in windows.windows:
+        days = days_in_words(window.days)
+        hours = f"{clock(window.start)} to {clock(window.end)}{f' on {days}' if days else ''}"
+        said.append(f"{window.name}: {hours}, {sizes_in_words(window.sizes)}")
+    if windows.default is not None:
+        said.append(f"default: all other times, {sizes_in_words(windows.default)}")
+    which = "each window" if len(names) == len(said) else " and ".join(names)
+    zone = f"Clocks of {windows.time_zone}"
+    holidays = f", holidays: {len(windows.holidays)}" if windows.holidays else ""
+    text = f"A run when {which} begins, for as long as it holds. {'; '.join(said)}. {zone}{holidays}."
+    return text if len(text) <= DESCRIPTION_LIMIT else f"{text[: DESCRIPTION_LIMIT - 1]}…"

@@ -1,0 +1,203 @@
+"""Traffic windows in DAGs: from a file, a Variable or plain data, and which of them holds for a task."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+
+from airflow.sdk import Variable
+from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+
+from edl_airflow.operators.templates import has_template
+from edl_runtime.autoscale.traffic import DAYS, WEEK, Size, Sizes, Span, TrafficWindows, Window, clock
+from edl_runtime.autoscale.traffic_schema import read_windows, to_windows
+from edl_runtime.errors import SpecError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+Windows: TypeAlias = TrafficWindows | Mapping[str, Any] | Path | str
+"""Traffic windows, or what they are read from: a mapping, the path of a file, "variable:NAME" for an Airflow Variable,
+or a text; all but the mapping in YAML or JSON. `edl_runtime.autoscale.traffic_schema` shows the one schema."""
+
+ALLOWED = "traffic windows as a mapping, a Path of a YAML file, 'variable:NAME', or a text of YAML or JSON"
+VARIABLE = "variable:"
+
+
+class WindowNow(TypedDict):
+    """A window that holds, as tasks return it: from `start` to before `end`, in ISO 8601, and what training may have.
+
+    A start or end is None where that is not within 400 days. `sizes` are as in the schema, {} for all there is.
+    """
+
+    window: str
+    start: str | None
+    end: str | None
+    sizes: dict[str, Any]
+
+
+def as_windows(given: object, *, folder: Path | None = None) -> TrafficWindows:
+    """Return the traffic windows that `given` says, see `Windows`.
+
+    A relative path starts from `folder`; None is for that of the file that calls. Raises SpecError, for a text with the
+    line of the mistake, for a file or Variable with its name as well.
+    """
+    if isinstance(given, TrafficWindows):
+        return given
+    if isinstance(given, Mapping):
+        return _within("windows", lambda: to_windows(given))
+    if isinstance(given, Path):
+        file = (folder or calling_folder()) / given
+        return _within(f"windows, {file}", lambda: read_windows(_content(file)))
+    if isinstance(given, str) and given.startswith(VARIABLE):
+        name = given.removeprefix(VARIABLE).strip()
+        return _within(f"windows, Variable {name!r}", lambda: read_windows(_variable(name)))
+    if isinstance(given, str) and ("\n" in given or given.lstrip().startswith("{")):
+        return _within("windows", lambda: read_windows(given))
+    raise SpecError("windows", given, ALLOWED)
+
+
+def as_field(given: object, folder: Path) -> Any:
+    """Return an operator's argument `windows` as a templated field, mistakes found as early as they can be.
+
+    Everything is read at once, and is plain data then; but what only the run knows: a Variable, and templates.
+    """
+    if (isinstance(given, str) and given.startswith(VARIABLE)) or (
+        not isinstance(given, TrafficWindows | Path) and has_template(given)
+    ):
+        return given
+    return as_data(as_windows(given, folder=folder))
+
+
+def calling_folder(depth: int = 2) -> Path:
+    """Return the folder of the code that called the function, or as many more back, from which this is called."""
+    return Path(sys._getframe(depth).f_code.co_filename).absolute().parent  # noqa: SLF001 (as Airflow finds a DAG's)
+
+
+def window_of(windows: TrafficWindows, context: Context | Mapping[str, Any], now: datetime | None = None) -> Span:
+    """Return the window that holds for a task: that of its run, which a `TrafficWindowTimetable` gave it, if any.
+
+    Where the run has none, as one by hand, or its window has ended or is no such any more: the one that holds `now`,
+    by default by this machine's clock. So a task on a machine whose clock is late finds the window that has begun, and
+    one that comes late does not bring an old window back.
+    """
+    now = now or datetime.now(UTC)
+    start, end = context.get("data_interval_start"), context.get("data_interval_end")
+    if start and end and now < end:
+        span = windows.at(start)
+        if (span.start, span.end) == (start, end):
+            return span
+    return windows.at(now)
+
+
+def sizes_by_name(windows: TrafficWindows) -> dict[str, Sizes]:
+    """Return the sizes of each window by its name, and those of "default" where there is one."""
+    default = {} if windows.default is None else {"default": windows.default}
+    return {**{window.name: window.sizes for window in windows.windows}, **default}
+
+
+def check_window(windows: TrafficWindows, name: object, field: str = "window") -> Sizes:
+    """Return the sizes of a window by its name. Raises SpecError that names the known ones."""
+    known = sizes_by_name(windows)
+    if not isinstance(name, str) or name not in known:
+        raise SpecError(field, name, f"one of {', '.join(map(repr, known))}")
+    return known[name]
+
+
+def window_now(span: Span) -> WindowNow:
+    """Return a window that holds as tasks return it."""
+    start, end = (moment.isoformat() if moment else None for moment in (span.start, span.end))
+    return WindowNow(window=span.name, start=start, end=end, sizes=_sizes_data(span.sizes))
+
+
+def as_data(windows: TrafficWindows) -> dict[str, Any]:
+    """Return windows as plain data in the schema, always in the same order."""
+    data: dict[str, Any] = {"time_zone": windows.time_zone}
+    if windows.holidays:
+        data["holidays"] = [day.isoformat() for day in sorted(windows.holidays)]
+    data["windows"] = [_window_data(window) for window in windows.windows]
+    if windows.default is not None:
+        data["default"] = _sizes_data(windows.default)
+    return data
+
+
+def sizes_in_words(sizes: Sizes) -> str:
+    """Return what training may have, as in "at most 4 gpu, nightly at most 2"; "all" without limits."""
+    named = [
+        f"{size} {resource}" if not size.share else f"{size} of {resource}"
+        for resource, size in sorted(sizes.cluster.items())
+        if resource != "*"
+    ]
+    if rest := sizes.cluster.get("*"):
+        named.append(f"{rest} of the rest" if named else f"{rest} of all")
+    members = [f"{name} at most {size}" for each in (sizes.jobs, sizes.pools) for name, size in sorted(each.items())]
+    return ", ".join([f"at most {' and '.join(named)}"] * bool(named) + members) or "all"
+
+
+def days_in_words(days: Iterable[str]) -> str:
+    """Return days of a window, as in "mon to fri, holiday"; empty for all."""
+    given = {*days}
+    if given == {*DAYS}:
+        return ""
+    runs: list[list[str]] = []
+    for number, day in enumerate(WEEK):
+        if day in given and runs and WEEK[number - 1] in runs[-1]:
+            runs[-1].append(day)
+        elif day in given:
+            runs.append([day])
+    said = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs]
+    return ", ".join([*said, *(["holiday"] if "holiday" in given else [])])
+
+
+def _window_data(window: Window) -> dict[str, Any]:
+    data: dict[str, Any] = {"name": window.name, "start": clock(window.start), "end": clock(window.end)}
+    if window.days != {*DAYS}:
+        data["days"] = [day for day in DAYS if day in window.days]
+    return {**data, "sizes": _sizes_data(window.sizes)}
+
+
+def _sizes_data(sizes: Sizes) -> dict[str, Any]:
+    data = {
+        kind: {name: _size_data(size) for name, size in sorted(getattr(sizes, kind).items())}
+        for kind in ("cluster", "jobs", "pools")
+    }
+    return {kind: sizes for kind, sizes in data.items() if sizes}
+
+
+def _size_data(size: Size) -> int | float | str:
+    """Return a size as the schema reads it, which knows no exponents."""
+    if size.share:
+        return f"{format(Decimal(f'{size.amount * 100:.12g}').normalize(), 'f')}%"
+    if size.amount == int(size.amount):
+        return int(size.amount)
+    return size.amount if "e" not in repr(size.amount) else format(Decimal(repr(size.amount)), "f")
+
+
+def _within(field: str, read: Callable[[], TrafficWindows]) -> TrafficWindows:
+    """Return what is read; say of a mistake where it is."""
+    try:
+        return read()
+    except SpecError as error:
+        where = error.field if error.field.startswith(field) else f"{field}, {error.field}"
+        raise SpecError(where, error.given, error.allowed) from None
+
+
+def _content(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError("file", str(error), "a file of YAML that can be read") from None
+
+
+def _variable(name: str) -> str:
+    """Return a Variable's content. Raises SpecError for one that there is not."""
+    try:
+        return str(Variable.get(name))
+    except AirflowRuntimeError as error:
+        if error.error.error != ErrorType.VARIABLE_NOT_FOUND:
+            raise
+        raise SpecError("name", name, "an Airflow Variable that there is; nobody has set this one") from None

@@ -1,0 +1,304 @@
+"""When a TrafficWindowTimetable has runs, without a scheduler."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, Asset, AssetOrTimeSchedule
+from airflow.serialization.serialized_objects import DagSerialization
+from airflow.timetables.base import DataInterval, TimeRestriction, Timetable
+
+from edl_airflow.plugin import EdlPlugin
+from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
+from edl_runtime.errors import SpecError
+
+NIGHTS: dict[str, Any] = {
+    "time_zone": "Europe/Berlin",  # an hour ahead in winter, two in summer
+    "windows": [
+        {"name": "day", "start": "07:00", "end": "22:00", "sizes": {"cluster": {"gpu": 4}}},
+        {"name": "night", "start": "22:00", "end": "07:00", "sizes": {}},
+    ],
+}
+ALWAYS: dict[str, Any] = {"windows": [{"name": "all", "start": "00:00", "end": "24:00", "sizes": {}}]}
+OFFICE: dict[str, Any] = {
+    "windows": [{"name": "office", "start": "08:00", "end": "18:00", "days": "weekdays", "sizes": {"cluster": "40%"}}],
+    "default": {},
+    "holidays": ["2026-12-25"],
+}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the time."""
+
+    def is_at(text: str) -> None:
+        monkeypatch.setattr("edl_airflow.timetables.traffic_window._now", lambda: moment(text))
+
+    return is_at
+
+
+def moment(text: str) -> Any:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def runs(
+    timetable: Timetable, count: int, *, catchup: bool = False, earliest: str = "", latest: str = "", last: Any = None
+) -> list[tuple[str, str]]:
+    """The next runs, each asked for with the one before as the last: start and end of the intervals."""
+    restriction = TimeRestriction(moment(earliest) if earliest else None, moment(latest) if latest else None, catchup)
+    found = []
+    for _ in range(count):
+        info = timetable.next_dagrun_info(last_automated_data_interval=last, restriction=restriction)
+        if info is None:
+            break
+        last = info.data_interval
+        assert last
+        assert info.run_after == last.start
+        found.append((f"{last.start:%m-%d %H:%M}", f"{last.end:%m-%d %H:%M}"))
+    return found
+
+
+def test_a_run_at_each_edge_whose_interval_is_the_window(clock: Any) -> None:
+    """From the window that holds on, none twice, none overlapping."""
+    clock("2026-01-01 12:00")
+    assert runs(TrafficWindowTimetable(NIGHTS), 4) == [
+        ("01-01 06:00", "01-01 21:00"),
+        ("01-01 21:00", "01-02 06:00"),
+        ("01-02 06:00", "01-02 21:00"),
+        ("01-02 21:00", "01-03 06:00"),
+    ]
+
+
+def test_only_some_windows_have_runs(clock: Any) -> None:
+    """The first run is of the one that holds, or else of the next; by name, also that of all other times."""
+    clock("2026-01-01 12:00")
+    nights = TrafficWindowTimetable(NIGHTS, only=("night",))
+    assert runs(nights, 2) == [("01-01 21:00", "01-02 06:00"), ("01-02 21:00", "01-03 06:00")]
+    clock("2026-01-01 22:00")
+    assert runs(nights, 1) == [("01-01 21:00", "01-02 06:00")]
+    clock("2026-01-02 12:00")  # a friday
+    assert runs(TrafficWindowTimetable(OFFICE, only="default"), 2) == [
+        ("01-02 18:00", "01-05 08:00"),
+        ("01-05 18:00", "01-06 08:00"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("now", "first"),
+    [("2026-01-01 12:00", "01-01 21:00"), ("2026-01-01 06:00", "01-01 06:00"), ("2026-01-01 06:00:59", "01-01 06:00")],
+)
+def test_a_dag_can_wait_for_its_next_window(clock: Any, now: str, first: str) -> None:
+    """One that began this very minute is the next one still; a DAG that ran before makes up for what holds."""
+    clock(now)
+    timetable = TrafficWindowTimetable(NIGHTS, run_immediately=False)
+    assert runs(timetable, 1)[0][0] == first
+    had_another = DataInterval(moment("2025-12-24 21:00"), moment("2025-12-25 06:00"))
+    assert runs(timetable, 1, last=had_another)[0][0] == "01-01 06:00"
+
+
+def test_catchup_is_of_all_windows_since_the_start(clock: Any) -> None:
+    """Without it, only the one that holds is made up for."""
+    clock("2026-01-05 12:00")
+    timetable = TrafficWindowTimetable(NIGHTS)
+    given: dict[str, Any] = {"earliest": "2026-01-01 06:00", "latest": "2026-01-02 06:00"}
+    assert [start for start, _ in runs(timetable, 9, catchup=True, **given)] == [
+        "01-01 06:00",
+        "01-01 21:00",
+        "01-02 06:00",
+    ]
+    assert runs(timetable, 1, catchup=True, earliest="2026-01-01 06:01")[0][0] == "01-01 21:00"
+    assert runs(timetable, 9, **given) == []
+    assert [start for start, _ in runs(timetable, 2, earliest="2026-01-01 06:00")] == ["01-05 06:00", "01-05 21:00"]
+    assert runs(timetable, 1, earliest="2026-01-06 00:00")[0][0] == "01-06 06:00"
+    assert runs(timetable, 1, catchup=True)[0][0] == "01-05 06:00"
+
+
+def test_a_dag_that_was_switched_off_has_one_run_of_what_holds(clock: Any) -> None:
+    """And none where that has had its run."""
+    clock("2026-01-05 12:00")
+    timetable = TrafficWindowTimetable(NIGHTS)
+    missed = DataInterval(moment("2026-01-01 06:00"), moment("2026-01-01 21:00"))
+    assert [start for start, _ in runs(timetable, 2, last=missed)] == ["01-05 06:00", "01-05 21:00"]
+    had = DataInterval(moment("2026-01-05 06:00"), moment("2026-01-05 21:00"))
+    assert runs(timetable, 1, last=had)[0][0] == "01-05 21:00"
+
+
+def test_when_windows_are_changed_the_one_that_holds_now_has_a_run(clock: Any) -> None:
+    """Unless it began with, or before, the last run."""
+    clock("2026-01-05 12:00")
+    last = DataInterval(moment("2026-01-05 06:00"), moment("2026-01-05 21:00"))
+    assert runs(TrafficWindowTimetable(OFFICE), 2, last=last) == [
+        ("01-05 08:00", "01-05 18:00"),
+        ("01-05 18:00", "01-06 08:00"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        ("2026-03-28 20:00", [("03-28 06:00", "03-28 21:00"), ("03-28 21:00", "03-29 05:00")]),  # a night of 8 hours
+        ("2026-10-24 19:00", [("10-24 05:00", "10-24 20:00"), ("10-24 20:00", "10-25 06:00")]),  # one of 10
+    ],
+)
+def test_clocks_change_within_a_window(clock: Any, now: str, expected: list[tuple[str, str]]) -> None:
+    """It begins and ends by the clock on the wall."""
+    clock(now)
+    assert runs(TrafficWindowTimetable(NIGHTS), 2) == expected
+
+
+def test_a_window_in_the_hour_that_comes_twice_has_two_runs(clock: Any) -> None:
+    """And one in the hour that is left out has none."""
+    short = {"time_zone": "Europe/Berlin", "default": {}}
+    short |= {"windows": [{"name": "short", "start": "02:15", "end": "02:45", "sizes": {}}]}
+    timetable = TrafficWindowTimetable(short, only="short")
+    clock("2026-10-24 12:00")
+    assert runs(timetable, 3) == [
+        ("10-25 00:15", "10-25 00:45"),
+        ("10-25 01:15", "10-25 01:45"),
+        ("10-26 01:15", "10-26 01:45"),
+    ]
+    clock("2026-03-28 12:00")
+    assert runs(timetable, 1)[0][0] == "03-30 00:15"
+
+
+def test_holidays_have_the_windows_of_holidays_alone(clock: Any) -> None:
+    """Here none: the default goes on from thursday evening to monday morning."""
+    clock("2026-12-24 12:00")
+    assert runs(TrafficWindowTimetable(OFFICE), 2) == [("12-24 08:00", "12-24 18:00"), ("12-24 18:00", "12-28 08:00")]
+
+
+@pytest.mark.parametrize(
+    ("windows", "only"),
+    [
+        (ALWAYS, None),
+        ({"windows": [], "default": {}}, None),
+        ({**OFFICE, "windows": [{**OFFICE["windows"][0], "days": "holiday"}], "holidays": []}, "office"),
+    ],
+)
+def test_windows_that_never_begin_are_refused_when_the_dag_is_read(windows: dict[str, Any], only: str | None) -> None:
+    """There would be no runs, and nobody would be told; what is there already, as in a scheduler, has none."""
+    timetable = TrafficWindowTimetable(windows, only=only)
+    with pytest.raises(SpecError, match="begins within 400 days"):
+        timetable.validate()
+    assert runs(timetable, 1) == []
+    TrafficWindowTimetable(NIGHTS).validate()
+
+
+def test_a_year_of_no_such_window_is_soon_over(clock: Any) -> None:
+    """A scheduler asks for all its DAGs in turn: 1 s, where the year has two edges a day."""
+    clock("2026-12-26 12:00")
+    timetable = TrafficWindowTimetable(
+        {**NIGHTS, "windows": [{**window, "days": ["mon"]} for window in NIGHTS["windows"]], "default": {}}
+        | {
+            "windows": [*({**window, "days": "weekdays"} for window in OFFICE["windows"]), XMAS],
+            "holidays": ["2026-12-25"],
+        },
+        only="xmas",
+    )
+    began = datetime.now(UTC)
+    assert runs(timetable, 1) == []
+    assert datetime.now(UTC) - began < timedelta(seconds=1)
+
+
+XMAS = {"name": "xmas", "start": "08:00", "end": "20:00", "days": "holiday", "sizes": {}}
+
+
+def test_a_run_by_hand_of_a_date_gets_the_window_of_then() -> None:
+    """One without a date gets none."""
+    interval = TrafficWindowTimetable(NIGHTS, only="night").infer_manual_data_interval(
+        run_after=moment("2026-01-01 12:00")
+    )
+    assert interval == DataInterval(moment("2026-01-01 06:00"), moment("2026-01-01 21:00"))
+    always = TrafficWindowTimetable(ALWAYS).infer_manual_data_interval(run_after=moment("2026-01-01 12:00"))
+    assert always == DataInterval(moment("2026-01-01 12:00"), moment("2026-01-01 12:00") + timedelta(days=400))
+
+
+def test_it_says_what_it_does() -> None:
+    """Times, zone and sizes, in the UI's list of DAGs and beside it; no longer than Airflow's database has room for."""
+    timetable = TrafficWindowTimetable(NIGHTS)
+    assert timetable.summary == "at 07:00, 22:00 Europe/Berlin: day (at most 4 gpu), night (all)"
+    assert timetable.description == (
+        "A run when each window begins, for as long as it holds. day: 07:00 to 22:00, at most 4 gpu; "
+        "night: 22:00 to 07:00, all. Clocks of Europe/Berlin."
+    )
+    nights = TrafficWindowTimetable(NIGHTS, only="night")
+    assert nights.summary == "at 22:00 Europe/Berlin: night (all)"
+    assert nights.description.startswith("A run when night begins, for as long as it holds.")
+    office = TrafficWindowTimetable(OFFICE)
+    assert office.summary == "at 08:00, 18:00 UTC: office (at most 40% of all), default (all)"
+    assert (
+        "office: 08:00 to 18:00 on mon to fri, at most 40% of all; default: all other times, all" in office.description
+    )
+    assert office.description.endswith("Clocks of UTC, holidays: 1.")
+    many = [{"name": f"w{hour}", "start": f"{hour}:00", "end": f"{hour + 1}:00", "sizes": {}} for hour in range(24)]
+    assert len(TrafficWindowTimetable({"windows": many}).description) <= 900
+
+
+@pytest.mark.parametrize(
+    ("windows", "only", "mistake"),
+    [
+        (NIGHTS, "nihgt", "only: got 'nihgt', allowed is one of 'day', 'night'"),
+        (NIGHTS, ("night", "default"), "only: got 'default', allowed is one of 'day', 'night'"),
+        (NIGHTS, (), "only: got ()"),
+        ({**NIGHTS, "time_zone": "Mars/Phobos"}, None, "windows, time_zone: got 'Mars/Phobos'"),
+        ({**NIGHTS, "windows": NIGHTS["windows"][:1]}, None, "windows: got 'none on mon from 00:00 to 07:00'"),
+        ("variable:none", None, "windows, Variable 'none', name"),
+    ],
+)
+def test_mistakes_are_found_when_the_dag_is_read(windows: Any, only: Any, mistake: str) -> None:
+    """Each in words."""
+    with pytest.raises(SpecError) as caught:
+        TrafficWindowTimetable(windows, only)
+    assert str(caught.value).startswith(mistake)
+
+
+def test_a_relative_path_starts_from_the_dags_file(tmp_path: Path) -> None:
+    """Wherever Airflow was started."""
+    (tmp_path / "w.yaml").write_text(json.dumps(NIGHTS))
+    made: dict[str, Any] = {"Timetable": TrafficWindowTimetable, "Path": Path}
+    exec(compile('found = Timetable(Path("w.yaml"))', tmp_path / "dag.py", "exec"), made)
+    assert made["found"].serialize() == TrafficWindowTimetable(NIGHTS).serialize()
+
+
+def test_airflow_keeps_it_with_the_dag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes back has the same runs and words; a Variable is as it was when the file was read."""
+    assert EdlPlugin.timetables == [TrafficWindowTimetable]
+    monkeypatch.setenv("AIRFLOW_VAR_NIGHTS", json.dumps(NIGHTS))
+    timetable = TrafficWindowTimetable("variable:nights", only="night", run_immediately=False)
+    monkeypatch.delenv("AIRFLOW_VAR_NIGHTS")
+    kept = json.loads(json.dumps(DagSerialization.to_dict(DAG("nights", schedule=timetable))))
+    found = DagSerialization.from_dict(kept).timetable
+    assert isinstance(found, TrafficWindowTimetable)
+    assert (found.serialize(), found.summary) == (timetable.serialize(), timetable.summary)
+    assert (found.windows, found.only, found.run_immediately) == (timetable.windows, ("night",), False)
+
+
+def test_it_can_stand_beside_assets() -> None:
+    """In an AssetOrTimeSchedule, whose words hold ours."""
+    both = AssetOrTimeSchedule(timetable=TrafficWindowTimetable(NIGHTS), assets=[Asset("submitted")])
+    found = DagSerialization.from_dict(DagSerialization.to_dict(DAG("nights", schedule=both))).timetable
+    assert found.summary.endswith(TrafficWindowTimetable(NIGHTS).summary)
+    assert len(found.description) <= 1000
+
+
+def test_a_dag_is_the_same_in_every_process() -> None:
+    """Airflow makes a new version of a DAG that is not; sets have another order in each."""
+    code = f"""
+import json
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
+from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
+print(json.dumps(DagSerialization.to_dict(DAG("d", schedule=TrafficWindowTimetable({OFFICE!r})))))
+"""
+    said = set()
+    for seed in ("1", "2"):
+        words = [sys.executable, "-c", code]
+        done = subprocess.run(words, env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True)
+        said.add(done.stdout.splitlines()[-1])
+    assert len(said) == 1
