@@ -23,7 +23,7 @@ from edl_runtime.autoscale.traffic import DAY_MINUTES, FARTHEST, Span, TrafficWi
 from edl_runtime.errors import SpecError
 
 STILL_AT_ONCE = timedelta(minutes=1)
-"""How long ago a window may have begun and still be the next one for a DAG that never ran: so late may a scheduler be."""
+"""How long ago a window may have begun and be the next one still for a DAG that never ran: schedulers are late."""
 
 DESCRIPTION_LIMIT = 900
 """How many characters a description has at most: Airflow's database takes 1000, and Airflow may put some before it."""
