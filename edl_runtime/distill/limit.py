@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from edl_runtime.distill.stats import WINDOW_S
+from edl_runtime.meter import WINDOW_S
 
 Limit = Literal["", "teachers", "source", "student", "balanced", "no_answer"]
 """The first that more or less of would change the speed; empty while nothing is read or it is not clear yet.

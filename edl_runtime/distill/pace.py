@@ -8,7 +8,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from edl_runtime.distill.limit import Limit, Settling, limit_now
-from edl_runtime.distill.stats import WINDOW_S, Meter, ReaderStats
+from edl_runtime.distill.stats import ReaderStats
+from edl_runtime.meter import WINDOW_S, Meter
 
 
 class Rates(NamedTuple):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Literal, Protocol
 
 import msgspec
 
-WINDOW_S = 10.0
-"""Rates look back this far."""
-
-_MARK_EVERY_S = 0.5
+from edl_runtime.meter import Meter
 
 
 class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,31 +95,6 @@ class Counts(Protocol):
     def queued(self) -> int: ...
     @property
     def in_flight(self) -> Sequence[str]: ...
-
-
-class Meter:
-    """The rate of a count that grows, over the last `WINDOW_S`. Times are seconds of one monotonic clock."""
-
-    def __init__(self, now: float) -> None:
-        """Begin, with the count at 0."""
-        self._marks: deque[tuple[float, float]] = deque([(now, 0)])
-
-    def mark(self, count: float, now: float) -> None:
-        """Note that the count stood at `count`; cheap enough for every batch."""
-        marks = self._marks
-        if now - marks[-1][0] >= _MARK_EVERY_S:
-            marks.append((now, count))
-            while len(marks) > 2 and now - marks[1][0] >= WINDOW_S:
-                marks.popleft()
-
-    def rate(self, count: float, now: float) -> float:
-        """Return the growth a second up to `count` now; between two marks it counts as even."""
-        marks = [*self._marks.copy(), (now, count)]
-        since = max(marks[0][0], now - WINDOW_S)
-        if now <= since:
-            return 0.0
-        (at, before), (until, after) = next(pair for pair in pairwise(marks) if pair[1][0] > since)
-        return (count - before - (after - before) * (since - at) / (until - at)) / (now - since)
 
 
 class Tally:

@@ -1,4 +1,4 @@
-"""Rates over the last seconds, and what a script waits for."""
+"""What a reader delivers, and what a script waits for."""
 
 from __future__ import annotations
 
@@ -12,36 +12,8 @@ from fake_teachers import arithmetic
 from teacher_process import wait_until
 from unit.distill.reading import batches, reader_of
 
-from edl_runtime.distill.stats import WINDOW_S, Meter, ReaderStats, Tally, together
+from edl_runtime.distill.stats import ReaderStats, Tally, together
 from edl_runtime.protocol.tensors import Array
-
-
-def test_a_rate_looks_back_a_window() -> None:
-    """A slow beginning is forgotten, and so is a fast one."""
-    meter = Meter(0.0)
-    assert meter.rate(0, 0.0) == 0
-    count = 0
-    for second in range(1, 31):
-        count += 100 if second <= 15 else 10
-        meter.mark(count, float(second))
-        if second == 15:
-            assert meter.rate(count, 15.0) == pytest.approx(100)
-    assert meter.rate(count, 30.0) == pytest.approx(10)
-
-
-def test_a_pause_shows() -> None:
-    """Nothing delivered for a whole window is a rate of zero."""
-    meter = Meter(0.0)
-    meter.mark(50, 1.0)
-    assert meter.rate(50, 1.0 + 2 * WINDOW_S) == 0
-
-
-def test_what_took_longer_than_a_window_counts() -> None:
-    """A batch that comes after a minute is not lost because nothing was marked in between."""
-    meter = Meter(0.0)
-    meter.mark(60, 60.0)
-    assert meter.rate(60, 60.0) == pytest.approx(1)
-    assert meter.rate(60, 65.0) == pytest.approx(0.5)
 
 
 def test_a_wait_that_goes_on_counts() -> None:
