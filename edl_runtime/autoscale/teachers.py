@@ -1,0 +1,142 @@
+"""How many teachers a pool needs: a pure function of what its members report.
+
+A student that waited for none of its batches would ask `asked / (1 - waiting)` teachers at a time: that is its demand,
+and what it asks of teachers that answer others, too, is scaled to what these say they work. Students have even shares
+of the teachers (see `edl_runtime.balance`), so the pool has enough when an even share is enough for each student.
+
+- It grows only while a student waits for at least `WAITS` of its time: to where each would be given its demand. That is
+  an estimate, from teachers that were all busy, so it at most doubles; if a student still waits then, it grows on.
+- It shrinks only while no student waits, to as few as carry the demand with `ROOM` to spare.
+- Between the two it stays; so it does while reports are missing, or tell of other teachers than there are now.
+
+Applied again and again it comes to rest, for the size at which nobody waits leaves less than that room below it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import msgspec
+
+from edl_runtime.meter import WINDOW_S
+from edl_runtime.pool_reports import StudentReport, TeacherReport
+from edl_runtime.specs import Bounds
+
+WAITS = 0.05
+"""Share of its time from which on a student's waits for teachers count: without them it would be a twentieth faster."""
+FULL = 0.95
+"""How busy teachers may be, by the estimate, in a pool that grows."""
+ROOM = 0.8
+"""How busy teachers may be, by the estimate, in a pool that shrinks."""
+SETTLED_S = 0.9 * WINDOW_S
+"""Reports that look back less far are of a pool that has just changed."""
+
+
+LEAST_OWN = 0.01
+"""The least share of its time that a student is taken to work itself, for one that only waits asks for no number."""
+
+
+class Need(msgspec.Struct, frozen=True):
+    """How many teachers a pool should have, and why, in words."""
+
+    teachers: int
+    reason: str
+
+
+def teachers_needed(
+    teachers: int, loads: Sequence[TeacherReport | None], demands: Sequence[StudentReport | None], bounds: Bounds
+) -> Need:
+    """Return how many teachers let the pool's students run as fast as they can, and no more, within `bounds`.
+
+    - `teachers`: how many instances the pool is to have now, 0 while it is suspended.
+    - `loads`, `demands`: a report of each registered teacher and student, None of one that says nothing. A teacher
+      that never does, as a server of another make, counts by what its students see of it. Registered teachers beyond
+      `teachers` are somebody else's: they carry their part, and stay.
+    """
+    need = _needed(teachers, loads, demands, bounds.max) if demands else Need(bounds.min, "it has no students")
+    within = min(max(need.teachers, bounds.min), bounds.max)
+    if within == need.teachers:
+        return need
+    return Need(within, f"{need.reason}; its {'minimum' if within == bounds.min else 'maximum'} is {within}")
+
+
+def even_shares(teachers: int, wants: Sequence[int | None]) -> list[float]:
+    """Return what each student is sure to have of so many teachers, by what it wants at most."""
+    if teachers < len(wants):
+        return [1 / -(-len(wants) // teachers)] * len(wants)
+    even, left = 0, teachers
+    by_want = sorted(math.inf if want is None else want for want in wants)
+    for place, want in enumerate(by_want):
+        even = left // (len(wants) - place)
+        if want > even:
+            break
+        left -= int(want)
+    return [even if want is None else min(even, want) for want in wants]
+
+
+def _needed(
+    teachers: int, loads: Sequence[TeacherReport | None], demands: Sequence[StudentReport | None], most: int
+) -> Need:
+    if unsettled := _unsettled(teachers, loads, demands):
+        return Need(teachers, f"stays at {teachers}: {unsettled}")
+    students = [demand for demand in demands if demand is not None]
+    busy = _busy(loads, students)
+    there, others = len(loads), len(loads) - teachers
+    waiting = max(student.waiting for student in students)
+    state = f"students wait {_percent(waiting)} of the time, teachers are busy {_percent(busy / there)}"
+    if waiting >= WAITS:
+        enough = _enough(students, busy, FULL, at_most=max(most + others, there))
+        if enough > 2 * there:
+            return Need(2 * there - others, f"{state}: {enough} could do what they ask, and it at most doubles")
+        if enough > there:
+            return Need(enough - others, f"{state}: {enough} could do what they ask")
+        return Need(teachers, f"stays at {teachers}: {state}; more would have too little to do")
+    enough = max(_enough(students, busy, ROOM, at_most=there), math.ceil(busy / ROOM))
+    if enough < there:
+        return Need(max(enough - others, 0), f"{state}: {enough} could do what they ask, with room to spare")
+    return Need(teachers, f"stays at {teachers}: {state}")
+
+
+def _unsettled(teachers: int, loads: Sequence[TeacherReport | None], demands: Sequence[StudentReport | None]) -> str:
+    """Return in words why the reports tell nothing about so many teachers; empty if they do."""
+    if not loads or len(loads) < teachers:
+        return f"{len(loads)} of its teachers are registered"
+    if silent := sum(demand is None for demand in demands):
+        return f"{silent} of {len(demands)} students have reported nothing of late"
+    if any(report is not None and report.over_s < SETTLED_S for report in (*loads, *demands)):
+        return f"its members have worked together for less than {WINDOW_S:g} s"
+    return ""
+
+
+def _busy(loads: Sequence[TeacherReport | None], students: Sequence[StudentReport]) -> float:
+    """Return how many teachers are busy at a time; those that don't say count as the students see all of them."""
+    said = [load.busy for load in loads if load is not None]
+    silent = len(loads) - len(said)
+    seen = min(1.0, sum(student.asked for student in students) / len(loads))
+    return sum(said) + silent * seen
+
+
+def _enough(students: Sequence[StudentReport], busy: float, fill: float, *, at_most: int) -> int:
+    """Return the fewest teachers, `at_most` so many, that are busy for up to `fill` when each student has its demand.
+
+    `busy`: how many are at a time now. What students ask beyond that is the way there and back, and others' turns.
+    """
+    asked = sum(student.asked for student in students)
+    worked = min(1.0, busy / asked) if asked else 0.0
+    wants = [student.want for student in students]
+    demands = [student.asked * worked / max(1 - student.waiting, LEAST_OWN) / fill for student in students]
+
+    def suffices(teachers: int) -> bool:
+        shares = even_shares(teachers, wants)
+        return all(
+            share >= demand or share == student.want
+            for share, demand, student in zip(shares, demands, students, strict=True)
+        )
+
+    return 1 + bisect_left(range(1, at_most), True, key=suffices)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

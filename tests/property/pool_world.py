@@ -1,0 +1,147 @@
+"""Students and teachers of one pool in simulated time: what they would report."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from edl_runtime.balance.assign import assign
+from edl_runtime.meter import WINDOW_S, BusyTime
+from edl_runtime.pool_reports import StudentReport, TeacherReport
+
+LANES = 2
+SETTLE_S = 5.0
+
+
+class World(msgspec.Struct, frozen=True, kw_only=True):
+    """A teacher takes `service_s` for a request, a student its own `steps_s` for a batch, which is one request.
+
+    `spread`: 0 for exactly so long each time, 1 for times of an exponential distribution.
+    """
+
+    service_s: float
+    steps_s: tuple[float, ...]
+    spread: float = 0.0
+
+    def run(self, teachers: int, seed: int = 0) -> tuple[list[TeacherReport], list[StudentReport]]:
+        """Return what they report once so many teachers have worked for a window."""
+        return _Run(self, teachers, random.Random(seed)).reports()
+
+    def pace(self, reports: Sequence[StudentReport]) -> float:
+        """Return how fast the slowest student is, of what it could be: 1 is as fast as it can."""
+        return min(report.samples_per_s * step_s for report, step_s in zip(reports, self.steps_s, strict=True))
+
+
+class _Student:
+    def __init__(self, step_s: float, teachers: Sequence[int]) -> None:
+        self.step_s = step_s
+        self.lanes = dict.fromkeys(teachers, 0)
+        self.asked = 0
+        self.taken = 0
+        self.answered: set[int] = set()
+        self.waits_since: float | None = 0.0
+        self.waited_s = 0.0
+
+    @property
+    def has_room(self) -> bool:
+        return self.asked - self.taken < LANES * LANES * len(self.lanes) + 2
+
+
+class _Run:
+    def __init__(self, world: World, teachers: int, chance: random.Random) -> None:
+        self._world = world
+        self._chance = chance
+        own = assign({f"t{n}": 1.0 for n in range(teachers)}, {f"s{n}": None for n in range(len(world.steps_s))})
+        self._students = [
+            _Student(step_s, [int(name[1:]) for name in own[f"s{number}"]])
+            for number, step_s in enumerate(world.steps_s)
+        ]
+        self._queues: list[deque[tuple[int, int]]] = [deque() for _ in range(teachers)]
+        self._asked = [BusyTime(0.0) for _ in self._students]
+        self._busy = [BusyTime(0.0) for _ in range(teachers)]
+        self._events: list[tuple[float, int, int]] = []  # when, and which student steps (or ~teacher answers)
+
+    def reports(self) -> tuple[list[TeacherReport], list[StudentReport]]:
+        for number in range(len(self._students)):
+            self._ask(number, 0.0)
+        before = self._counts(self._run_to(SETTLE_S))
+        after = self._counts(self._run_to(SETTLE_S + WINDOW_S))
+        shares = [(now - then) / WINDOW_S for now, then in zip(after, before, strict=True)]
+        loads = [TeacherReport(busy=min(1.0, shares.pop(0)), over_s=WINDOW_S) for _ in self._queues]
+        students = [
+            StudentReport(
+                waiting=min(1.0, shares.pop(0)),
+                asked=shares.pop(0),
+                samples_per_s=shares.pop(0),
+                teachers=len(student.lanes),
+                over_s=WINDOW_S,
+            )
+            for student in self._students
+        ]
+        return loads, students
+
+    def _counts(self, now: float) -> list[float]:
+        counts = [busy.total_s(now) for busy in self._busy]
+        for student, asked in zip(self._students, self._asked, strict=True):
+            going_on = 0.0 if student.waits_since is None else now - student.waits_since
+            counts += [student.waited_s + going_on, asked.total_s(now), float(student.taken)]
+        return counts
+
+    def _run_to(self, end: float) -> float:
+        while self._events and self._events[0][0] <= end:
+            now, who, request = heapq.heappop(self._events)
+            if who >= 0:
+                self._step(who, now)
+            else:
+                self._answer(~who, request, now)
+        return end
+
+    def _ask(self, number: int, now: float) -> None:
+        student = self._students[number]
+        while student.has_room and min(student.lanes.values()) < LANES:
+            teacher = min(student.lanes, key=lambda each: student.lanes[each])
+            student.lanes[teacher] += 1
+            self._asked[number].begin(teacher, now)
+            self._busy[teacher].begin("a request", now)
+            self._queues[teacher].append((number, student.asked))
+            student.asked += 1
+            if len(self._queues[teacher]) == 1:
+                self._serve(teacher, now)
+
+    def _serve(self, teacher: int, now: float) -> None:
+        _, request = self._queues[teacher][0]
+        heapq.heappush(self._events, (now + self._lasts(self._world.service_s), ~teacher, request))
+
+    def _answer(self, teacher: int, request: int, now: float) -> None:
+        number, _ = self._queues[teacher].popleft()
+        student = self._students[number]
+        student.lanes[teacher] -= 1
+        self._asked[number].end(teacher, now)
+        self._busy[teacher].end("a request", now)
+        student.answered.add(request)
+        if self._queues[teacher]:
+            self._serve(teacher, now)
+        if student.waits_since is not None:
+            self._take(number, now)
+        self._ask(number, now)
+
+    def _step(self, number: int, now: float) -> None:
+        self._students[number].waits_since = now
+        self._take(number, now)
+        self._ask(number, now)
+
+    def _take(self, number: int, now: float) -> None:
+        student = self._students[number]
+        if student.taken in student.answered and student.waits_since is not None:
+            student.answered.remove(student.taken)
+            student.taken += 1
+            student.waited_s += now - student.waits_since
+            student.waits_since = None
+            heapq.heappush(self._events, (now + self._lasts(student.step_s), number, 0))
+
+    def _lasts(self, mean_s: float) -> float:
+        return mean_s * (1 - self._world.spread + self._world.spread * self._chance.expovariate(1.0))

@@ -1,0 +1,217 @@
+"""How many teachers a pool needs, for any students and teachers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from property.pool_world import World
+
+from edl_runtime.autoscale.teachers import FULL, ROOM, Need, even_shares, teachers_needed
+from edl_runtime.balance.assign import assign
+from edl_runtime.meter import WINDOW_S
+from edl_runtime.pool_reports import StudentReport, TeacherReport
+from edl_runtime.specs import Bounds
+
+BOUNDS = Bounds(1, 12)
+PASSES = 9
+STEPS = st.sampled_from([0.03, 0.04, 0.06, 0.1, 0.15, 0.3])
+SHARES = st.floats(0, 1)
+
+
+@st.composite
+def worlds(draw: st.DrawFn, *, spread: float | None = None) -> World:
+    """One to four students whose own steps take between a third of what a teacher needs and three times that."""
+    return World(
+        service_s=0.1,
+        steps_s=tuple(draw(st.lists(STEPS, min_size=1, max_size=4))),
+        spread=draw(st.sampled_from([0.1, 0.3, 0.5])) if spread is None else spread,
+    )
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> tuple[list[TeacherReport | None], list[StudentReport | None]]:
+    """Any reports, whether or not they go together."""
+    ages = st.sampled_from([0.0, 5.0, WINDOW_S])
+    loads = draw(st.lists(st.none() | st.builds(TeacherReport, busy=SHARES, over_s=ages), max_size=8))
+    student = st.builds(
+        StudentReport, waiting=SHARES, asked=st.floats(0, 8), over_s=ages, want=st.none() | st.integers(1, 4)
+    )
+    return loads, draw(st.lists(st.none() | student, max_size=5))
+
+
+def sizes_from(world: World, teachers: int) -> list[int]:
+    """Return the sizes that a pool goes through, pass by pass."""
+    sizes = [teachers]
+    for seed in range(PASSES):
+        sizes.append(teachers_needed(sizes[-1], *world.run(sizes[-1], seed), BOUNDS).teachers)
+    return sizes
+
+
+def rests_at(world: World, teachers: int) -> int:
+    """Return the size at which a pool that begins with so many comes to rest."""
+    *_, last, now = sizes_from(world, teachers)
+    assert now == last
+    return now
+
+
+@settings(max_examples=25)
+@given(world=worlds(spread=0.0))
+def test_a_pool_comes_to_rest_from_both_sides(world: World) -> None:
+    """From one teacher it only grows, from twelve it only shrinks, and where it has come to rest it stays."""
+    up, down = sizes_from(world, BOUNDS.min), sizes_from(world, BOUNDS.max)
+    assert up == sorted(up)
+    assert down == sorted(down, reverse=True)
+    assert up[-1] <= down[-1]
+    assert len(set(up[5:])) == len(set(down[5:])) == 1
+
+
+@settings(max_examples=25)
+@given(world=worlds(), start=st.sampled_from([BOUNDS.min, BOUNDS.max]))
+def test_a_pool_never_swings(world: World, start: int) -> None:
+    """Where times vary by chance, and so do reports, it turns round once at most: to the size at which it stays."""
+    sizes = sizes_from(world, start)
+    steps = [after - before for before, after in pairwise(sizes) if after != before]
+    turns = sum((one > 0) != (other > 0) for one, other in pairwise(steps))
+    assert turns <= 1, sizes
+
+
+@settings(max_examples=25)
+@given(world=worlds(spread=0.0))
+def test_at_rest_students_are_as_fast_as_they_can(world: World) -> None:
+    """Nobody is slower by more than a tenth, unless the pool has its maximum."""
+    for start in (BOUNDS.min, BOUNDS.max):
+        rest = rests_at(world, start)
+        assert rest == BOUNDS.max or world.pace(world.run(rest)[1]) > 0.89
+
+
+@settings(max_examples=18)
+@given(step_s=STEPS, students=st.integers(1, 3))
+def test_at_rest_there_are_no_more_than_needed(step_s: float, students: int) -> None:
+    """From below: with one teacher less for each student somebody waits. From above: at most what `ROOM` explains."""
+    world = World(service_s=0.1, steps_s=(step_s,) * students)
+    up, down = rests_at(world, BOUNDS.min), rests_at(world, BOUNDS.max)
+    each = world.service_s / step_s
+    fewer = up - students if up > students else up - 1
+    assert up == BOUNDS.min or world.pace(world.run(max(fewer, 1))[1]) <= FULL + 0.02
+    assert down == BOUNDS.max or down <= max(-(-each / ROOM // 1) * students, -(-each * students / ROOM // 1)) + 1
+
+
+@given(given_reports=reports(), teachers=st.integers(0, 8), least=st.integers(1, 4), more=st.integers(0, 8))
+def test_an_answer_is_within_bounds_and_at_most_twice_as_many(
+    given_reports: tuple[list[TeacherReport | None], list[StudentReport | None]], teachers: int, least: int, more: int
+) -> None:
+    """Whatever is reported; and a reason is given."""
+    loads, demands = given_reports
+    bounds = Bounds(least, least + more)
+    need = teachers_needed(teachers, loads, demands, bounds)
+    assert need.teachers in bounds
+    assert need.teachers <= max(teachers + len(loads), bounds.min)
+    assert need.reason
+
+
+@given(
+    given_reports=reports(), teachers=st.integers(1, 8), which=st.integers(0, 4), more=SHARES, bounds=st.just(BOUNDS)
+)
+def test_who_waits_longer_never_gets_fewer(
+    given_reports: tuple[list[TeacherReport | None], list[StudentReport | None]],
+    teachers: int,
+    which: int,
+    more: float,
+    bounds: Bounds,
+) -> None:
+    """With all else as it is, a student's longer waits are a reason for more teachers or none."""
+    loads, demands = given_reports
+    before = teachers_needed(teachers, loads, demands, bounds)
+    if which < len(demands) and (demand := demands[which]) is not None:
+        longer = msgspec.structs.replace(demand, waiting=max(demand.waiting, more))
+        demands = [*demands[:which], longer, *demands[which + 1 :]]
+    assert teachers_needed(teachers, loads, demands, bounds).teachers >= before.teachers
+
+
+@given(teachers=st.integers(1, 12), wants=st.lists(st.none() | st.integers(1, 5), min_size=1, max_size=8))
+def test_students_are_sure_of_their_even_shares(teachers: int, wants: list[int | None]) -> None:
+    """What the size is computed from is what the balance gives at least."""
+    given_to = assign({f"t{n}": 1.0 for n in range(teachers)}, {f"s{n}": want for n, want in enumerate(wants)})
+    users = Counter(teacher for teachers_of_one in given_to.values() for teacher in teachers_of_one)
+    for number, share in enumerate(even_shares(teachers, wants)):
+        assert sum(1 / users[teacher] for teacher in given_to[f"s{number}"]) >= share
+
+
+def load(busy: float = 1.0, over_s: float = WINDOW_S) -> TeacherReport:
+    return TeacherReport(busy=busy, over_s=over_s)
+
+
+def student(
+    waiting: float = 0.0, asked: float = 1.0, *, over_s: float = WINDOW_S, want: int | None = None
+) -> StudentReport:
+    return StudentReport(waiting=waiting, asked=asked, over_s=over_s, want=want)
+
+
+def test_students_that_wait_get_what_they_would_ask() -> None:
+    """Two teachers that are all busy, of a student that waits a third of its time, are three; at most twice as many."""
+    need = teachers_needed(2, [load()] * 2, [student(0.3, 2.0)], BOUNDS)
+    assert need == Need(4, "students wait 30 % of the time, teachers are busy 100 %: 4 could do what they ask")
+    assert teachers_needed(2, [load()] * 2, [student(0.25, 2.0)], BOUNDS).teachers == 3
+    need = teachers_needed(1, [load()], [student(0.9)], BOUNDS)
+    assert need.teachers == 2
+    assert need.reason.endswith("11 could do what they ask, and it at most doubles")
+
+
+def test_each_student_needs_an_even_share_that_is_enough() -> None:
+    """Four students that need more than one teacher each need eight, for six would be two for some and one for others.
+
+    One that can use one only is no reason for more.
+    """
+    assert teachers_needed(4, [load()] * 4, [student(0.2)] * 4, BOUNDS).teachers == 8
+    assert teachers_needed(4, [load()] * 4, [student(0.2, want=1)] * 4, BOUNDS).teachers == 4
+    assert teachers_needed(2, [load()] * 2, [student(0.2), student(0.2, want=1)], BOUNDS).teachers == 3
+
+
+def test_idle_teachers_leave_with_room_to_spare_only() -> None:
+    """Six that are half busy could be four, not three; while a student waits, none leaves."""
+    assert teachers_needed(6, [load(0.5)] * 6, [student(0.0, 3.0)], BOUNDS).teachers == 4
+    need = teachers_needed(6, [load(0.5)] * 6, [student(0.2, 3.0)], BOUNDS)
+    assert need == Need(
+        6,
+        "stays at 6: students wait 20 % of the time, teachers are busy 50 %; more would have too little to do",
+    )
+
+
+def test_teachers_that_report_nothing_count_as_students_see_them() -> None:
+    """A server of another make, that a sidecar registered, is as busy as it is asked things."""
+    assert teachers_needed(4, [None] * 4, [student(0.0, 1.0)], BOUNDS).teachers == 2
+    assert teachers_needed(2, [None] * 2, [student(0.3, 2.0)], BOUNDS).teachers == 4
+    assert teachers_needed(4, [load(0.25), None, None, None], [student(0.0, 1.0)], BOUNDS).teachers == 2
+
+
+def test_teachers_of_somebody_else_stay() -> None:
+    """Of three that are needed, one is registered that is no instance of the pool."""
+    assert teachers_needed(1, [load()] * 2, [student(0.25, 2.0)], BOUNDS).teachers == 2
+
+
+def test_a_pool_without_students_has_its_minimum() -> None:
+    """Nobody waits there."""
+    assert teachers_needed(5, [load(0.0)] * 5, [], Bounds(2, 6)) == Need(2, "it has no students")
+
+
+@pytest.mark.parametrize(
+    ("loads", "demands", "why"),
+    [
+        ([load()], [student(0.9)], "1 of its teachers are registered"),
+        ([], [student(0.9)], "0 of its teachers are registered"),
+        ([load()] * 2, [student(0.9), None], "1 of 2 students have reported nothing of late"),
+        ([load()] * 2, [student(0.9, over_s=3.0)], "its members have worked together for less than 10 s"),
+        ([load(), load(over_s=2.0)], [student(0.9)], "its members have worked together for less than 10 s"),
+    ],
+)
+def test_reports_that_tell_nothing_change_nothing(
+    loads: list[TeacherReport | None], demands: list[StudentReport | None], why: str
+) -> None:
+    """Silent members, and those that have just come, are no reason to grow or to shrink; bounds hold all the same."""
+    assert teachers_needed(2, loads, demands, BOUNDS) == Need(2, f"stays at 2: {why}")
+    assert teachers_needed(2, loads, demands, Bounds(3, 4)) == Need(3, f"stays at 2: {why}; its minimum is 3")
