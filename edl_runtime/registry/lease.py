@@ -8,6 +8,7 @@ registration anew with a new fencing token.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -28,18 +29,22 @@ RENEW_EVERY_S = 1.0
 RETRY_EVERY_S = 0.5
 """While Redis does not answer."""
 
+Says = Callable[[], msgspec.Struct | None]
+"""Returns what a member reports at the moment, None for nothing; called on the event loop, so it returns at once."""
+
 log = structlog.get_logger(__name__)
 
 
 class Lease:
     """A registration that is being kept up; `hold_lease` makes it. `fence` is the current fencing token."""
 
-    def __init__(self, client: Redis, service: keys.Service, member: Member, ttl_s: float) -> None:
+    def __init__(self, client: Redis, service: keys.Service, member: Member, ttl_s: float, says: Says) -> None:
         self.fence = 0
         self._client = client
         self._service = service
         self._member = member
         self._ttl_s = ttl_s
+        self._says = says
         self._keeping: asyncio.Task[RegistryError] | None = None
 
     async def refused(self) -> RegistryError:
@@ -88,8 +93,10 @@ class Lease:
                 away = False
 
     async def _renew(self) -> None:
+        said = self._says()
+        report = "" if said is None else msgspec.json.encode(said).decode()
         answer: Literal["renewed", "gone", "taken"] = await self._run(
-            "renew", self._member.id, self.fence, _ms(self._ttl_s)
+            "renew", self._member.id, self.fence, _ms(self._ttl_s), report
         )
         if answer == "taken":
             raise SupersededError(self._service.pool, self._member.id)
@@ -132,7 +139,7 @@ class Lease:
 
 
 def hold_lease(
-    client: Redis, service: keys.Service, member: Member, *, ttl_s: float = 3.0
+    client: Redis, service: keys.Service, member: Member, *, ttl_s: float = 3.0, says: Says = lambda: None
 ) -> AbstractAsyncContextManager[Lease]:
     """Be registered as `member` of `service` from the first line of the block to its end.
 
@@ -140,11 +147,14 @@ def hold_lease(
     during the block is ridden out. Entering takes up to `ttl_s` longer when dead teachers of another model have yet to
     run out.
 
+    What `says` returns is kept beside the member each time that its lease is renewed, and goes with it: a report costs
+    no command of its own. `edl_runtime.registry.demands` reads it.
+
     Raises SpecError for a `ttl_s` that is not above 0; on entering, PoolMismatchError and RegistryUnavailableError.
     """
     if not ttl_s > 0:
         raise SpecError("lease_ttl_s", ttl_s, "seconds above 0")
-    return Lease(client, service, member, ttl_s)
+    return Lease(client, service, member, ttl_s, says)
 
 
 def _ms(seconds: float) -> int:

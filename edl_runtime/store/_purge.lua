@@ -6,13 +6,14 @@
 --   KEYS[3] contract  string, JSON of the signature that all members share; gone with the last member
 --   KEYS[4] events    stream of {joined|left|expired = member id}, the last 1,000 or so
 --   KEYS[5] fence     counter, the last fencing token
+--   KEYS[6] said      hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of Redis's clock
 
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- The last two keys outlive the members by a day, so that a name that is used again finds its tokens and news, and
+-- Events and fence outlive the members by a day, so that a name that is used again finds its tokens and news, and
 -- names of one run don't pile up. Even later a token is larger than all before it, for the first one is the clock.
 local function keep()
   redis.call('EXPIRE', KEYS[4], 86400)
@@ -27,6 +28,7 @@ end
 local function drop(id, why)
   redis.call('ZREM', KEYS[1], id)
   redis.call('HDEL', KEYS[2], id)
+  redis.call('HDEL', KEYS[6], id)
   if redis.call('EXISTS', KEYS[1]) == 0 then
     redis.call('DEL', KEYS[3])
   end

@@ -119,6 +119,19 @@ async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequen
         return await client.register_script(_text(name))(keys=list(keys), args=list(args))
 
 
+async def run_script_on_each(client: Redis, name: str, each: Sequence[Sequence[str]]) -> list[Any]:
+    """Run `name`.lua, which takes no arguments, on each of these lists of keys; return its answers, in order.
+
+    All of them travel together, and each is one step of its own. Raises RegistryUnavailableError.
+    """
+    with unavailable_if_lost(client):
+        script = client.register_script(_text(name))
+        async with client.pipeline(transaction=False) as pipeline:
+            for keys in each:
+                await script(keys=list(keys), client=pipeline)
+            return await pipeline.execute()
+
+
 @functools.cache
 def _text(name: str) -> str:
     folder = resources.files("edl_runtime.store")

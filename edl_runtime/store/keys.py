@@ -9,6 +9,7 @@ script touches one slot and Redis Cluster works.
 | records | hash, member id → JSON of the member with its fence | as its lease | Lua | Lua |
 | fence | counter | a day longer than its members | register | register |
 | contract | string, the pool's model signature as JSON | while there are members | Lua | Lua |
+| said | hash, member id → JSON of what it last reported, and when by Redis's clock | as its lease | Lua | Lua |
 | events | stream of joined, left, expired; the last 1,000 or so | as fence | Lua | watchers |
 | pools | set of names; readers drop those without members | for ever | register | `edl pools` |
 | traffic profile | string, JSON of what the web has taught, and its latest sample | 2 days | rescaling | as writer |
@@ -38,6 +39,7 @@ from typing import Literal
 import msgspec
 
 Role = Literal["teachers", "students"]
+ROLES: tuple[Role, Role] = ("teachers", "students")
 
 
 class Service(msgspec.Struct, frozen=True):
@@ -66,6 +68,10 @@ def contract(service: Service) -> str:
 
 def events(service: Service) -> str:
     return _of(service, "events")
+
+
+def said(service: Service) -> str:
+    return _of(service, "said")
 
 
 def pools(namespace: str) -> str:
@@ -116,7 +122,7 @@ def _group(namespace: str, job: str, what: str) -> str:
 
 def of_service(service: Service) -> list[str]:
     """Return the keys that every Lua script takes first, in its order."""
-    return [leases(service), records(service), contract(service), events(service), fence(service)]
+    return [leases(service), records(service), contract(service), events(service), fence(service), said(service)]
 
 
 def _of(service: Service, what: str) -> str:

@@ -5,6 +5,7 @@
 --   KEYS[3] contract  string, JSON of the signature that all members share
 --   KEYS[4] events    stream of {joined|left|expired = member id}
 --   KEYS[5] fence     counter, the last fencing token
+--   KEYS[6] said      hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of Redis's clock
 --   ARGV[1] member id, ARGV[2] lease in ms, ARGV[3] JSON object of the member without fence,
 --   ARGV[4] JSON of its signature, '' for none
 --
@@ -31,5 +32,6 @@ end
 
 redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
 redis.call('HSET', KEYS[2], ARGV[1], string.format('{"fence":%.0f,', fence) .. string.sub(ARGV[3], 2))
+redis.call('HDEL', KEYS[6], ARGV[1])
 announce('joined', ARGV[1])
 return {1, fence}

@@ -1,11 +1,12 @@
--- Put off the end of a lease. A lease that has run out stays so.
+-- Put off the end of a lease, and keep what its holder reports. A lease that has run out stays so.
 --
 --   KEYS[1] leases    sorted set, member id -> deadline in ms
 --   KEYS[2] records   hash, member id -> JSON of the member with its fence
 --   KEYS[3] contract  string, JSON of the signature that all members share
 --   KEYS[4] events    stream of {joined|left|expired = member id}
 --   KEYS[5] fence     counter, the last fencing token
---   ARGV[1] member id, ARGV[2] its fence, ARGV[3] lease in ms
+--   KEYS[6] said      hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of Redis's clock
+--   ARGV[1] member id, ARGV[2] its fence, ARGV[3] lease in ms, ARGV[4] JSON object of its report, '' for none
 --
 -- Answers 'renewed'; 'gone' when there is no such member; 'taken' when the id has a later holder.
 
@@ -20,5 +21,8 @@ if fence ~= ARGV[2] then
   return 'taken'
 end
 redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
+if ARGV[4] ~= '' then
+  redis.call('HSET', KEYS[6], ARGV[1], string.format('{"at":%.3f,', now / 1000) .. string.sub(ARGV[4], 2))
+end
 keep()
 return 'renewed'

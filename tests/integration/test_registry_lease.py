@@ -106,7 +106,7 @@ async def test_a_lease_that_ran_out_is_taken_anew_with_a_larger_fence(
                 await asyncio.sleep(0.01)
         assert lease.fence > before
         assert await run_script(client, "release", keys.of_service(service), ["a", before]) == 0
-        assert await run_script(client, "renew", keys.of_service(service), ["a", before, 1000]) == "taken"
+        assert await run_script(client, "renew", keys.of_service(service), ["a", before, 1000, ""]) == "taken"
         assert await ids(directory) == ["a"]
 
 
