@@ -244,6 +244,9 @@ def _check_pod(field: str, pod: object) -> None:
 
 JobKind = Literal["pool", "trainer"]
 
+_NEWER = {"priority": 0, "weight": 1.0}
+"""Fields of a `JobSpec` that came later, with what says nothing."""
+
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a backend runs: `instances` processes or pods of one command.
@@ -293,5 +296,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """Names this spec's content: two specs are the same exactly if their digests are."""
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+        """Names this spec's content: two specs are the same exactly if their digests are.
+
+        A spec that says nothing in newer fields has the digest that it had before there were any.
+        """
+        content = msgspec.to_builtins(self, order="deterministic")
+        for field, default in _NEWER.items():
+            if content[field] == default:
+                del content[field]
+        return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:16]
