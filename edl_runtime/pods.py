@@ -19,6 +19,11 @@ GPU = "nvidia.com/gpu"
 HOME = "/edl"
 """The folder of its own that an instance starts in; it is as long-lived as the pod."""
 
+_UNITS = {
+    "n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0,
+    "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
+}  # fmt: skip
 _QUANTITY = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _SUFFIXES = frozenset({"", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"})
 _LABEL_PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -32,6 +37,13 @@ _OURS = re.compile(r"edl-airflow/.*|app\.kubernetes\.io/managed-by|batch\.kubern
 
 _KINDS = {"Pod": "", "PodTemplateSpec": "", "PodTemplate": "template"}
 """Objects that have a template's parts, and where."""
+
+
+def amount(quantity: str | float) -> float:
+    """Return a quantity as Kubernetes writes it in units: cores, bytes or pieces. Raises ValueError."""
+    text = str(quantity)
+    digits = text.rstrip("numkKMGTPEi")
+    return float(digits) * _UNITS[text[len(digits) :]]
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,6 +189,10 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     def amounts(self) -> dict[str, str]:
         """Return `resources` by the names and in the notation that Kubernetes has for them."""
         return {GPU if name == "gpu" else name: str(quantity) for name, quantity in self.resources.items()}
+
+    def reserves(self) -> dict[str, float]:
+        """Return `resources` in units: cores, bytes or pieces."""
+        return {name: amount(quantity) for name, quantity in self.resources.items()}
 
 
 def _both(default: Any, given: Any) -> Any:

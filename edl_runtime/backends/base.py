@@ -11,11 +11,14 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from edl_runtime.errors import EX_CONFIG, EX_DATAERR, OwnedElsewhereError
+from edl_runtime.errors import EX_CONFIG, EX_DATAERR, OwnedElsewhereError, SpecError
 from edl_runtime.specs import Bounds, JobKind, JobSpec
 
 Phase = Literal["pending", "running", "succeeded", "failed"]
 InstancePhase = Literal["pending", "running", "succeeded", "failed"]
+
+SUSPENDED = "suspended: it goes on when it is given instances"
+"""The `reason` of a job or pool that `Backend.resize` has suspended."""
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,8 +26,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `pending`: it waits for its place, its image or the like. `given_up`: it has failed and is not started again, though
     the job goes on; see `JobStatus.attainable`. `disruptions`: how often the cluster has ended it, as by an eviction;
-    it is replaced then, and that is no failure. `disrupted`: the last time is now. `pod`, `node`: what it is and where,
-    of a pod. `reason`: what is wrong with it, for people; empty otherwise.
+    it is replaced then, and that is no failure. `disrupted`: the last time is now. `pod`: its name, of a pod. `node`:
+    where it is, empty while it has no place. `reason`: what is wrong with it, for people; empty otherwise.
     """
 
     index: int
@@ -63,7 +66,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the backend knows of a job or pool.
 
     - `phase`: a job that runs may have instances that are pending still; one that is pending itself may have none yet,
-      as while it waits in a queue.
+      as while it waits in a queue, or none any more: see `is_suspended`.
     - `elastic`: whether its instances are agents of elastic trainers; see `JobSpec`.
     - `token`: who may kill it; see `Backend.delete`.
     - `cwd`: the folder that its instances start in, empty if each has one of its own.
@@ -71,7 +74,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     - `scaling`: what decides how many it should have; None of a job that has ended.
     - `replaced`: the pods of a pool that the cluster has ended, as by an eviction, and still shows though others take
       their places: of each, how it ended, the oldest first.
-    - `reason`: why it failed, or why an instance of one that runs does not come up, for people; empty otherwise.
+    - `reason`: why it failed, why it waits, or why an instance of one that runs does not come up, for people; empty
+      otherwise.
     - `last_lines`: the end of the log of the instance that `reason` is about; empty otherwise.
     - `result`: what was left by `edl_runtime.result.write_result`, of several instances the newest; None before.
     - `mistaken`: it has failed by what it was given, which the backend knows without an exit status: an image that is
@@ -105,7 +109,12 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def attainable(self) -> int:
         """How many instances it can still come to have: those wanted, without those that were given up."""
-        return self.wanted - sum(instance.given_up for instance in self.instances)
+        return max(0, self.wanted - sum(instance.given_up for instance in self.instances))
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether it is to have no instances for now; those that it had may still be leaving."""
+        return self.wanted == 0 and not self.has_ended
 
     @property
     def is_disrupted(self) -> bool:
@@ -129,6 +138,15 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
         return self.mistaken or any(instance.exit_code in (EX_CONFIG, EX_DATAERR) for instance in deciding)
 
 
+def check_size(instances: object, bounds: Bounds) -> int:
+    """Return `instances` if a job with these bounds can be resized to it, else raise SpecError."""
+    if not isinstance(instances, int) or isinstance(instances, bool):
+        raise SpecError("instances", instances, "a whole number")
+    if instances != 0 and instances not in bounds:
+        raise SpecError("instances", instances, f"0, or {bounds.min} to {bounds.max}")
+    return instances
+
+
 def owner_of(token: str) -> str:
     """Return the OWNER of a token "OWNER/TRY": the same for all tries of one task. Empty for nobody's token."""
     return token.rpartition("/")[0]
@@ -147,12 +165,39 @@ class LogLine(msgspec.Struct, frozen=True):
     text: str
 
 
-class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What could be given to instances: `cpus` in cores, `free_memory` in bytes, `gpus` as a count."""
+class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that takes instances: what it has in `total`, by the names of `Scaling.resources`, and what is `free`.
 
-    cpus: float
-    free_memory: int
-    gpus: int = 0
+    `free` is beside all that is there, whoever started it, where instances that are leaving count as gone: whoever
+    wants their room gets it in a moment.
+    """
+
+    name: str
+    total: dict[str, float]
+    free: dict[str, float]
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is for instances.
+
+    - `nodes`: those that take instances, by name.
+    - `quota_total`, `quota_left`: what all instances together may have whatever the nodes have, by resource, and what
+      is left of it, in which instances that have no node yet or are leaving count as gone. Empty for no such limit.
+    - `only_node`: where the backend sees no nodes, the name of the one in `nodes` that stands for all, and has what
+      the quota has. It is not what `InstanceStatus.node` says; see `place_of`.
+    """
+
+    nodes: tuple[NodeCapacity, ...]
+    quota_total: dict[str, float] = {}
+    quota_left: dict[str, float] = {}
+    only_node: str = ""
+
+    def place_of(self, instance: InstanceStatus) -> str:
+        """Return under which name the node of an instance is in `nodes`, if at all; empty while it has no place.
+
+        A planner has to ask this: with `only_node` all instances that have a place are there.
+        """
+        return instance.node and (self.only_node or instance.node)
 
 
 class Backend(Protocol):
@@ -181,9 +226,10 @@ class Backend(Protocol):
     async def resize(self, name: str, instances: int) -> JobStatus:
         """Change the wanted number of instances; the highest index leaves first, by SIGTERM and its grace.
 
-        A larger number also tries instances anew that had been given up. Returns when the wish is recorded, not when
-        it is fulfilled. Raises UnknownJobError; SpecError outside the job's bounds; BackendError for a job that has
-        ended.
+        0, whatever the bounds, suspends a job or pool: all instances leave, and it is pending until another number
+        resumes it. Elastic trainers write a checkpoint before they leave. A larger number also tries instances anew
+        that had been given up. Returns when the wish is recorded, not when it is fulfilled. Raises UnknownJobError;
+        SpecError for any other number outside the job's bounds; BackendError for a job that has ended.
         """
         ...
 
@@ -208,5 +254,8 @@ class Backend(Protocol):
         ...
 
     async def capacity(self) -> Capacity:
-        """Return what is free for instances now."""
+        """Return what there is for instances, and what of it is free now.
+
+        Raises BackendError where that can't be known, which says what is to be granted.
+        """
         ...

@@ -18,7 +18,6 @@ from kubernetes_manifests import create, manifests, path_of, remove
 
 from edl_runtime.backends.kubernetes import KubernetesBackend, archive, names
 from edl_runtime.backends.kubernetes.api import Api
-from edl_runtime.backends.kubernetes.capacity import UNLIMITED
 from edl_runtime.errors import BackendError
 from edl_runtime.pods import Pod
 
@@ -155,6 +154,11 @@ async def live(backend: KubernetesBackend, folder: Path) -> None:
     await backend.resize("trainer", 2)
     await says(backend, "up", name="trainer", instances=2)
 
+    await backend.resize("trainer", 0)
+    await reach(backend, "trainer", lambda status: not status.instances)
+    await backend.resize("trainer", 2)
+    await says(backend, "up", name="trainer", instances=2)
+
     async with backend.following() as watched:
         assert (await watched.get("trainer")).wanted == 2
 
@@ -166,7 +170,8 @@ async def live(backend: KubernetesBackend, folder: Path) -> None:
     assert [status.name for status in await backend.list()] == ["pool", "trainer"]
     async with followed(backend, "trainer") as seen:
         assert seen[0][1] == "up"  # of either instance
-    await backend.capacity()
+    with pytest.raises(BackendError, match=r"no ResourceQuota.*deploy/cluster-role\.yaml"):
+        await backend.capacity()
 
     for name in ("pool", "trainer"):
         assert await backend.delete(name)
@@ -210,11 +215,16 @@ async def test_capacity_is_the_quotas_until_the_nodes_may_be_seen(home: Cluster,
     backend = limited.backend()
 
     async def quota_counts() -> bool:
-        return (await backend.capacity()).cpus == 0.01
+        try:
+            return bool((await backend.capacity()).nodes)
+        except BackendError:  # nobody has looked at the quota yet
+            return False
 
     await eventually(quota_counts, "the quota in the capacity")
     alone = await backend.capacity()
-    assert (alone.free_memory, alone.gpus) == (UNLIMITED.free_memory, UNLIMITED.gpus)
+    (whole,) = alone.nodes
+    assert (alone.quota_total, alone.quota_left) == (whole.total, whole.free) == ({"cpu": 0.01}, {"cpu": 0.01})
+    assert whole.name == alone.only_node == f"quota of {home.namespace}"
 
     objects = manifests("cluster-role.yaml", home.namespace)
     for one in objects:  # all namespaces share these names
@@ -224,13 +234,14 @@ async def test_capacity_is_the_quotas_until_the_nodes_may_be_seen(home: Cluster,
     try:
 
         async def nodes_count() -> bool:
-            return (await backend.capacity()).free_memory < UNLIMITED.free_memory
+            return not (await backend.capacity()).only_node
 
         await eventually(nodes_count, "the nodes in the capacity")
         both = await backend.capacity()
     finally:
         await remove(home, *objects)
-    assert both.cpus == 0.01
-    assert 0 < both.free_memory < 1 << 50
-    assert 0 <= both.gpus < 1 << 20
+    assert both.quota_left == {"cpu": 0.01}
+    for node in both.nodes:
+        assert 0 < node.free["memory"] <= node.total["memory"] < 1 << 50
+        assert 0 < node.free["pods"] < node.total["pods"]
     assert sorted(recorder.outside) == sorted(verbs_of(the("ClusterRole", objects)))

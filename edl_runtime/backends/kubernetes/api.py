@@ -31,6 +31,9 @@ OUTAGE_S = 300.0
 ANSWER_WITHIN_S = 30.0
 """An API server that takes longer over a request is taken for one that is away."""
 
+AT_ONCE = 500
+"""Objects in one answer to a list of all namespaces."""
+
 WATCH_S = 290
 """How long one watch lasts; the next goes on where it ended."""
 
@@ -127,11 +130,19 @@ class Api:
         found = await self._ask(_Request("GET", self._path(kind), query))
         return [{**item, "kind": kind} for item in found["items"]], found["metadata"]["resourceVersion"]
 
-    async def list_everywhere(self, kind: str) -> builtins.list[Manifest]:
-        """Return the objects of all namespaces, or that are in none."""
+    async def list_everywhere(self, kind: str, *, fields: str = "") -> builtins.list[Manifest]:
+        """Return the objects of all namespaces, or that are in none: of a large cluster in several answers."""
         group, plural = _PATHS[kind]
-        items: list[Manifest] = (await self._ask(_Request("GET", f"{group}/{plural}")))["items"]
-        return items
+        while True:
+            with suppress(GoneError):  # it took so long that the server has forgotten where it was
+                items: list[Manifest] = []
+                query = {"fieldSelector": fields, "limit": str(AT_ONCE)}
+                while True:
+                    found = await self._ask(_Request("GET", f"{group}/{plural}", query))
+                    items += found["items"]
+                    if not (more := found["metadata"].get("continue")):
+                        return items
+                    query = {**query, "continue": more}
 
     async def create(self, manifest: Mapping[str, Any], *, rehearse: bool = False) -> Manifest:
         """Create the object. Raises ConflictError if it is there.

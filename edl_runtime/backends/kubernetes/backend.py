@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from edl_runtime.backends.base import Backend, Capacity, JobStatus, LogLine, refuse_strangers
+from edl_runtime.backends.base import Backend, Capacity, JobStatus, LogLine, check_size, refuse_strangers
 from edl_runtime.backends.kubernetes import archive, capacity, logs, manifests, names
 from edl_runtime.backends.kubernetes.api import Api
 from edl_runtime.backends.kubernetes.mirror import Followed, Mirror
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
 
 Manifest = dict[str, Any]
+
+_PLACED = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""Pods that take something of a node, as a field selector."""
 
 OWNERS = ("Job", "Deployment")
 """What a trainer job and a pool are."""
@@ -142,8 +145,6 @@ class KubernetesBackend:
         return sorted(statuses, key=lambda status: status.name)
 
     async def resize(self, name: str, instances: int) -> JobStatus:
-        if not isinstance(instances, int) or isinstance(instances, bool):
-            raise SpecError("instances", instances, "a whole number")
         async with self._api() as api:
             while True:
                 owner = await self._owner(api, name)
@@ -151,8 +152,7 @@ class KubernetesBackend:
                 if _is_leaving(owner) or status.has_ended:
                     ended = "is ending" if _is_leaving(owner) else f"has {status.phase}"
                     raise BackendError(f"{name!r} {ended} and can't be resized; submit it again")
-                if instances not in bounds(owner):
-                    raise SpecError("instances", instances, f"{bounds(owner).min} to {bounds(owner).max}")
+                check_size(instances, bounds(owner))
                 try:
                     return await _status(api, await _resize(api, owner, instances))
                 except ConflictError:
@@ -192,18 +192,39 @@ class KubernetesBackend:
                 return True
 
     async def capacity(self) -> Capacity:
-        """Return what the namespace's quota leaves and, if we may look at the nodes, no more than these have."""
+        """Return what the nodes have, and what the namespace's quota leaves of it.
+
+        Where the nodes may not be seen, that is one node "quota of NAMESPACE" which has what the quota has; see
+        `Capacity.only_node`. Raises BackendError where there is no quota either.
+        """
         async with self._api() as api:
-            quotas, _ = await api.list("ResourceQuota")
+            (quotas, _), (ours, _), *found = await asyncio.gather(
+                api.list("ResourceQuota"),
+                api.list("Pod", labels=names.selector()),
+                *(api.list(kind, labels=names.selector()) for kind in OWNERS),
+            )
             try:
-                nodes, pods = await asyncio.gather(api.list_everywhere("Node"), api.list_everywhere("Pod"))
+                nodes, others = await asyncio.gather(
+                    api.list_everywhere("Node"), api.list_everywhere("Pod", fields=_PLACED)
+                )
             except ClusterError as error:
                 if error.status != 403:
                     raise
-                of_nodes = None
+                of_nodes, why = None, str(error)
             else:
-                of_nodes = capacity.of_nodes(nodes, pods)
-        return capacity.tightest(capacity.of_quotas(quotas), of_nodes) or capacity.UNLIMITED
+                of_nodes, why = (nodes, others), ""
+        gone = capacity.leaving(ours, [owner for owners, _ in found for owner in owners])
+        total, left = capacity.of_quotas(quotas, ours, gone)
+        placed = None
+        if of_nodes:
+            nodes, others = of_nodes
+            placed = capacity.of_nodes(nodes, others, gone | capacity.leaving(others, ()))
+        if there := capacity.capacity_of(placed, total, left, self._namespace):
+            return there
+        raise BackendError(
+            f"nobody says how much there is for instances: the namespace {self._namespace!r} has no ResourceQuota, and "
+            f"{why}; grant the ClusterRole of deploy/cluster-role.yaml"
+        )
 
     @asynccontextmanager
     async def _api(self) -> AsyncIterator[Api]:
@@ -297,7 +318,8 @@ async def _start(api: Api, owner: Manifest, spec: JobSpec, secrets: Mapping[str,
     await asyncio.gather(*(_make(api, manifest, spec.name) for manifest in owned))
     while names.STARTED not in owner["metadata"]["annotations"]:
         queued = names.QUEUE in owner["metadata"]["labels"]  # then it is Kueue that lets it begin
-        begin = {"replicas": wanted(owner)} if owner["kind"] == "Deployment" else {} if queued else {"suspend": False}
+        suspend = {} if queued else {"suspend": wanted(owner) == 0}
+        begin = {"replicas": wanted(owner)} if owner["kind"] == "Deployment" else suspend
         try:
             owner = await _annotate(api, owner, {names.STARTED: "true"}, begin)
         except ConflictError:
@@ -347,20 +369,15 @@ async def _annotate(
 
 async def _resize(api: Api, owner: Manifest, instances: int) -> Manifest:
     size = {names.WANTED: str(instances)}
+    if instances != wanted(owner):
+        size[names.RESIZED_AT] = repr(time.time())
     if owner["kind"] == "Job":
-        completions = completions_for(owner, instances)
-        elastic = owner["metadata"]["annotations"].get(names.ELASTIC) == "true"
-        spec = {
-            "parallelism": completions,
-            "completions": completions,
-            "maxFailedIndexes": manifests.most_given_up(completions, bounds(owner), elastic=elastic),
-        }
-        return await _annotate(api, owner, size, spec)
+        return await _resize_job(api, owner, instances, size)
     found, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]))
     pods = pool_pods(found)
     seen = {one.status.pod: one.status for one in pool_instances(pods, time.time())}
     costs = {pod: {"annotations": {names.DELETION_COST: str(-status.index)}} for pod, status in seen.items()}
-    if instances < len(seen):  # the highest index leaves first
+    if 0 < instances < len(seen):  # the highest index leaves first
         marked = (api.patch(pod, {"metadata": costs[pod["metadata"]["name"]]}) for pod in pods)
         await asyncio.gather(*marked)
     resized = await _annotate(api, owner, size, {"replicas": instances})
@@ -368,6 +385,52 @@ async def _resize(api: Api, owner: Manifest, instances: int) -> Manifest:
         given_up = [pod for pod in pods if seen[pod["metadata"]["name"]].given_up]
         await asyncio.gather(*(api.delete(pod) for pod in given_up))
     return resized
+
+
+async def _resize_job(api: Api, owner: Manifest, instances: int, size: Mapping[str, str]) -> Manifest:
+    """Change the number of a Job's indexes, or suspend it: it can't have none.
+
+    One that has not begun, or that Kueue lets run, begins when these let it. Raises BackendError for one that is to be
+    suspended and is Kueue's, which would let it go on at once.
+    """
+    queue = owner["metadata"]["labels"].get(names.QUEUE)
+    begins_itself = names.STARTED not in owner["metadata"]["annotations"] or queue is not None
+    if instances == 0:
+        if queue is not None:
+            name = owner["metadata"]["name"]
+            raise BackendError(f"{name!r} is in Kueue's queue {queue!r}, which alone says when it is suspended")
+        return await _annotate(api, owner, size, {"suspend": True})
+    if wanted(owner) == 0:
+        await _forget_who_left(api, owner)
+    completions = completions_for(owner, instances)
+    elastic = owner["metadata"]["annotations"].get(names.ELASTIC) == "true"
+    spec = {
+        "parallelism": completions,
+        "completions": completions,
+        "maxFailedIndexes": manifests.most_given_up(completions, bounds(owner), elastic=elastic),
+        **({} if begins_itself else {"suspend": False}),
+    }
+    return await _annotate(api, owner, size, spec)
+
+
+async def _forget_who_left(api: Api, owner: Manifest) -> None:
+    """Have the Job not count the pods of before it was suspended, which have left by a signal, among its failures.
+
+    It keeps an index's last pod until the next one is there, and would give up an index that has left a few times.
+    """
+    found, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]))
+    left = [pod for pod in found if belongs(pod, owner) and pod["metadata"].get("deletionTimestamp")]
+    await asyncio.gather(*(_let_go(api, pod) for pod in left))
+
+
+async def _let_go(api: Api, pod: Manifest) -> None:
+    others = [one for one in pod["metadata"].get("finalizers") or [] if one != names.TRACKED]
+    version = pod["metadata"]["resourceVersion"]
+    try:
+        await api.patch(pod, {"metadata": {"finalizers": others, "resourceVersion": version}})
+    except ClusterError as error:
+        if error.status != 404:
+            raise
 
 
 async def _status(api: Api, owner: Manifest) -> JobStatus:

@@ -1,93 +1,82 @@
-"""What a namespace still may have, by its quota, and where somebody lets us look, what the nodes have left."""
+"""What the nodes have for instances, where somebody lets us look, and what a namespace's quota leaves of it. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edl_runtime.backends.base import Capacity
-from edl_runtime.pods import GPU
+from edl_runtime.backends.base import Capacity, NodeCapacity
+from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes.reserving import PODS, reserved, resource_of
+from edl_runtime.backends.kubernetes.status import index_of, pool_pods, pool_size
+from edl_runtime.pods import amount
 
 Manifest = Mapping[str, Any]
-
-UNLIMITED = Capacity(cpus=float(1 << 62), free_memory=1 << 62, gpus=1 << 62)
-"""Where nothing says how much there is."""
-
-_UNITS = {
-    "n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0,
-    "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
-}  # fmt: skip
-
 
 _LIMITED = {
     "cpu": "cpu", "requests.cpu": "cpu",
     "memory": "memory", "requests.memory": "memory", "limits.memory": "memory",
-    f"requests.{GPU}": GPU,
+    "ephemeral-storage": "ephemeral-storage", "requests.ephemeral-storage": "ephemeral-storage",
+    "pods": PODS, "count/pods": PODS,
 }  # fmt: skip
 """What a quota may limit that instances ask for; of memory, what they ask for is also their limit."""
 
 
-def amount(quantity: str | float) -> float:
-    """Return a quantity in units: cores, bytes or pieces. Raises ValueError."""
-    text = str(quantity)
-    digits = text.rstrip("numkKMGTPEi")
-    return float(digits) * _UNITS[text[len(digits) :]]
+def leaving(pods: Iterable[Manifest], owners: Iterable[Manifest]) -> set[str]:
+    """Return the uids of the pods that are on their way out.
 
-
-def of_quotas(quotas: Iterable[Manifest]) -> Capacity | None:
-    """Return what the tightest of a namespace's quotas leave; None if none limits anything of it.
-
-    Quotas for some pods only, as for those of a priority class, say nothing of all others.
+    They are deleted already, or are about to be: of our jobs, the `owners`, those beyond what is wanted.
     """
-    left: dict[str, float] = {}
-    for quota in filter(_is_for_instances, quotas):
-        status = quota.get("status") or {}
-        used = status.get("used") or {}
-        for name, hard in (status.get("hard") or {}).items():
-            if resource := _LIMITED.get(name):
-                free = max(0.0, amount(hard) - amount(used.get(name, 0)))
-                left[resource] = min(left.get(resource, math.inf), free)
-    return _capacity(left) if left else None
-
-
-def _is_for_instances(quota: Manifest) -> bool:
-    spec = quota.get("spec") or {}
-    return not spec.get("scopeSelector") and {"NotTerminating", "NotBestEffort"}.issuperset(spec.get("scopes") or ())
-
-
-def of_nodes(nodes: Iterable[Manifest], pods: Iterable[Manifest]) -> Capacity:
-    """Return what nodes that take pods have allocatable beyond what the pods on them have asked for."""
-    open_nodes = {node["metadata"]["name"]: node for node in nodes if _takes_pods(node)}
-    left = dict.fromkeys(("cpu", "memory", GPU), 0.0)
-    for node in open_nodes.values():
-        for name in left:
-            left[name] += amount((node["status"].get("allocatable") or {}).get(name, 0))
+    by_job: dict[str, list[Manifest]] = {}
+    gone = set()
     for pod in pods:
-        if pod["spec"].get("nodeName") in open_nodes and pod["status"].get("phase") not in ("Succeeded", "Failed"):
-            for name in left:
-                left[name] -= requested(pod, name)
-    return _capacity({name: max(0.0, free) for name, free in left.items()})
+        if pod["metadata"].get("deletionTimestamp"):
+            gone.add(pod["metadata"]["uid"])
+        elif job := (pod["metadata"].get("labels") or {}).get(names.JOB):
+            by_job.setdefault(job, []).append(pod)
+    for owner in owners:
+        of_job = by_job.get(owner["metadata"]["name"], [])
+        gone |= {pod["metadata"]["uid"] for pod in _surplus(owner, of_job)}
+    return gone
 
 
-def requested(pod: Manifest, name: str) -> float:
-    """Return what a pod reserves: what its containers ask for together, or what it takes to get there if that is more.
+def _surplus(owner: Manifest, pods: Sequence[Manifest]) -> Iterable[Manifest]:
+    if owner["kind"] == "Deployment":
+        return pool_pods(pods)[pool_size(owner) :]
+    if owner["spec"].get("suspend"):
+        return pods
+    return [pod for pod in pods if index_of(pod) >= owner["spec"]["completions"]]
 
-    Init containers that go on running count beside all that start after them, the others for themselves.
+
+def of_nodes(nodes: Iterable[Manifest], pods: Iterable[Manifest], gone: set[str]) -> tuple[NodeCapacity, ...]:
+    """Return what nodes that take pods have allocatable, and what of it the pods on them have not asked for.
+
+    `pods`: those of all namespaces. `gone`: the uids of those that count as gone.
     """
-    spec = pod["spec"]
-    sidecars = most = 0.0
-    for container in spec.get("initContainers") or []:
-        asked = _asked(container, name)
-        most = max(most, sidecars + asked)
-        sidecars += asked if container.get("restartPolicy") == "Always" else 0.0
-    together = sidecars + sum(_asked(container, name) for container in spec.get("containers") or [])
-    return max(most, together) + amount((spec.get("overhead") or {}).get(name, 0))
+    total = {node["metadata"]["name"]: _allocatable(node) for node in nodes if _takes_pods(node)}
+    used = {name: Counter[str]() for name in total}
+    for pod in pods:
+        where = pod["spec"].get("nodeName")
+        if where in used and not _has_ended(pod) and pod["metadata"]["uid"] not in gone:
+            used[where].update(reserved(pod))
+    return tuple(
+        NodeCapacity(name=name, total=there, free=_without(there, used[name])) for name, there in sorted(total.items())
+    )
 
 
-def _asked(container: Manifest, name: str) -> float:
-    return amount(((container.get("resources") or {}).get("requests") or {}).get(name, 0))
+def _allocatable(node: Manifest) -> dict[str, float]:
+    there = node["status"].get("allocatable") or {}
+    return {resource_of(name): amount(much) for name, much in there.items()}
+
+
+def _without(there: Mapping[str, float], used: Mapping[str, float]) -> dict[str, float]:
+    return {name: max(0.0, much - used.get(name, 0.0)) for name, much in there.items()}
+
+
+def _has_ended(pod: Manifest) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def _takes_pods(node: Manifest) -> bool:
@@ -96,20 +85,54 @@ def _takes_pods(node: Manifest) -> bool:
     return is_ready and not (node.get("spec") or {}).get("unschedulable")
 
 
-def tightest(first: Capacity | None, second: Capacity | None) -> Capacity | None:
-    """Return what both leave."""
-    if first is None or second is None:
-        return first or second
-    return Capacity(
-        cpus=min(first.cpus, second.cpus),
-        free_memory=min(first.free_memory, second.free_memory),
-        gpus=min(first.gpus, second.gpus),
-    )
+def of_quotas(
+    quotas: Iterable[Manifest], pods: Iterable[Manifest], gone: set[str]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return what a namespace's quotas allow, and what the tightest of them leave; empty if none limits anything.
+
+    `pods`: the instances in that namespace. Those that have no node yet, and those that are `gone`, count as if they
+    were not there: whoever plans gives them their places, or takes them away. Quotas for some pods only, as for those
+    of a priority class, say nothing of all others.
+    """
+    total: dict[str, float] = {}
+    left: dict[str, float] = {}
+    back = Counter[str]()
+    for pod in pods:
+        if not _has_ended(pod) and (pod["metadata"]["uid"] in gone or not pod["spec"].get("nodeName")):
+            back.update(reserved(pod))
+    for quota in filter(_is_for_instances, quotas):
+        status = quota.get("status") or {}
+        used = status.get("used") or {}
+        for name, hard in (status.get("hard") or {}).items():
+            if resource := _limited(name):
+                most = amount(hard)
+                free = min(most, max(0.0, most - amount(used.get(name, 0)) + back[resource]))
+                total[resource] = min(total.get(resource, math.inf), most)
+                left[resource] = min(left.get(resource, math.inf), free)
+    return total, left
 
 
-def _capacity(left: Mapping[str, float]) -> Capacity:
-    return Capacity(
-        cpus=left.get("cpu", UNLIMITED.cpus),
-        free_memory=int(left.get("memory", UNLIMITED.free_memory)),
-        gpus=int(left.get(GPU, UNLIMITED.gpus)),
-    )
+def _limited(name: str) -> str | None:
+    """Return the resource that a quota limits under that name; None for one that no instance asks for."""
+    extended = name.removeprefix("requests.")
+    if extended != name and "/" in extended:
+        return resource_of(extended)
+    return _LIMITED.get(name)
+
+
+def _is_for_instances(quota: Manifest) -> bool:
+    spec = quota.get("spec") or {}
+    return not spec.get("scopeSelector") and {"NotTerminating", "NotBestEffort"}.issuperset(spec.get("scopes") or ())
+
+
+def capacity_of(
+    nodes: tuple[NodeCapacity, ...] | None, total: Mapping[str, float], left: Mapping[str, float], namespace: str
+) -> Capacity | None:
+    """Return what there is, by the nodes (None if they may not be seen) and by the quotas; None if nobody knows."""
+    if nodes is not None:
+        return Capacity(nodes=nodes, quota_total=dict(total), quota_left=dict(left))
+    if not total:
+        return None
+    name = f"quota of {namespace}"
+    whole = NodeCapacity(name=name, total=dict(total), free=dict(left))
+    return Capacity(nodes=(whole,), quota_total=dict(total), quota_left=dict(left), only_node=name)

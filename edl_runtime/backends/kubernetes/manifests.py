@@ -62,6 +62,8 @@ def owner_of_all(spec: JobSpec, *, token: str, created_at: float, defaults: Pod)
             names.TOKEN: token,
             names.DIGEST: spec.digest,
             names.BOUNDS: str(spec.bounds),
+            names.PRIORITY: str(spec.priority),
+            names.WEIGHT: repr(spec.weight),
             names.WANTED: str(spec.instances),
             names.ELASTIC: str(spec.elastic).lower(),
             names.CREATED_AT: repr(created_at),

@@ -12,9 +12,11 @@ from typing import Any
 
 import msgspec
 
-from edl_runtime.backends.base import InstancePhase, InstanceStatus, JobStatus, Phase
+from edl_runtime.backends.base import SUSPENDED, InstancePhase, InstanceStatus, JobStatus, Phase, Scaling
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.manifests import MOST_DISRUPTIONS, MOST_LIVES
+from edl_runtime.backends.kubernetes.reserving import reserved
+from edl_runtime.backends.kubernetes.templates import instance_of, things
 from edl_runtime.backends.local.restarts import ending
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.specs import Bounds
@@ -116,7 +118,7 @@ def job_status(
     is_pool = owner["kind"] == "Deployment"
     told = pool_instances(pods, now) if is_pool else trainer_instances(owner, pods)
     elastic = annotations.get(names.ELASTIC) == "true"
-    phase, about = _pool_phase(told) if is_pool else _trainer_phase(owner, told, elastic=elastic)
+    phase, about = _pool_phase(owner, told) if is_pool else _trainer_phase(owner, told, elastic=elastic)
     seen = [_delayed(one, delays.get(one.status.pod, "")) for one in told]
     if phase == "running" and about is None:
         about = next((one for one in seen if one.trouble), None)
@@ -124,13 +126,15 @@ def job_status(
     never_created = not pods and any(words in refusal for words in _NEVER_CREATED)
     results = [one for one in seen if one.result is not None]
     newest = max(results, key=lambda one: (one.ended_at, one.status.index), default=None)
+    phase = "failed" if never_created else phase
     return JobStatus(
         name=owner["metadata"]["labels"][names.JOB],
         kind="pool" if is_pool else "trainer",
-        phase="failed" if never_created else phase,
+        phase=phase,
         token=annotations.get(names.TOKEN, ""),
         digest=annotations.get(names.DIGEST, ""),
         wanted=wanted(owner),
+        scaling=scaling(owner) if phase in ("pending", "running") else None,
         instances=tuple(one.status for one in seen),
         replaced=_replaced(pods) if is_pool else {},
         created_at=float(annotations.get(names.CREATED_AT) or _created(owner)),
@@ -226,6 +230,37 @@ def wanted(owner: Manifest) -> int:
     return int(_at(owner, "metadata", "annotations").get(names.WANTED) or owner["spec"].get(size) or 0)
 
 
+def pool_size(deployment: Manifest) -> int:
+    """Return how many pods the Deployment is to have, as its controller sees it."""
+    return int(deployment["spec"].get("replicas") or 0)
+
+
+def scaling(owner: Manifest) -> Scaling | None:
+    """Return what decides how many instances a job should have, as it was submitted; None if somebody removed it."""
+    annotations, template = _at(owner, "metadata", "annotations"), _at(owner, "spec", "template")
+    if names.BOUNDS not in annotations:
+        return None
+    resized_at = annotations.get(names.RESIZED_AT)
+    return Scaling(
+        bounds=bounds(owner),
+        resources=reserved(template),
+        priority=int(annotations.get(names.PRIORITY) or 0),
+        weight=float(annotations.get(names.WEIGHT) or 1),
+        resumes=_resumes(owner),
+        resized_at=float(resized_at) if resized_at else None,
+    )
+
+
+def _resumes(owner: Manifest) -> bool:
+    if owner["kind"] == "Deployment":
+        return True
+    annotations, labels = _at(owner, "metadata", "annotations"), _at(owner, "metadata", "labels")
+    env = things(instance_of(_at(owner, "spec", "template")), "env")
+    kept = [variable for variable in env if variable.get("name") == "EDL_CHECKPOINT"]
+    has_checkpoints = any(variable.get("value") or variable.get("valueFrom") for variable in kept)
+    return annotations.get(names.ELASTIC) == "true" and has_checkpoints and names.QUEUE not in labels
+
+
 def bounds(owner: Manifest) -> Bounds:
     """Return between which numbers it may be resized."""
     return Bounds.parse(owner["metadata"]["annotations"][names.BOUNDS])
@@ -308,9 +343,10 @@ def by_age(pods: Iterable[Manifest]) -> list[Manifest]:
 def trainer_instances(job: Manifest, pods: Iterable[Manifest]) -> list[Seen]:
     """Return a trainer job's instances, each by its newest pod.
 
-    Without those that others have taken the place of, and those that have left by a resize; with those that were given
-    up and whose pods are gone. An index's newest pod knows how often those before it were ended, and by whom; a Job
-    keeps it until its successor is there. Only an index that has left by a resize and comes back begins anew.
+    Without those that others have taken the place of, and those that have left by a resize, be it to none; with those
+    that were given up and whose pods are gone. An index's newest pod knows how often those before it were ended, and by
+    whom; a Job keeps it until its successor is there. Only an index that has left by a resize and comes back begins
+    anew.
     """
     by_index: dict[int, list[Manifest]] = defaultdict(list)
     for pod in pods:
@@ -319,10 +355,11 @@ def trainer_instances(job: Manifest, pods: Iterable[Manifest]) -> list[Seen]:
     failed = _failed_below(job, completions)
     unreplaced = wanted(job) - (completions - len(failed))
     shown = failed[len(failed) - max(0, min(unreplaced, len(failed))) :]
+    staying = completions if wanted(job) else 0
     present = {
         index: _of_trainer(by_age(of_index)[-1], given_up=index in failed, most_disruptions=most_disruptions(job))
         for index, of_index in by_index.items()
-        if (index in shown or index not in failed) and (index < completions or not _is_over(of_index))
+        if (index in shown or index not in failed) and (index < staying or not _is_over(of_index))
     }
     gone = {index: _gone(index) for index in shown if index not in present}
     return [one for _, one in sorted({**present, **gone}.items())]
@@ -454,8 +491,10 @@ def _seen(
     return Seen(status=status, last_lines=_last_lines(wrote), hopeless=hopeless)
 
 
-def _pool_phase(seen: Sequence[Seen]) -> tuple[Phase, Seen | None]:
+def _pool_phase(owner: Manifest, seen: Sequence[Seen]) -> tuple[Phase, Seen | None]:
     """Return how a pool fares and which instance tells why: it fails when it has none to go on with."""
+    if wanted(owner) == 0:
+        return "pending", None
     troubled = [one for one in seen if one.trouble]
     lost = [one for one in troubled if not one.status.disrupted and (one.hopeless or one.status.phase == "failed")]
     if seen and len(lost) == len(seen):
@@ -514,6 +553,8 @@ def _refusal(owner: Manifest, refusals: Sequence[str]) -> str:
 
 def _reason(owner: Manifest, phase: Phase, refusal: str) -> str:
     """Return what is to be said where no instance tells why."""
+    if phase == "pending" and wanted(owner) == 0:
+        return SUSPENDED
     if phase == "pending":
         queue = _at(owner, "metadata", "labels").get(names.QUEUE)
         return f"suspended: it waits in Kueue's queue {queue!r}" if queue else "suspended"

@@ -12,7 +12,7 @@ import msgspec
 
 from edl_runtime.backends.base import Capacity, JobStatus, LogLine, refuse_strangers
 from edl_runtime.backends.local import locks
-from edl_runtime.backends.local.capacity import machine_capacity
+from edl_runtime.backends.local.capacity import capacity_beside, machine_total
 from edl_runtime.backends.local.folders import JobFolder, WorkFolder
 from edl_runtime.backends.local.launch import launch
 from edl_runtime.backends.local.logs import read_run
@@ -84,7 +84,7 @@ class LocalBackend:
             case Refused(allowed=allowed) if allowed:
                 raise SpecError("instances", instances, allowed)
             case _:
-                ended = "is ending" if status.phase == "running" else f"has {status.phase}"
+                ended = f"has {status.phase}" if status.has_ended else "is ending"
                 raise BackendError(f"{name!r} {ended} and can't be resized; submit it again")
 
     async def logs(
@@ -112,7 +112,11 @@ class LocalBackend:
             return await _clear(folder, token)
 
     async def capacity(self) -> Capacity:
-        return await asyncio.to_thread(machine_capacity)
+        """Return what this machine has, and what of it no instance of a job here reserves.
+
+        An instance reserves what its pod would, whether or not its process takes it, and a core where nothing is said.
+        """
+        return await asyncio.to_thread(lambda: capacity_beside(self._list(), machine_total()))
 
     def _prepare(self, spec: JobSpec) -> None:
         if spec.cwd and not Path(spec.cwd).is_dir():

@@ -1,22 +1,49 @@
-"""What this machine has for instances."""
+"""What this machine has for instances, and what of it they reserve."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from edl_runtime.backends.base import Capacity
+from edl_runtime.backends.base import Capacity, JobStatus, NodeCapacity, Scaling
+from edl_runtime.specs import JobSpec
+
+HERE = "localhost"
+"""The node that all instances are on."""
 
 
-def machine_capacity() -> Capacity:
-    """Return this machine's cores, its free memory and its GPUs; other programs' load is not deducted."""
+def machine_total() -> dict[str, float]:
+    """Return this machine's cores, its memory and its GPUs."""
     import psutil
 
-    return Capacity(
-        cpus=float(os.cpu_count() or 1),
-        free_memory=psutil.virtual_memory().available,
-        gpus=count_gpus(os.environ, Path("/proc/driver/nvidia/gpus")),
+    return {
+        "cpu": float(os.cpu_count() or 1),
+        "memory": float(psutil.virtual_memory().total),
+        "gpu": float(count_gpus(os.environ, Path("/proc/driver/nvidia/gpus"))),
+    }
+
+
+def capacity_beside(jobs: Iterable[JobStatus], total: Mapping[str, float]) -> Capacity:
+    """Return what is free of `total` beside the instances of these jobs, but for those that are leaving."""
+    free = dict(total)
+    for job in jobs:
+        staying = sum(one.index < job.wanted and one.phase == "running" for one in job.instances)
+        for name, much in (job.scaling.resources if job.scaling else {}).items():
+            if name in free:
+                free[name] = max(0.0, free[name] - staying * much)
+    return Capacity(nodes=(NodeCapacity(name=HERE, total=dict(total), free=free),))
+
+
+def scaling_of(spec: JobSpec) -> Scaling:
+    """Return what decides on the size of a job that is about to start: what it reserves is what its pods would."""
+    asked = {name: much for name, much in spec.pod.reserves().items() if much} if spec.pod else {}
+    return Scaling(
+        bounds=spec.bounds,
+        resources=asked or {"cpu": 1.0},
+        priority=spec.priority,
+        weight=spec.weight,
+        resumes=spec.kind == "pool" or (spec.elastic and bool(spec.env.get("EDL_CHECKPOINT"))),
     )
 
 

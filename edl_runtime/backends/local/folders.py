@@ -52,9 +52,9 @@ class JobFolder:
     def read_status(self) -> JobStatus | None:
         """Return the job's status, None when there is no such job. A supervisor that died makes it a failed one."""
         status = self._read_status()
-        if status and status.phase == "running" and not locks.is_held(self.supervisor_lock):
+        if status and not status.has_ended and not locks.is_held(self.supervisor_lock):
             status = self._read_status()  # it may have ended properly since
-            if status and status.phase == "running":
+            if status and not status.has_ended:
                 status = _orphaned(status)
         return status and msgspec.structs.replace(status, result=self._read_result())
 
@@ -179,6 +179,7 @@ def _orphaned(status: JobStatus) -> JobStatus:
     return msgspec.structs.replace(
         status,
         phase="failed",
+        scaling=None,
         reason=_SUPERVISOR_DIED,
         instances=tuple(map(_killed, status.instances)),
     )

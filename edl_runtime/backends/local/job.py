@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
-from edl_runtime.backends.base import JobStatus, Phase
+from edl_runtime.backends.base import SUSPENDED, JobStatus, Phase, check_size
 from edl_runtime.backends.local.folders import JobFolder
 from edl_runtime.backends.local.instances import Instances
 from edl_runtime.backends.local.messages import Adopt, Delete, Done, Refused, Reply, Request, Resize
 from edl_runtime.backends.local.restarts import Again, Fail, GiveUp, RestartPolicy, after_end, ending
 from edl_runtime.backends.local.slots import Slot, Trouble
-from edl_runtime.errors import EX_CONFIG
+from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.specs import JobSpec
 
 if TYPE_CHECKING:
@@ -92,10 +92,15 @@ class Job:
     def _resize(self, instances: int) -> Reply:
         if self._ending.is_set():
             return Refused("it has ended")
-        if instances not in self._spec.bounds:
-            return Refused("outside its bounds", f"{self._spec.bounds.min} to {self._spec.bounds.max}")
-        raised = instances > self._status.wanted
-        self._change(wanted=instances)
+        try:
+            check_size(instances, self._spec.bounds)
+        except SpecError as error:
+            return Refused("outside its bounds", error.allowed)
+        before, scaling = self._status.wanted, self._status.scaling
+        raised = instances > before
+        if scaling and instances != before:
+            scaling = msgspec.structs.replace(scaling, resized_at=time.time())
+        self._change(wanted=instances, phase="running" if instances else "pending", scaling=scaling)
         self._dismiss(instances)
         if raised:
             self._slots = {index: slot for index, slot in self._slots.items() if not slot.status.given_up}
@@ -141,7 +146,12 @@ class Job:
         self._conclude(slot)
 
     def _conclude(self, ended: Slot) -> None:
-        """End the job if nobody is left to go on with, since the instance in this slot has ended."""
+        """End the job if nobody is left to go on with, since the instance in this slot has ended.
+
+        One that is suspended waits for others.
+        """
+        if self._status.is_suspended:
+            return
         is_pool = self._spec.kind == "pool"
         left = [slot for slot in self._slots.values() if not slot.status.given_up]
         if left and not is_pool and all(slot.status.phase == "succeeded" for slot in left):
@@ -204,7 +214,9 @@ class Job:
             self._save()
 
     def _trouble(self) -> Trouble | None:
-        """Return what is wrong with an instance, the first that has something."""
+        """Return what is wrong with an instance, the first that has something, or that there are to be none."""
+        if self._status.is_suspended:
+            return Trouble(SUSPENDED)
         return next((slot.trouble for _, slot in sorted(self._slots.items()) if slot.trouble), None)
 
     async def _live(self, slot: Slot) -> int:
@@ -221,7 +233,7 @@ class Job:
     def _end(self, phase: Phase, trouble: Trouble | None = None) -> None:
         if not self._ending.is_set():
             self._ending.set()
-            self._change(phase=phase, **_told(trouble))
+            self._change(phase=phase, scaling=None, **_told(trouble))
 
     def _change(self, **changes: object) -> None:
         self._status = msgspec.structs.replace(self._status, **changes)

@@ -9,6 +9,7 @@ from collections import deque
 import msgspec
 
 from edl_runtime.backends.base import InstanceStatus
+from edl_runtime.backends.local.capacity import HERE
 
 _HOUR_S = 3600.0
 
@@ -31,7 +32,7 @@ class Slot:
         self.finished = False
         self.short_lives = 0
         self.trouble: Trouble | None = None
-        self.status = InstanceStatus(index=index, phase="running", started_at=time.time())
+        self.status = InstanceStatus(index=index, phase="running", started_at=time.time(), node=HERE)
         self._ended_at: deque[float] = deque()
 
     def update(self, **changes: object) -> None:

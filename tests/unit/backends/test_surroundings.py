@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from edl_runtime.backends.local.capacity import count_gpus
+from edl_runtime.backends.base import InstancePhase, InstanceStatus, JobStatus, NodeCapacity, Scaling
+from edl_runtime.backends.local.capacity import HERE, capacity_beside, count_gpus, machine_total, scaling_of
 from edl_runtime.backends.local.environment import base_environment
+from edl_runtime.pods import Pod
+from edl_runtime.specs import Bounds, JobSpec
 
 
 def test_only_what_programs_need_passes_to_instances() -> None:
@@ -37,3 +40,53 @@ def test_without_the_variable_the_driver_is_asked(tmp_path: Path) -> None:
     (tmp_path / "0000:01:00.0").mkdir()
     assert count_gpus({}, tmp_path) == 1
     assert count_gpus({}, tmp_path / "nothing") == 0
+
+
+def running(resources: dict[str, float], wanted: int, phases: tuple[InstancePhase, ...]) -> JobStatus:
+    instances = tuple(
+        InstanceStatus(index=index, phase=phase, started_at=1.0, node=HERE) for index, phase in enumerate(phases)
+    )
+    scaling = Scaling(bounds=Bounds(1, 9), resources=resources)
+    told = {"name": "job", "token": "t", "digest": "d", "created_at": 1.0}
+    return JobStatus(**told, kind="pool", phase="running", wanted=wanted, scaling=scaling, instances=instances)
+
+
+def test_what_is_free_is_beside_instances_that_stay() -> None:
+    """Those that leave count as gone, those that have ended as well, and what nobody knows of is left out."""
+    total = {"cpu": 8.0, "memory": 100.0, "gpu": 2.0}
+    jobs = [
+        running({"cpu": 0.5, "rdma/hca": 1.0}, 2, ("running", "running", "running")),
+        running({"cpu": 1.0, "memory": 60.0}, 2, ("running", "failed")),
+        running({"gpu": 1.0}, 0, ("running",)),
+    ]
+    assert capacity_beside(jobs, total).nodes == (
+        NodeCapacity(name=HERE, total=total, free={"cpu": 6.0, "memory": 40.0, "gpu": 2.0}),
+    )
+    assert capacity_beside([running({"cpu": 9.0}, 1, ("running",))], total).nodes[0].free["cpu"] == 0
+
+
+def test_the_machine_has_cores_memory_and_perhaps_gpus() -> None:
+    """By the names that specs of pods have for them."""
+    total = machine_total()
+    assert sorted(total) == ["cpu", "gpu", "memory"]
+    assert total["cpu"] >= 1
+    assert total["memory"] > 1 << 28
+
+
+@pytest.mark.parametrize(
+    ("pod", "resources"),
+    [
+        (None, {"cpu": 1.0}),
+        (Pod(image="i:1"), {"cpu": 1.0}),
+        (Pod(resources={"cpu": 0}), {"cpu": 1.0}),
+        (Pod(resources={"memory": "1Gi", "cpu": 0}), {"memory": float(1 << 30)}),
+        (
+            Pod(resources={"cpu": "1500m", "nvidia.com/gpu": 2, "rdma/hca": 1}),
+            {"cpu": 1.5, "gpu": 2.0, "rdma/hca": 1.0},
+        ),
+    ],
+)
+def test_an_instance_reserves_what_its_pod_would_or_a_core(pod: Pod | None, resources: dict[str, float]) -> None:
+    """So that there is always something to plan with."""
+    spec = JobSpec(name="job", kind="pool", command=("t",), bounds=Bounds(1, 1), instances=1, pod=pod)
+    assert scaling_of(spec).resources == resources

@@ -232,9 +232,9 @@ def test_a_pool_is_resized(edl: Edl) -> None:
 def test_a_number_outside_the_bounds_is_a_configuration_error(edl: Edl) -> None:
     """The exit status tells scripts that trying again is pointless."""
     status, _, complaint = edl("resize", "pool", "4")
-    assert (status, complaint) == (EX_CONFIG, "edl: instances: got 4, allowed is 1 to 3\n")
+    assert (status, complaint) == (EX_CONFIG, "edl: instances: got 4, allowed is 0, or 1 to 3\n")
     status, _, complaint = edl("resize", "pool", "-1")
-    assert (status, complaint) == (EX_CONFIG, "edl: instances: got -1, allowed is 1 to 3\n")
+    assert (status, complaint) == (EX_CONFIG, "edl: instances: got -1, allowed is 0, or 1 to 3\n")
 
 
 @pytest.mark.usefixtures("pool")

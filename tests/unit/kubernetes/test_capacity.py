@@ -1,4 +1,4 @@
-"""What is left of a namespace's quota and of the nodes."""
+"""What the nodes have, and what is left of a namespace's quota."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from edl_runtime.backends.base import Capacity
-from edl_runtime.backends.kubernetes.capacity import UNLIMITED, amount, of_nodes, of_quotas, requested, tightest
+from edl_runtime.backends.base import Capacity, InstanceStatus, NodeCapacity
+from edl_runtime.backends.kubernetes.capacity import capacity_of, leaving, of_nodes, of_quotas
+from edl_runtime.backends.kubernetes.reserving import requested, reserved
+from edl_runtime.pods import amount
 
 GI = 1 << 30
 GPU = "nvidia.com/gpu"
@@ -33,8 +35,15 @@ def container(cpu: str = "", **more: Any) -> dict[str, Any]:
     return {"name": "c", "resources": {"requests": {"cpu": cpu}} if cpu else {}, **more}
 
 
-def pod(*containers: dict[str, Any], phase: str = "Running", on: str = "a", **spec: Any) -> dict[str, Any]:
-    return {"spec": {"nodeName": on, "containers": list(containers), **spec}, "status": {"phase": phase}}
+def pod(
+    *containers: dict[str, Any], phase: str = "Running", on: str = "a", uid: str = "", job: str = "", **spec: Any
+) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"uid": uid, "name": uid, "labels": {"edl-airflow/job": job} if job else {}}
+    for key, field in (("index", "annotations"), ("deleted", "deletionTimestamp")):
+        if (given := spec.pop(key, None)) is not None:
+            metadata[field] = {"batch.kubernetes.io/job-completion-index": str(given)} if key == "index" else given
+    spec = {"nodeName": on, "containers": list(containers), **spec}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": phase}}
 
 
 @pytest.mark.parametrize(
@@ -57,59 +66,11 @@ def test_what_is_no_quantity_is_an_error(quantity: Any) -> None:
         amount(quantity)
 
 
-@pytest.mark.parametrize("name", ["cpu", "requests.cpu"])
-def test_a_quota_leaves_what_is_not_used(name: str) -> None:
-    """Under either of the names that it has for what pods ask for; of what it doesn't limit there is no end."""
-    left = of_quotas([quota({name: "4", "pods": "9"}, {name: "1500m"})])
-    assert left == Capacity(cpus=2.5, free_memory=UNLIMITED.free_memory, gpus=UNLIMITED.gpus)
-
-
-def test_of_several_quotas_the_tightest_counts() -> None:
-    """For each resource."""
-    quotas = [
-        quota({"requests.cpu": "4", "requests.memory": "8Gi"}, {"requests.memory": "1Gi"}),
-        quota({"cpu": "2", "limits.memory": "4Gi", f"requests.{GPU}": "8"}, {"cpu": "1", f"requests.{GPU}": "5"}),
-    ]
-    assert of_quotas(quotas) == Capacity(cpus=1, free_memory=4 * GI, gpus=3)
-
-
-def test_a_quota_that_is_exceeded_leaves_nothing() -> None:
-    """It may have been made smaller than what was used."""
-    assert of_quotas([quota({"cpu": "1"}, {"cpu": "3"})]) == Capacity(
-        cpus=0, free_memory=UNLIMITED.free_memory, gpus=UNLIMITED.gpus
-    )
-
-
-@pytest.mark.parametrize(
-    "quotas",
-    [
-        [],
-        [{}],
-        [{"status": None}],
-        [quota(None)],
-        [quota({"pods": "5", "limits.cpu": "1", "requests.storage": "1Gi", "count/jobs.batch": "3"})],
-        [quota({"cpu": "0"}, scopes=["BestEffort"])],
-        [quota({"cpu": "0"}, scopes=["Terminating"])],
-        [quota({"cpu": "0"}, scopeSelector={"matchExpressions": [{"scopeName": "PriorityClass"}]})],
-    ],
-)
-def test_without_a_quota_for_what_instances_ask_for_nothing_is_limited(quotas: list[dict[str, Any]]) -> None:
-    """Nor by one that is for other pods."""
-    assert of_quotas(quotas) is None
-
-
-def test_a_quota_for_pods_that_run_on_counts() -> None:
-    """That is what instances are."""
-    left = of_quotas([quota({"cpu": "2"}, scopes=["NotTerminating", "NotBestEffort"])])
-    assert left is not None
-    assert left.cpus == 2
-
-
 def test_nodes_have_what_pods_have_not_asked_for() -> None:
-    """Only those that take pods count, and only pods that are on them and run, or are about to."""
+    """Only those that take pods count, and only pods that are on them, have not ended and stay."""
     nodes = [
-        node("a", cpu="4", memory="8Gi", gpus="2"),
-        node("b", cpu="3500m", memory="1Gi"),
+        node("b", cpu="3500m", memory="1Gi", pods="110"),
+        node("a", cpu="4", memory="8Gi", gpus="2", pods="3", **{"rdma/hca": "4"}),
         node("cordoned", cpu="64", unschedulable=True),
         node("lost", cpu="64", ready="Unknown"),
         {"metadata": {"name": "new"}, "status": {}},
@@ -121,11 +82,134 @@ def test_nodes_have_what_pods_have_not_asked_for() -> None:
         pod(container("64"), on=""),
         pod(container("64"), phase="Succeeded"),
         pod(container("64"), phase="Failed"),
-        pod({"resources": {"requests": {"memory": "2Gi", GPU: "1"}}}),
+        pod(container("2"), uid="leaves"),
+        pod({"resources": {"requests": {"memory": "2Gi", GPU: "1", "rdma/hca": "1"}}}),
     ]
-    assert of_nodes(nodes, pods) == Capacity(cpus=5, free_memory=7 * GI, gpus=1)
-    assert of_nodes(nodes, [pod(container("99"))]).cpus == 0
-    assert of_nodes([], []) == Capacity(cpus=0, free_memory=0, gpus=0)
+    assert of_nodes(nodes, pods, {"leaves"}) == (
+        NodeCapacity(
+            name="a",
+            total={"cpu": 4, "memory": 8 * GI, "gpu": 2, "pods": 3, "rdma/hca": 4},
+            free={"cpu": 2.5, "memory": 6 * GI, "gpu": 1, "pods": 1, "rdma/hca": 3},
+        ),
+        NodeCapacity(
+            name="b",
+            total={"cpu": 3.5, "memory": GI, "pods": 110},
+            free={"cpu": 2.5, "memory": GI, "pods": 109},
+        ),
+        NodeCapacity(name="new", total={}, free={}),
+    )
+    (a, *_) = of_nodes(nodes, [pod(container("99"))], set())
+    assert a.free["cpu"] == 0
+    assert of_nodes([], [], set()) == ()
+
+
+def owner(kind: str, name: str, **spec: Any) -> dict[str, Any]:
+    return {"kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def test_who_is_about_to_leave_counts_as_gone() -> None:
+    """What is deleted, whosever it is; and of our jobs what is beyond the number that was asked for last."""
+    pods = [
+        pod(uid="foreign"),
+        pod(uid="foreign-deleted", deleted="2026-11-22T09:08:44Z"),
+        pod(uid="kept", job="shrunk", index=0),
+        pod(uid="beyond", job="shrunk", index=1),
+        pod(uid="suspended", job="suspended", index=0),
+        pod(uid="deleted", job="suspended", index=1, deleted="2026-11-22T09:08:44Z"),
+        *(pod(uid=name, job="pool") | {"kind": "Pod"} for name in ("first", "second", "third")),
+        pod(uid="empty", job="none"),
+    ]
+    owners = [
+        owner("Job", "shrunk", completions=1),
+        owner("Job", "suspended", completions=2, suspend=True),
+        owner("Deployment", "pool", replicas=1),
+        owner("Deployment", "none", replicas=0),
+    ]
+    gone = leaving(pods, owners)
+    assert gone == {"foreign-deleted", "beyond", "suspended", "deleted", "second", "third", "empty"}
+    assert leaving(pods, []) == {"foreign-deleted", "deleted"}
+
+
+@pytest.mark.parametrize("name", ["cpu", "requests.cpu"])
+def test_a_quota_leaves_what_is_not_used(name: str) -> None:
+    """Under either of the names that it has for what pods ask for; nothing is said of what it doesn't limit."""
+    assert of_quotas([quota({name: "4", "pods": "9"}, {name: "1500m"})], [], set()) == (
+        {"cpu": 4, "pods": 9},
+        {"cpu": 2.5, "pods": 9},
+    )
+
+
+def test_of_several_quotas_the_tightest_counts() -> None:
+    """For each resource."""
+    quotas = [
+        quota({"requests.cpu": "4", "requests.memory": "8Gi"}, {"requests.memory": "1Gi"}),
+        quota({"cpu": "2", "limits.memory": "4Gi", f"requests.{GPU}": "8"}, {"cpu": "1", f"requests.{GPU}": "5"}),
+        quota({"requests.rdma/hca": "2", "count/pods": "1"}),
+    ]
+    assert of_quotas(quotas, [], set()) == (
+        {"cpu": 2, "memory": 4 * GI, "gpu": 8, "rdma/hca": 2, "pods": 1},
+        {"cpu": 1, "memory": 4 * GI, "gpu": 3, "rdma/hca": 2, "pods": 1},
+    )
+
+
+def test_what_leaves_or_has_no_place_yet_is_given_back_to_a_quota() -> None:
+    """It counts these as used; what has ended it does not, and there is never more left than it has."""
+    pods = [
+        pod(container("1"), uid="stays"),
+        pod(container("1"), uid="leaves"),
+        pod(container("500m"), uid="waits", on="", phase="Pending"),
+        pod(container("8"), uid="ended", on="", phase="Failed"),
+    ]
+    used = {"cpu": "2500m", "pods": "3"}
+    assert of_quotas([quota({"cpu": "4", "pods": "3"}, used)], pods, {"leaves"})[1] == {"cpu": 3, "pods": 2}
+    assert of_quotas([quota({"cpu": "1"}, {"cpu": "500m"})], pods, {"leaves"})[1] == {"cpu": 1}
+
+
+def test_a_quota_that_is_exceeded_leaves_nothing() -> None:
+    """It may have been made smaller than what was used."""
+    assert of_quotas([quota({"cpu": "1"}, {"cpu": "3"})], [], set()) == ({"cpu": 1}, {"cpu": 0})
+
+
+@pytest.mark.parametrize(
+    "quotas",
+    [
+        [],
+        [{}],
+        [{"status": None}],
+        [quota(None)],
+        [quota({"limits.cpu": "1", "requests.storage": "1Gi", "count/jobs.batch": "3", "services": "1"})],
+        [quota({"cpu": "0"}, scopes=["BestEffort"])],
+        [quota({"cpu": "0"}, scopes=["Terminating"])],
+        [quota({"cpu": "0"}, scopeSelector={"matchExpressions": [{"scopeName": "PriorityClass"}]})],
+    ],
+)
+def test_without_a_quota_for_what_instances_ask_for_nothing_is_limited(quotas: list[dict[str, Any]]) -> None:
+    """Nor by one that is for other pods."""
+    assert of_quotas(quotas, [], set()) == ({}, {})
+
+
+def test_a_quota_for_pods_that_run_on_counts() -> None:
+    """That is what instances are."""
+    assert of_quotas([quota({"cpu": "2"}, scopes=["NotTerminating", "NotBestEffort"])], [], set())[1] == {"cpu": 2}
+
+
+def placed(node: str) -> InstanceStatus:
+    return InstanceStatus(index=0, phase="running", started_at=1.0, node=node)
+
+
+def test_where_no_nodes_may_be_seen_the_quota_is_the_only_one() -> None:
+    """All that have a place are there then; else a node's name is its own, and nothing is known without either."""
+    by_quota = capacity_of(None, {"cpu": 4}, {"cpu": 1}, "ml")
+    whole = NodeCapacity(name="quota of ml", total={"cpu": 4}, free={"cpu": 1})
+    assert by_quota == Capacity(nodes=(whole,), quota_total={"cpu": 4}, quota_left={"cpu": 1}, only_node="quota of ml")
+    assert (by_quota.place_of(placed("n1")), by_quota.place_of(placed(""))) == ("quota of ml", "")
+
+    nodes = (NodeCapacity(name="n1", total={"cpu": 8}, free={"cpu": 3}),)
+    both = capacity_of(nodes, {"cpu": 4}, {"cpu": 1}, "ml")
+    assert both == Capacity(nodes=nodes, quota_total={"cpu": 4}, quota_left={"cpu": 1})
+    assert (both.place_of(placed("n1")), both.place_of(placed(""))) == ("n1", "")
+    assert capacity_of((), {}, {}, "ml") == Capacity(nodes=())
+    assert capacity_of(None, {}, {}, "ml") is None
 
 
 SIDECAR = {"restartPolicy": "Always"}
@@ -154,12 +238,13 @@ def test_a_pod_reserves_the_most_that_it_needs_at_once(
 
 def test_what_a_pod_leaves_out_is_nothing() -> None:
     """Missing or null."""
-    for resources in ({}, None, {"requests": None}, {"limits": {"cpu": "1"}}):
+    for resources in ({}, None, {"requests": None}, {"limits": {"memory": "1"}}):
         assert requested({"spec": {"containers": [{"resources": resources}], "initContainers": None}}, "cpu") == 0
 
 
-def test_the_tightest_is_the_least_of_each() -> None:
-    """One that is not known does not limit."""
-    one, other = Capacity(cpus=1, free_memory=4, gpus=2), Capacity(cpus=2, free_memory=3, gpus=2)
-    assert tightest(one, other) == Capacity(cpus=1, free_memory=3, gpus=2)
-    assert (tightest(one, None), tightest(None, one), tightest(None, None)) == (one, one, None)
+def test_a_pod_takes_what_it_asks_for_and_a_place() -> None:
+    """Of each resource by the name that a spec has for it. Where only a limit is said, that is what it asks for."""
+    of_both = {"resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2", "memory": "1Gi", GPU: "2"}}}
+    taken = pod(of_both, {"resources": {"requests": {"rdma/hca": "1", "ephemeral-storage": "0"}}}, overhead={"cpu": 1})
+    assert reserved(taken) == {"cpu": 2, "memory": GI, "gpu": 2, "rdma/hca": 1, "pods": 1}
+    assert reserved({"spec": {"containers": [container()]}}) == reserved({}) == {"pods": 1}

@@ -115,6 +115,8 @@ def test_a_pool_is_a_deployment() -> None:
                 "edl-airflow/token": "me/1",
                 "edl-airflow/digest": spec.digest,
                 "edl-airflow/bounds": "1:4",
+                "edl-airflow/priority": "0",
+                "edl-airflow/weight": "1.0",
                 "edl-airflow/wanted": "3",
                 "edl-airflow/elastic": "false",
                 "edl-airflow/created-at": "1.5",

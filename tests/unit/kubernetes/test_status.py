@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edl_runtime.backends.base import InstanceStatus, JobStatus
+from edl_runtime.backends.base import SUSPENDED, InstanceStatus, JobStatus, Scaling
 from edl_runtime.backends.kubernetes.status import (
     EVENTS_OF_PODS,
     bounds,
@@ -78,6 +78,9 @@ def owner(kind: str, size: int, **more: Any) -> dict[str, Any]:
         "edl-airflow/created-at": "1.5",
         "edl-airflow/cwd": "/work",
     }
+    for name in ("priority", "weight", "resized_at"):
+        if name in more:
+            annotations[f"edl-airflow/{name.replace('_', '-')}"] = str(more.pop(name))
     if "most_disruptions" in more:
         annotations["edl-airflow/most-disruptions"] = str(more.pop("most_disruptions"))
     labels = {"edl-airflow/job": "job", **more.pop("labels", {})}
@@ -121,6 +124,7 @@ def test_a_job_tells_what_it_was_given() -> None:
                 index=1, phase="running", started_at=CREATED_AT + 2, restarts=3, disruptions=2, pod="job-1-1", node="n1"
             ),
         ),
+        scaling=Scaling(bounds=Bounds(1, 4), resources={"pods": 1.0}),
         created_at=1.5,
         elastic=True,
         cwd="/work",
@@ -819,3 +823,80 @@ def test_a_pool_tells_which_pods_were_evicted() -> None:
     assert [(one.pod, one.disrupted) for one in status.instances] == [("c", False), ("going", True)]
     assert status.phase == "running"
     assert of(job(), pod(0, ended(137), **evicted)).replaced == {}
+
+
+def template(*env: dict[str, Any]) -> dict[str, Any]:
+    resources = {"requests": {"cpu": "500m", "nvidia.com/gpu": "1"}, "limits": {"memory": "1Gi"}}
+    return {"spec": {"containers": [{"name": "instance", "resources": resources, "env": list(env)}]}}
+
+
+CHECKPOINT = {"name": "EDL_CHECKPOINT", "value": "s3://b/job"}
+
+
+def test_a_job_tells_what_decides_its_size_until_it_has_ended() -> None:
+    """From its annotations, and what its pods ask for from their template."""
+    thing = job(template=template(CHECKPOINT), elastic=True, priority=-5, weight=0.5, resized_at=17.25)
+    expected = Scaling(
+        bounds=Bounds(1, 4),
+        resources={"cpu": 0.5, "memory": float(1 << 30), "gpu": 1.0, "pods": 1.0},
+        priority=-5,
+        weight=0.5,
+        resumes=True,
+        resized_at=17.25,
+    )
+    assert of(thing).scaling == expected
+    assert of({**thing, "spec": {**thing["spec"], "suspend": True}}).scaling == expected
+    assert of(job(conditions={"Complete": {}})).scaling is None
+    assert of(job(conditions={"Failed": {}})).scaling is None
+
+
+@pytest.mark.parametrize(
+    ("thing", "resumes"),
+    [
+        (pool(), True),
+        (job(elastic=True, template=template(CHECKPOINT)), True),
+        (job(elastic=True, template=template({"name": "EDL_CHECKPOINT", "valueFrom": {"fieldRef": {}}})), True),
+        (job(elastic=True, template=template({"name": "EDL_CHECKPOINT", "value": ""})), False),
+        (job(elastic=True, template=template()), False),
+        (job(template=template(CHECKPOINT)), False),
+        (
+            job(elastic=True, template=template(CHECKPOINT), labels={"kueue.x-k8s.io/queue-name": "q"}),
+            False,
+        ),
+    ],
+    ids=["pool", "checkpoint", "from elsewhere", "empty", "none", "not elastic", "queued"],
+)
+def test_who_goes_on_where_it_was_says_so(thing: dict[str, Any], *, resumes: bool) -> None:
+    """Pools, and elastic trainers with checkpoints; but not those of Kueue's, which can't be suspended here."""
+    scaling = of(thing).scaling
+    assert scaling is not None
+    assert scaling.resumes is resumes
+
+
+def test_a_suspended_job_has_no_instances_but_those_that_leave() -> None:
+    """Its Job keeps the last pod of each index, and how that ended is nobody's trouble."""
+    thing = job(2, wanted=0, suspend=True, conditions={"Suspended": {}})
+    left = pod(0, ended(143), phase="Failed")
+    status = of(thing, left, pod(1, RUNNING))
+    assert (status.phase, status.wanted, status.reason) == ("pending", 0, SUSPENDED)
+    assert phases(status) == [(1, "running")]
+    assert of(thing, left, pod(1, ended(143), phase="Failed")).instances == ()
+    assert of(job(2, suspend=True)).reason == "suspended"
+    given_up = job(1, completions=2, wanted=0, suspend=True, elastic=True, status={"failedIndexes": "0"})
+    assert of(given_up, left).instances == ()
+
+
+def test_a_suspended_pool_has_not_failed_whatever_its_last_pods_say() -> None:
+    """They were told to leave."""
+    thing = pool(replicas=0, wanted=0)
+    assert (of(thing).phase, of(thing).reason, of(thing).is_suspended) == ("pending", SUSPENDED, True)
+    status = of(thing, pod(0, ended(78)))
+    assert (status.phase, status.reason, status.attainable) == ("pending", SUSPENDED, 0)
+
+
+def test_a_suspended_job_goes_on_with_as_many_indexes_as_it_is_given() -> None:
+    """Those that were given up before stay so."""
+    assert completions_for(job(3, wanted=0, suspend=True), 3) == 3
+    assert completions_for(job(3, wanted=0, suspend=True), 1) == 1
+    assert completions_for(job(3, wanted=0, suspend=True), 4) == 4
+    assert completions_for(job(3, wanted=0, suspend=True, status={"failedIndexes": "1"}), 2) == 3

@@ -1,0 +1,74 @@
+"""What a planner needs to know: what decides a job's size, and what there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from contract.asking import WAITS, ended, job, reach
+
+from edl_runtime.backends.base import Backend, Scaling
+from edl_runtime.pods import Pod
+from edl_runtime.specs import Bounds
+
+MIB = 1 << 20
+
+
+def given(scaling: Scaling | None) -> dict[str, float]:
+    """Return what an instance reserves, of what all backends know."""
+    assert scaling is not None
+    return {name: much for name, much in scaling.resources.items() if name != "pods"}
+
+
+async def test_a_job_tells_what_decides_its_size_until_it_has_ended(backend: Backend) -> None:
+    """Its bounds, priority and weight as they were submitted, and what an instance reserves."""
+    pod = Pod(resources={"cpu": "30m", "memory": "48Mi"})
+    asked = msgspec.structs.replace(job(WAITS), priority=-3, weight=2.5, pod=pod)
+    submitted = await backend.submit(asked, token="mine", secrets={})
+    for status in (submitted, await backend.get("job"), *await backend.list(), await backend.resize("job", 2)):
+        scaling = status.scaling
+        assert scaling is not None
+        assert (scaling.bounds, scaling.priority, scaling.weight) == (Bounds(1, 4), -3, 2.5)
+        assert given(scaling) == pytest.approx({"cpu": 0.03, "memory": 48 * MIB})
+    await backend.submit(job("pass", kind="trainer"), token="mine", secrets={})
+    assert (await ended(backend)).scaling is None
+
+
+async def test_an_instance_always_reserves_something(backend: Backend) -> None:
+    """Also where its job says nothing of it."""
+    submitted = await backend.submit(job(WAITS), token="mine", secrets={})
+    assert submitted.scaling is not None
+    assert all(much > 0 for much in submitted.scaling.resources.values())
+    assert submitted.scaling.resources
+    assert (submitted.scaling.priority, submitted.scaling.weight) == (0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "resumes"),
+    [
+        ({"kind": "pool"}, True),
+        ({"kind": "trainer", "elastic": True, "env": {"EDL_CHECKPOINT": "/tmp/x"}}, True),
+        ({"kind": "trainer", "elastic": True, "env": {"EDL_CHECKPOINT": ""}}, False),
+        ({"kind": "trainer", "elastic": True}, False),
+        ({"kind": "trainer", "env": {"EDL_CHECKPOINT": "/tmp/x"}}, False),
+    ],
+)
+async def test_who_goes_on_where_it_was_says_so(backend: Backend, asked: dict[str, Any], *, resumes: bool) -> None:
+    """Pools, which have nothing to lose, and elastic trainers that keep checkpoints."""
+    submitted = await backend.submit(job(WAITS, **asked), token="mine", secrets={})
+    assert submitted.scaling is not None
+    assert submitted.scaling.resumes is resumes
+
+
+async def test_capacity_is_of_nodes_and_instances_are_on_them(backend: Backend) -> None:
+    """There is at least a core and some memory to run this test, and each instance is at one of its nodes."""
+    await backend.submit(job(WAITS, instances=2), token="mine", secrets={})
+    status = await reach(backend, "job", lambda status: [one.phase for one in status.instances] == ["running"] * 2)
+    capacity = await backend.capacity()
+    assert sum(node.total["cpu"] for node in capacity.nodes) >= 1
+    assert sum(node.total["memory"] for node in capacity.nodes) > MIB
+    for node in capacity.nodes:
+        assert node.free.keys() == node.total.keys()
+        assert all(0 <= node.free[name] <= node.total[name] for name in node.total)
+    assert {capacity.place_of(one) for one in status.instances} <= {node.name for node in capacity.nodes}

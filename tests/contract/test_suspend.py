@@ -1,0 +1,140 @@
+"""A job or pool without instances for a while."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import pytest
+from contract.asking import SAYS_GOODBYE, WAITS, eventually, followed, job, lines, reach, says
+
+from edl_runtime.backends.base import SUSPENDED, Backend, JobStatus
+from edl_runtime.specs import Bounds, JobKind, JobSpec
+
+KINDS: tuple[JobKind, ...] = ("pool", "trainer")
+
+
+def two(kind: JobKind, code: str = WAITS, *, elastic: bool = False) -> JobSpec:
+    """Return the spec of a job that has two instances at least."""
+    return msgspec.structs.replace(job(code, kind=kind, elastic=elastic, instances=2), bounds=Bounds(2, 4))
+
+
+def is_empty(status: JobStatus) -> bool:
+    return not status.instances
+
+
+def runs(status: JobStatus) -> bool:
+    return [one.phase for one in status.instances] == ["running"] * status.wanted
+
+
+async def suspended(backend: Backend) -> JobStatus:
+    """Suspend the job and return its status once its instances have left."""
+    await backend.resize("job", 0)
+    return await reach(backend, "job", is_empty)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_suspended_job_has_no_instances_and_goes_on_with_as_many_as_it_is_given(
+    backend: Backend, kind: JobKind
+) -> None:
+    """0 is allowed whatever the bounds; it has neither ended nor failed meanwhile, and says what it waits for."""
+    submitted = await backend.submit(two(kind), token="mine", secrets={})
+    await says(backend, "up", instances=2)
+    told = await backend.resize("job", 0)
+    assert (told.wanted, told.phase, told.reason, told.is_suspended) == (0, "pending", SUSPENDED, True)
+    status = await reach(backend, "job", is_empty)
+    assert (status.wanted, status.phase, status.reason, status.attainable) == (0, "pending", SUSPENDED, 0)
+    assert [(one.name, one.phase) for one in await backend.list()] == [("job", "pending")]
+    await backend.resize("job", 3)
+    status = await reach(backend, "job", runs)
+    assert (status.wanted, status.phase, status.reason, status.is_suspended) == (3, "running", "", False)
+    assert [one.restarts for one in status.instances] == [0, 0, 0]
+    assert (status.created_at, status.digest) == (submitted.created_at, submitted.digest)
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+async def test_a_trainer_job_may_be_suspended_again_and_again(backend: Backend, *, elastic: bool) -> None:
+    """More often than an instance may fail: that it was told to leave is no failure of its."""
+    await backend.submit(two("trainer", elastic=elastic), token="mine", secrets={})
+    for _ in range(6):
+        await reach(backend, "job", runs)
+        await suspended(backend)
+    await backend.resize("job", 2)
+    status = await reach(backend, "job", runs)
+    assert [one.restarts for one in status.instances] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_suspended_job_is_adopted_as_it_is(backend: Backend, kind: JobKind) -> None:
+    """A try that finds it so waits for what suspended it."""
+    first = await backend.submit(two(kind), token="first", secrets={})
+    await suspended(backend)
+    second = await backend.submit(two(kind), token="second", secrets={})
+    assert (second.created_at, second.token, second.wanted) == (first.created_at, "second", 0)
+    assert (await reach(backend, "job", is_empty)).is_suspended
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_suspended_job_can_be_deleted_and_replaced(backend: Backend, kind: JobKind) -> None:
+    """As any other, and what takes its place is not suspended."""
+    await backend.submit(two(kind), token="mine", secrets={})
+    await suspended(backend)
+    assert not await backend.delete("job", token="other")
+    other = two(kind, f"{WAITS}  # another")
+    assert (await backend.submit(other, token="mine", secrets={})).wanted == 2
+    assert (await reach(backend, "job", runs)).phase == "running"
+    await suspended(backend)
+    assert await backend.delete("job", token="mine")
+    assert await backend.list() == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_instances_of_a_suspended_job_get_their_grace(backend: Backend, kind: JobKind) -> None:
+    """Who follows the log sees their last words, and those of who comes when the job goes on."""
+    await backend.submit(two(kind, SAYS_GOODBYE), token="mine", secrets={})
+    await says(backend, "up", instances=2)
+    async with followed(backend) as seen:
+        await suspended(backend)
+        assert {line for _, line in await lines(backend)} <= {"up", "goodbye"}  # it can be read meanwhile
+        await backend.resize("job", 2)
+        await reach(backend, "job", runs)
+
+        async def all_said() -> bool:
+            return seen == [(number, word) for number in range(2) for word in ("up", "goodbye", "up")]
+
+        await eventually(all_said, f"the words of all, of {seen}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_job_may_be_resumed_while_its_instances_leave(backend: Backend, kind: JobKind) -> None:
+    """They leave, and others take their places."""
+    await backend.submit(two(kind, SAYS_GOODBYE), token="mine", secrets={})
+    await says(backend, "up", instances=2)
+    before = await reach(backend, "job", runs)
+    await backend.resize("job", 0)
+    await backend.resize("job", 2)
+
+    def are_others(status: JobStatus) -> bool:
+        return runs(status) and all(
+            now.started_at > then.started_at for now, then in zip(status.instances, before.instances, strict=True)
+        )
+
+    assert (await reach(backend, "job", are_others)).phase == "running"
+
+
+async def test_a_resize_is_remembered_with_its_time(backend: Backend) -> None:
+    """Of the last one that changed anything; a new job has never been resized."""
+    await backend.submit(two("pool"), token="mine", secrets={})
+    same = await backend.resize("job", 2)
+    assert same.scaling is not None
+    assert same.scaling.resized_at is None
+    for instances in (0, 2, 4):
+        began = time.time()
+        await backend.resize("job", instances)
+        scaling = (await backend.get("job")).scaling
+        assert scaling is not None
+        assert scaling.resized_at is not None
+        assert began <= scaling.resized_at <= time.time()
+    again = await backend.submit(two("pool", f"{WAITS}  # another"), token="mine", secrets={})
+    assert again.scaling is not None
+    assert again.scaling.resized_at is None
