@@ -56,6 +56,18 @@ class UnknownJobError(BackendError, LookupError):
         return f"no job or pool named {self.name!r}{known}"
 
 
+class JobEndedError(BackendError):
+    """Raised when a job that has ended, or ends just now, can't be resized."""
+
+    def __init__(self, name: str, how: str) -> None:
+        super().__init__(name, how)
+        self.name = name
+        self.how = how
+
+    def __str__(self) -> str:
+        return f"{self.name!r} {self.how} and can't be resized; submit it again"
+
+
 class SubmitError(BackendError):
     """Raised when a job could not be started."""
 
@@ -145,6 +157,17 @@ class ClusterUnavailableError(BackendError, ConnectionError):
 
 class BrokenStreamError(ClusterUnavailableError):
     """Raised when the connection to a cluster broke while something was read bit by bit: go on from where that was."""
+
+
+class RescalingError(EdlError):
+    """Raised when one rescaling waits in vain for another to end."""
+
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(waited_s)
+        self.waited_s = waited_s
+
+    def __str__(self) -> str:
+        return f"another rescaling has not ended within {self.waited_s:g} s; nothing was changed. Try again"
 
 
 class RegistryError(EdlError):

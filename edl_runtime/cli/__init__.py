@@ -15,6 +15,7 @@ from edl_runtime.errors import EX_CONFIG, EdlError, ModelError, PoolMismatchErro
 
 SUMMARIES = {
     "agent": "Run one instance of an elastic training.",
+    "autoscale": "Resize all jobs and pools as traffic and the policy say.",
     "checkpoints": "Show, verify and remove a training's checkpoints.",
     "compare": "Compare ways to distil with your own model and script.",
     "discovery": "Tell students behind HTTP which teachers are theirs.",

@@ -18,6 +18,8 @@ script touches one slot and Redis Cluster works.
 | readers' progress | hash, instance → JSON of the last report of its reader | as progress | students | as progress |
 | log position | string, JSON of how much of the job's log is in a task's | a day from the last | Airflow | Airflow |
 | checkpoints | stream of those that landed, as JSON; the last 1,000 or so | 30 days from the last | agents | Airflow |
+| plan | string, JSON of the last rescaling's plan | a day | who rescales | `edl monitor`, Airflow |
+| rescaling | string, the lock of who rescales | a minute | who rescales | who rescales |
 | ledger:state | hash, a ledger of shards: fence and counts | a week from the last use | Lua | Lua |
 | ledger:doing | hash, ticket → where its lease began, and whose it is | as state | Lua | Lua |
 | ledger:back | sorted set, ticket that came back → record to go on at | as state | Lua | Lua |
@@ -93,6 +95,14 @@ def progress(namespace: str, job: str) -> str:
 
 def readers_progress(namespace: str, job: str, run: str) -> str:
     return f"edl:{{{namespace}/{job}}}:progress:readers:{run}"
+
+
+def plan(namespace: str) -> str:
+    return f"edl:{{{namespace}}}:plan"
+
+
+def rescaling(namespace: str) -> str:
+    return f"edl:{{{namespace}}}:rescaling"
 
 
 def log_position(namespace: str, job: str) -> str:

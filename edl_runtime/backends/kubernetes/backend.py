@@ -34,7 +34,15 @@ from edl_runtime.backends.kubernetes.status import (
     refusals,
     wanted,
 )
-from edl_runtime.errors import BackendError, ClusterError, ConflictError, SpecError, SubmitError, UnknownJobError
+from edl_runtime.errors import (
+    BackendError,
+    ClusterError,
+    ConflictError,
+    JobEndedError,
+    SpecError,
+    SubmitError,
+    UnknownJobError,
+)
 from edl_runtime.pods import Pod
 from edl_runtime.specs import JobSpec, check_name
 
@@ -151,7 +159,7 @@ class KubernetesBackend:
                 status = await _status(api, owner)
                 if _is_leaving(owner) or status.has_ended:
                     ended = "is ending" if _is_leaving(owner) else f"has {status.phase}"
-                    raise BackendError(f"{name!r} {ended} and can't be resized; submit it again")
+                    raise JobEndedError(name, ended)
                 check_size(instances, bounds(owner))
                 try:
                     return await _status(api, await _resize(api, owner, instances))

@@ -28,7 +28,7 @@ from edl_runtime.backends.local.messages import (
     Start,
     ask,
 )
-from edl_runtime.errors import BackendError, SpecError, SubmitError, UnknownJobError
+from edl_runtime.errors import BackendError, JobEndedError, SpecError, SubmitError, UnknownJobError
 from edl_runtime.specs import JobSpec, check_name
 
 
@@ -85,7 +85,7 @@ class LocalBackend:
                 raise SpecError("instances", instances, allowed)
             case _:
                 ended = f"has {status.phase}" if status.has_ended else "is ending"
-                raise BackendError(f"{name!r} {ended} and can't be resized; submit it again")
+                raise JobEndedError(name, ended)
 
     async def logs(
         self, name: str, *, instance: int | None = None, tail: int | None = None, follow: bool = False

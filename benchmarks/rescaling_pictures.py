@@ -1,0 +1,140 @@
+"""Draws the pictures of docs/rescaling.md: a day of rescaling on a trace, and what pending costs in excess.
+
+    python benchmarks/rescaling_pictures.py docs/images
+
+Needs edl-airflow[plot].
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autoscale import COMPARED, TRACES, curve
+
+from edl_runtime.autoscale.comparison import POLICIES
+from edl_runtime.autoscale.profile import Sample
+from edl_runtime.autoscale.simulate import Planner, Progress, simulate
+from edl_runtime.autoscale.traces import GPUS, Trace, read_trace
+
+HOUR_S = 3600.0
+DAY = (24 * HOUR_S, 48 * HOUR_S)
+"""The second day: a profile was learned by then."""
+
+TITLES = {
+    "original-windows": "The original's rules under declared windows",
+    "windows": "Ours under declared windows",
+    "learned": "Ours with a learned profile",
+}
+
+
+class Recorded:
+    """A planner whose answers are kept: at which time how many GPUs trained, and how many jobs waited."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.pause_s = planner.pause_s
+        self.points: list[tuple[float, int, int]] = []
+        self._planner = planner
+
+    def plan(self, now_s: float, jobs: Sequence[Progress], web: Sequence[Sample]) -> Mapping[str, int]:
+        targets = self._planner.plan(now_s, jobs, web)
+        counts = [targets.get(one.job.name, one.instances) for one in jobs]
+        self.points.append((now_s, sum(counts), sum(not count for count in counts)))
+        return targets
+
+    def again_s(self, now_s: float) -> float:
+        return self._planner.again_s(now_s)
+
+
+def draw_day(trace: Trace, file: Path) -> None:
+    """Draw what web and training use in a day under each policy, one above the other."""
+    plt = _pyplot()
+    figure, axes = plt.subplots(len(COMPARED), 1, figsize=(9, 8), sharex=True, layout="constrained")
+    for axis, name in zip(axes, COMPARED, strict=True):
+        recorded = Recorded(POLICIES[name][1]())
+        simulate(trace, recorded)
+        web = [sample for sample in trace.web if DAY[0] <= sample.at_s < DAY[1]]
+        points = [point for point in recorded.points if DAY[0] <= point[0] < DAY[1]]
+        times = sorted({sample.at_s for sample in web} | {point[0] for point in points})
+        needed = _steps(times, [(sample.at_s, sample.needed) for sample in web])
+        trained = _steps(times, [(at_s, count) for at_s, count, _ in points])
+        both = [sum(pair) for pair in zip(needed, trained, strict=True)]
+        hours = [(at_s - DAY[0]) / HOUR_S for at_s in times]
+        axis.fill_between(hours, needed, step="post", color="#c9d6e8", label="web")
+        axis.fill_between(hours, needed, both, step="post", color="#7fb77e", label="training")
+        axis.fill_between(
+            hours, GPUS, both, where=[used > GPUS for used in both], step="post", color="#d1495b", label="excess"
+        )
+        axis.axhline(GPUS, color="#333333", linewidth=1)
+        waiting = axis.twinx()
+        waiting.step([(at_s - DAY[0]) / HOUR_S for at_s, _, _ in points], [jobs for _, _, jobs in points], where="post",
+                     color="#8c5e2a", linewidth=1, label="jobs that wait (right)")  # fmt: skip
+        waiting.set_ylim(0, 12)
+        axis.set_ylim(0, GPUS * 1.15)
+        axis.set_ylabel("GPUs")
+        axis.set_title(TITLES[name], loc="left", fontsize=10)
+        if axis is axes[0]:
+            handles = [*axis.get_legend_handles_labels()[0], *waiting.get_legend_handles_labels()[0]]
+            axis.legend(handles=handles, loc="upper left", ncols=4, fontsize=8)
+    axes[-1].set_xlabel("hour of a Tuesday")
+    axes[-1].set_xticks(range(0, 25, 3))
+    axes[-1].set_xlim(0, 24)
+    figure.savefig(file, dpi=110)
+
+
+def draw_curve(traces: Sequence[Trace], file: Path) -> None:
+    """Draw mean pending against excess as more or fewer GPUs are kept for the web."""
+    plt = _pyplot()
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    points = [(100 * outcome.excess, outcome.pending_min, more) for more, outcome in curve(traces)]
+    axis.plot([x for x, _, _ in points], [y for _, y, _ in points], "o-", color="#7fb77e", label="ours, windows")
+    for x, y, more in points:
+        axis.annotate(f"{more:+d} GPUs" if more else "as declared", (x, y), textcoords="offset points", xytext=(6, 4))
+    for name, colour in (("original-windows", "#8c5e2a"), ("learned", "#4a6fa5")):
+        outcomes = [simulate(trace, POLICIES[name][1]()) for trace in traces]
+        excess = 100 * sum(one.excess for one in outcomes) / len(outcomes)
+        pending = sum(one.pending_min for one in outcomes) / len(outcomes)
+        label = "the original's rules, windows" if name == "original-windows" else "ours, learned"
+        axis.plot([excess], [pending], "s", color=colour, label=label)
+    axis.set_xlabel("excess, % of the time")
+    axis.set_ylabel("mean pending, minutes")
+    axis.set_xlim(left=-0.05)
+    axis.set_ylim(bottom=0)
+    axis.legend()
+    figure.savefig(file, dpi=110)
+
+
+def _steps(times: Sequence[float], changes: Sequence[tuple[float, float]]) -> list[float]:
+    """Return what holds at each time, by when it changed to what."""
+    found, value, place = [], changes[0][1], 0
+    for at_s in times:
+        while place < len(changes) and changes[place][0] <= at_s:
+            value = changes[place][1]
+            place += 1
+        found.append(value)
+    return found
+
+
+def _pyplot() -> Any:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def main() -> None:
+    """Draw both into the folder that is given."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    traces = [read_trace(trace) for trace in TRACES]
+    draw_day(traces[0], folder / "rescaling-day.png")
+    draw_curve(traces, folder / "rescaling-curve.png")
+
+
+if __name__ == "__main__":
+    main()

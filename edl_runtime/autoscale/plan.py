@@ -1,0 +1,242 @@
+"""From what there is to what there should be: the policy under traffic windows, for jobs as a backend knows them. Pure.
+
+What training may use is what the windows leave it, and no more than what others leave of the highest load that the
+cluster is to have. Jobs that can't be resized, as those of one process without trainers that come and go, are given
+what they have before all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import Protocol
+
+import msgspec
+
+from edl_runtime.autoscale import policy
+from edl_runtime.autoscale.jobs import Job, Limit, Node, Target
+from edl_runtime.autoscale.room import LEAD_S, Room, room_for_training
+from edl_runtime.autoscale.survey import Survey
+from edl_runtime.autoscale.traffic import Span, TrafficWindows
+from edl_runtime.backends.base import Capacity, JobStatus, Scaling
+from edl_runtime.errors import SpecError
+from edl_runtime.specs import JobKind
+
+PAUSE_S = 1.0
+"""How long a resize stops a job: rounded up from what `benchmarks/resize.py` measures for live and warm ones."""
+
+
+class Policy(Protocol):
+    """What decides; `edl_runtime.autoscale.policy.decide` says what it is given and what it answers."""
+
+    def __call__(
+        self, jobs: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
+    ) -> Mapping[str, Target]: ...
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """By what a plan is made.
+
+    - `windows`: what training may use at which time; None for all there is, always.
+    - `max_load`: the share of each resource that all instances, and whatever else runs on the nodes, may reserve.
+    - `lead_s`: so long before a window begins that leaves less to training, jobs shrink.
+    - `pause_s`: how long a resize stops a job.
+
+    Raises SpecError.
+    """
+
+    windows: TrafficWindows | None = None
+    max_load: float = 1.0
+    lead_s: float = LEAD_S
+    pause_s: float = PAUSE_S
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_load <= 1:
+            raise SpecError("max_load", self.max_load, "a share above 0, up to 1")
+        for field in ("lead_s", "pause_s"):
+            if not 0 <= getattr(self, field) < policy.PATIENCE_S:
+                raise SpecError(field, getattr(self, field), f"seconds, 0 to {policy.PATIENCE_S:g}")
+
+
+class JobTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """How many `instances` a job or pool is asked to have now, how many it should have (`target`), and why."""
+
+    name: str
+    kind: JobKind
+    instances: int
+    target: int
+    reason: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What should be.
+
+    - `at`: of when it is, in Unix seconds.
+    - `window`: the traffic window that holds, "default" between windows, empty without any; `until`: its end, in
+      Unix seconds, None for none; `why`: what decides how much training may use, in words.
+    - `capacity`: what all instances that can be resized may use together, by resource.
+    - `targets`: of each job and pool that can be resized, by name.
+    - `notes`: what is odd about the windows.
+    """
+
+    at: float
+    window: str = ""
+    until: float | None = None
+    why: str = ""
+    capacity: dict[str, float]
+    targets: tuple[JobTarget, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> tuple[JobTarget, ...]:
+        """The targets that differ from what is; the jobs that shrink come first, so that others find room."""
+        differing = [one for one in self.targets if one.target != one.instances]
+        return tuple(sorted(differing, key=lambda one: one.target > one.instances))
+
+
+def plan(survey: Survey, rules: Rules, decide: Policy = policy.decide) -> Plan:
+    """Return how many instances each job and pool should have, and why."""
+    moment = datetime.fromtimestamp(survey.at, UTC)
+    going_on = [job for job in survey.jobs if not job.has_ended and job.scaling]
+    resizable = {job.name: job for job in going_on if _can_be_resized(job)}
+    total = _total(survey.capacity)
+    room = _room(survey, rules, total, moment)
+    capacity = _left(room, survey.capacity, total, going_on, rules.max_load)
+    spans = list(rules.windows.spans(moment, lead_s=rules.lead_s)) if rules.windows else []
+    decided = decide(
+        [_as_job(job, survey, spans, capacity) for job in resizable.values()],
+        [Node(name=node.name, free=_nothing_below_0(node.free)) for node in survey.capacity.nodes],
+        capacity,
+        now_s=survey.at,
+        pause_s=rules.pause_s,
+    )
+    return Plan(
+        at=survey.at,
+        window=spans[0].name if spans else "",
+        until=spans[0].end.timestamp() if spans and spans[0].end else None,
+        why=room.why if room else "",
+        capacity=capacity,
+        targets=tuple(_target(resizable[name], target, survey.capacity) for name, target in sorted(decided.items())),
+        notes=tuple(_notes(spans, going_on)),
+    )
+
+
+def _room(survey: Survey, rules: Rules, total: Mapping[str, float], moment: datetime) -> Room | None:
+    if rules.windows is None:
+        return None
+    return room_for_training(rules.windows, total, now=moment, outlook=survey.outlook, lead_s=rules.lead_s)
+
+
+def _left(
+    room: Room | None, there: Capacity, total: Mapping[str, float], jobs: Sequence[JobStatus], max_load: float
+) -> dict[str, float]:
+    """Return what all instances that can be resized may use together, by resource.
+
+    That is what is for training, without what its jobs that can't be resized have; and no more than is left of the
+    highest load beside whatever else runs on the nodes, and of what all instances may have whatever the nodes have.
+    """
+    resizable = _reserved([job for job in jobs if _can_be_resized(job)], there)
+    fixed = _reserved([job for job in jobs if not _can_be_resized(job)], there)
+    found = {}
+    for name, amount in total.items():
+        free = sum(node.free.get(name, 0.0) for node in there.nodes)
+        ours = resizable.get(name, 0.0)
+        left = [max_load * amount - (amount - free - ours)]
+        if room:
+            left.append(room.capacity[name] - fixed.get(name, 0.0))
+        if name in there.quota_left:
+            left.append(there.quota_left[name] + ours)
+        found[name] = max(0.0, round(min(left), 6))
+    return found
+
+
+def _total(capacity: Capacity) -> dict[str, float]:
+    names = sorted({name for node in capacity.nodes for name in node.total})
+    return {name: sum(node.total.get(name, 0.0) for node in capacity.nodes) for name in names}
+
+
+def _reserved(jobs: Sequence[JobStatus], capacity: Capacity) -> dict[str, float]:
+    """Return what the instances that have a place on the nodes reserve together."""
+    known = {node.name for node in capacity.nodes}
+    found: dict[str, float] = {}
+    for job in jobs:
+        placed = sum(place in known for place in _places(job, capacity))
+        for name, need in _scaling(job).resources.items():
+            found[name] = found.get(name, 0.0) + need * placed
+    return found
+
+
+def _can_be_resized(job: JobStatus) -> bool:
+    return job.kind == "pool" or job.elastic
+
+
+def _scaling(job: JobStatus) -> Scaling:
+    assert job.scaling  # noqa: S101 - only of jobs that go on
+    return job.scaling
+
+
+def _places(job: JobStatus, capacity: Capacity) -> tuple[str, ...]:
+    """Return the node of each instance that is wanted, "" for one without a place."""
+    there = sorted(job.instances, key=lambda one: one.index)[: job.wanted]
+    nodes = [capacity.place_of(one) if one.phase in ("pending", "running") else "" for one in there]
+    return (*nodes, *[""] * (job.wanted - len(nodes)))
+
+
+def _as_job(job: JobStatus, survey: Survey, spans: Sequence[Span], capacity: Mapping[str, float]) -> Job:
+    scaling = _scaling(job)
+    places = _places(job, survey.capacity)
+    return Job(
+        name=job.name,
+        bounds=scaling.bounds,
+        resources=scaling.resources,
+        nodes=places,
+        priority=scaling.priority,
+        weight=scaling.weight,
+        submitted_s=job.created_at,
+        changed_s=min((one.started_at for one in job.instances), default=None) if any(places) else None,
+        resized_s=scaling.resized_at,
+        limit=_limit(job, survey, spans, capacity),
+    )
+
+
+def _limit(job: JobStatus, survey: Survey, spans: Sequence[Span], capacity: Mapping[str, float]) -> Limit | None:
+    """Return the least of what windows and its students' need allow a job."""
+    limits = [survey.needs[job.name]] if job.kind == "pool" and job.name in survey.needs else []
+    for span in spans:
+        most = span.sizes.most("pools" if job.kind == "pool" else "jobs", job.name, _scaling(job).resources, capacity)
+        if most is not None:
+            limits.append(Limit(instances=most, reason=f"{_window(span)} allows {most}"))
+    return min(limits, key=lambda limit: limit.instances, default=None)
+
+
+def _window(span: Span) -> str:
+    return "the time between windows" if span.name == "default" else f"window {span.name!r}"
+
+
+def _target(job: JobStatus, target: Target, capacity: Capacity) -> JobTarget:
+    """Return a job's target; one that would lose its work is not suspended."""
+    scaling = _scaling(job)
+    instances, reason = target.instances, target.reason
+    if not instances and any(_places(job, capacity)) and not scaling.resumes:
+        instances = min(scaling.bounds.min, job.wanted)
+        reason = f"goes on with {instances}, since it has no checkpoint to be suspended with; else it {reason}"
+    return JobTarget(name=job.name, kind=job.kind, instances=job.wanted, target=instances, reason=reason)
+
+
+def _notes(spans: Sequence[Span], jobs: Sequence[JobStatus]) -> Iterator[str]:
+    for span in spans[:1]:
+        yield from _unknown("job", span, span.sizes.jobs, [job.name for job in jobs if job.kind == "trainer"])
+        yield from _unknown("pool", span, span.sizes.pools, [job.name for job in jobs if job.kind == "pool"])
+
+
+def _unknown(what: str, span: Span, sizes: Mapping[str, object], known: Sequence[str]) -> Iterator[str]:
+    for name in sizes:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"; is {close[0]!r} meant?" if close else ""
+            yield f"{_window(span)} has a size for {what} {name!r}, and there is no such {what} now{hint}"
+
+
+def _nothing_below_0(free: Mapping[str, float]) -> dict[str, float]:
+    return {name: max(0.0, amount) for name, amount in free.items()}

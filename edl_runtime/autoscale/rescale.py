@@ -1,0 +1,120 @@
+"""One pass over all jobs and pools: look, decide, resize. Whoever makes it, it is made alone.
+
+A pass that is ended half-way leaves what the next one finds and completes, for it is decided by what there is and
+sizes are numbers, not differences. Nothing is changed unless all that it is decided by could be asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from edl_runtime.autoscale.plan import JobTarget, Plan, Policy, Rules, plan
+from edl_runtime.autoscale.policy import decide
+from edl_runtime.autoscale.survey import survey
+from edl_runtime.errors import JobEndedError, RescalingError, SpecError, UnknownJobError
+from edl_runtime.store import keys
+from edl_runtime.store.client import unavailable_if_lost
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from edl_runtime.backends.base import Backend
+
+PASS_S = 60.0
+"""A pass that takes longer is not alone any more, should another begin."""
+
+WAITS_S = 90.0
+"""So long a pass waits for the one before it."""
+
+KEPT_S = 24 * 3600
+"""How long the last plan is kept."""
+
+AT_ONCE = 8
+"""So many jobs are resized at a time."""
+
+
+class Rescaled(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pass has done: its `plan`, and of the jobs that could not be resized, by name, why."""
+
+    plan: Plan
+    refused: dict[str, str] = {}
+
+
+async def rescale(
+    backend: Backend, client: Redis, namespace: str, rules: Rules, *, dry_run: bool = False, policy: Policy = decide
+) -> Rescaled:
+    """Make one pass; with `dry_run` decide alone.
+
+    A job that has ended meanwhile is told in `refused`. Raises RegistryUnavailableError, BackendError when what decides
+    can't be asked or a job can't be resized, RescalingError if the pass before this one does not come to its end.
+    """
+    async with _alone(client, namespace):
+        found = plan(await survey(backend, client, namespace, rules.windows), rules, policy)
+        refused = {} if dry_run else await _carry_out(found, backend)
+        if not dry_run:
+            await keep(client, namespace, found)
+    return Rescaled(plan=found, refused=refused)
+
+
+async def keep(client: Redis, namespace: str, found: Plan) -> None:
+    """Let others see the plan. Raises RegistryUnavailableError."""
+    with unavailable_if_lost(client):
+        await client.set(keys.plan(namespace), msgspec.json.encode(found), ex=KEPT_S)
+
+
+async def last_plan(client: Redis, namespace: str) -> Plan | None:
+    """Return the last plan, None when there was none within a day. Raises RegistryUnavailableError."""
+    with unavailable_if_lost(client):
+        kept = await client.get(keys.plan(namespace))
+    return None if kept is None else msgspec.json.decode(kept, type=Plan)
+
+
+async def _carry_out(found: Plan, backend: Backend) -> dict[str, str]:
+    """Resize the jobs, those first that shrink; return why some could not be."""
+    shrink = [one for one in found.changes if one.target < one.instances]
+    grow = [one for one in found.changes if one.target > one.instances]
+    places = asyncio.Semaphore(AT_ONCE)
+    refused: dict[str, str] = {}
+
+    async def resize(one: JobTarget) -> None:
+        async with places:
+            try:
+                await backend.resize(one.name, one.target)
+            except (UnknownJobError, JobEndedError, SpecError) as error:  # it has ended, or another took its name
+                refused[one.name] = str(error)
+                return
+            structlog.get_logger("edl").info("job.rescaled", job=one.name, instances=one.target, reason=one.reason)
+
+    for jobs in (shrink, grow):
+        try:
+            async with asyncio.TaskGroup() as group:
+                for one in jobs:
+                    group.create_task(resize(one))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # the others were stopped by it, or have met the same
+    return refused
+
+
+@asynccontextmanager
+async def _alone(client: Redis, namespace: str) -> AsyncIterator[None]:
+    """Hold the lock of passes in this namespace; one that is lost meanwhile is left."""
+    from redis.exceptions import LockError
+
+    lock = client.lock(keys.rescaling(namespace), timeout=PASS_S, blocking_timeout=WAITS_S)
+    with unavailable_if_lost(client):
+        if not await lock.acquire():
+            raise RescalingError(WAITS_S)
+    try:
+        yield
+    finally:
+        try:
+            with unavailable_if_lost(client):
+                await lock.release()
+        except LockError:
+            structlog.get_logger("edl").warning("rescaling.slow", took_longer_than_s=PASS_S)

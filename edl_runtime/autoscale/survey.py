@@ -1,0 +1,69 @@
+"""What there is now: the jobs and pools of a connection, the nodes, and what pools' students need."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edl_runtime.autoscale.jobs import Limit
+from edl_runtime.autoscale.room import Outlook
+from edl_runtime.autoscale.teachers import teachers_needed
+from edl_runtime.autoscale.traffic import TrafficWindows
+from edl_runtime.backends.base import Capacity, JobStatus
+from edl_runtime.pool_reports import PoolDemand
+from edl_runtime.registry.demands import demands
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from edl_runtime.backends.base import Backend
+
+
+class Survey(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pass of the policy decides by.
+
+    - `at`: when it was made, in Unix seconds.
+    - `jobs`: all jobs and pools, those that have ended too.
+    - `capacity`: the nodes, and what is free there.
+    - `outlook`: what is known of the web's need; None where no source tells it.
+    - `needs`: how many teachers a pool's students need, by the pool's name, for those that can tell.
+    """
+
+    at: float
+    jobs: tuple[JobStatus, ...]
+    capacity: Capacity
+    outlook: Outlook | None = None
+    needs: Mapping[str, Limit] = {}
+
+
+async def survey(backend: Backend, client: Redis, namespace: str, windows: TrafficWindows | None = None) -> Survey:
+    """Look at what there is, and at what is known of the web where windows name a source.
+
+    Raises BackendError, RegistryUnavailableError.
+    """
+    now_s = time.time()
+    looks = asyncio.gather(backend.list(), backend.capacity(), _outlook(windows, client, namespace, now_s))
+    jobs, capacity, outlook = await looks
+    pools = {job.name: job for job in jobs if job.kind == "pool" and not job.has_ended}
+    said = await demands(client, namespace, list(pools))
+    needs = {name: _need(job, said[name]) for name, job in pools.items() if job.scaling}
+    return Survey(at=now_s, jobs=tuple(jobs), capacity=capacity, outlook=outlook, needs=needs)
+
+
+def _need(pool: JobStatus, said: PoolDemand) -> Limit:
+    assert pool.scaling  # noqa: S101 - none has ended
+    teachers, students = list(said.teachers.values()), list(said.students.values())
+    need = teachers_needed(pool.wanted, teachers, students, pool.scaling.bounds)
+    return Limit(instances=need.teachers, reason=need.reason)
+
+
+async def _outlook(windows: TrafficWindows | None, client: Redis, namespace: str, now_s: float) -> Outlook | None:
+    if windows is None or windows.traffic is None:
+        return None
+    from edl_runtime.autoscale.sources.outlook import expected
+
+    return await expected(windows.traffic, client, namespace, now_s, time_zone=windows.time_zone)

@@ -1,0 +1,139 @@
+"""`edl autoscale`: give each job and pool the instances that the policy says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import msgspec
+
+from edl_runtime.autoscale.plan import Rules
+from edl_runtime.autoscale.rescale import Rescaled, rescale
+from edl_runtime.autoscale.sources.outlook import check
+from edl_runtime.autoscale.traffic import TrafficWindows
+from edl_runtime.autoscale.traffic_schema import read_windows
+from edl_runtime.cli import places
+from edl_runtime.cli.tables import print_table
+from edl_runtime.errors import BackendError, RegistryUnavailableError, RescalingError, SpecError
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.client import connect
+
+PASSING = (BackendError, RegistryUnavailableError, RescalingError)
+"""What is over some time, so that the next pass is made as if it had not been."""
+
+
+@click.command
+@click.option(
+    "--windows",
+    "file",
+    type=click.Path(path_type=Path),
+    help="Traffic windows, a file of YAML or JSON; none by default.",
+)
+@click.option(
+    "--max_load",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="The share of each resource that everything on the nodes together may reserve.",
+)
+@click.option("--every", "every_s", type=float, help="Go on, with a pass each so many seconds, until SIGTERM.")
+@click.option("--dry_run", is_flag=True, help="Show what would be done, and do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each pass.")
+def autoscale(*, file: Path | None, max_load: float, every_s: float | None, dry_run: bool, as_json: bool) -> None:
+    """Resize all jobs and pools: those that wait get room, and what is free is shared out.
+
+    Within what traffic windows leave to training; in the order of priorities, each job at least its minimum or
+    nothing, the rest by weight. A job that is given nothing is suspended, with a checkpoint, until there is room again.
+    Shows of each job how many instances it had, how many it gets, and why.
+
+    Asks the Redis of EDL_REDIS_URL about the namespace EDL_NAMESPACE; passes of several commands, or of Airflow, come
+    one after the other.
+    """
+    settings = RuntimeSettings.from_env(os.environ)
+    if not settings.redis_url:
+        raise SpecError("EDL_REDIS_URL", "", "the Redis of the jobs, as redis://127.0.0.1:6379/0")
+    if every_s is not None and not 0 < every_s < 86_400:
+        raise SpecError("--every", every_s, "seconds above 0, less than a day")
+    rules = Rules(windows=None if file is None else _windows(file), max_load=max_load)
+    show = _show_json if as_json else _show_table if every_s is None else _Changes().show
+    asyncio.run(_passes(settings, rules, every_s, show, dry_run=dry_run))
+
+
+async def _passes(
+    settings: RuntimeSettings,
+    rules: Rules,
+    every_s: float | None,
+    show: Callable[[Rescaled], None],
+    *,
+    dry_run: bool,
+) -> None:
+    ends = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ends.set)
+    backend = places.backend(settings)
+    async with connect(settings.redis_url) as client:
+        if rules.windows and rules.windows.traffic:
+            await check(rules.windows.traffic, client, now_s=time.time())
+        while True:
+            try:
+                show(await rescale(backend, client, settings.namespace, rules, dry_run=dry_run))
+            except PASSING as error:
+                if every_s is None:
+                    raise
+                click.echo(f"edl: {error}; tries again in {every_s:g} s", err=True)
+            if every_s is None:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ends.wait(), every_s)
+            if ends.is_set():
+                return
+
+
+def _windows(file: Path) -> TrafficWindows:
+    try:
+        return read_windows(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError("--windows", str(file), f"a file of YAML or JSON ({error})") from None
+    except SpecError as error:
+        raise SpecError(f"{file}, {error.field}", error.given, error.allowed) from None
+
+
+def _show_json(done: Rescaled) -> None:
+    click.echo(msgspec.json.encode(done))
+
+
+def _show_table(done: Rescaled) -> None:
+    if done.plan.why:
+        click.echo(done.plan.why)
+    rows = [
+        (one.name, one.kind, str(one.instances), str(one.target), done.refused.get(one.name) or one.reason)
+        for one in done.plan.targets
+    ]
+    if rows:
+        print_table(["NAME", "KIND", "NOW", "TARGET", "REASON"], rows)
+    else:
+        click.echo("no job or pool that can be resized is there")
+    for note in done.plan.notes:
+        click.echo(f"edl: {note}", err=True)
+
+
+class _Changes:
+    """Shows what passes have changed, and why training may use something else than before."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def show(self, done: Rescaled) -> None:
+        now = time.strftime("%H:%M:%S", time.localtime(done.plan.at))
+        news = {done.plan.why, *done.plan.notes} - {""}
+        for line in sorted(news - self._said):
+            click.echo(f"{now} {line}")
+        self._said = news
+        for one in done.plan.changes:
+            click.echo(f"{now} {one.name}: {done.refused.get(one.name) or one.reason}")

@@ -1,0 +1,205 @@
+"""Rescaling that others, or an outage, interfere with: nothing swings, and what is left undone the next pass does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from contract.asking import WAITS, eventually
+
+from edl_runtime.autoscale.jobs import Job, Node, Target
+from edl_runtime.autoscale.plan import Rules
+from edl_runtime.autoscale.policy import decide
+from edl_runtime.autoscale.rescale import last_plan, rescale
+from edl_runtime.backends.base import JobStatus
+from edl_runtime.backends.local import LocalBackend
+from edl_runtime.errors import BackendError, RegistryUnavailableError
+from edl_runtime.pods import Pod
+from edl_runtime.specs import Bounds, JobSpec
+from edl_runtime.store.client import connect
+from edl_runtime.store.server import RedisServer
+
+LITTLE = "1m"
+"""The CPU that an instance reserves: the rules leave a few thousandths of a CPU."""
+
+
+@pytest.fixture
+async def backend(work_dir: Path) -> AsyncIterator[LocalBackend]:
+    made = LocalBackend(work_dir)
+    yield made
+    for job in await made.list():
+        await made.delete(job.name)
+
+
+async def submit(backend: LocalBackend, name: str, bounds: Bounds, instances: int, *, keeps: bool = False) -> None:
+    """Start a job; with `keeps`, of trainers that would go on from a checkpoint."""
+    spec = JobSpec(
+        name=name,
+        kind="trainer",
+        command=("python", "-c", WAITS),
+        bounds=bounds,
+        instances=instances,
+        elastic=True,
+        env={"EDL_CHECKPOINT": "/nowhere"} if keeps else {},
+        pod=Pod(resources={"cpu": LITTLE}),
+    )
+    await backend.submit(spec, token="test/1", secrets={})
+
+    async def is_up() -> bool:
+        running = [one for one in (await backend.get(name)).instances if one.phase == "running"]
+        return len(running) == instances
+
+    await eventually(is_up, f"all instances of {name}")
+
+
+async def rules_for(backend: LocalBackend, instances: int) -> Rules:
+    """Return rules under which so many instances have room."""
+    (node,) = (await backend.capacity()).nodes
+    return Rules(max_load=(instances + 0.5) * 0.001 / node.total["cpu"])
+
+
+async def wanted(backend: LocalBackend) -> dict[str, int]:
+    return {job.name: job.wanted for job in await backend.list()}
+
+
+async def test_two_at_once_come_one_after_the_other(backend: LocalBackend, redis_url: str, namespace: str) -> None:
+    """The second decides by what the first has done, and has nothing to change."""
+    await submit(backend, "first", Bounds(1, 9), 6)
+    await submit(backend, "second", Bounds(1, 9), 1)
+    rules = await rules_for(backend, 6)
+    deciding: list[tuple[str, float]] = []
+
+    def slowly(
+        jobs: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
+    ) -> Mapping[str, Target]:
+        deciding.append(("begins", now_s))
+        time.sleep(0.1)
+        return decide(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)
+
+    async with connect(redis_url) as client:
+        both = await asyncio.gather(
+            *(rescale(backend, client, namespace, rules, policy=slowly) for _ in range(2)),
+        )
+        changes = sorted(len(done.plan.changes) for done in both)
+        assert changes == [0, 2]
+        assert len(deciding) == 2
+        assert await wanted(backend) == {"first": 3, "second": 3}
+        assert await last_plan(client, namespace) == max((done.plan for done in both), key=lambda plan: plan.at)
+
+
+async def test_a_dry_run_changes_nothing(backend: LocalBackend, redis_url: str, namespace: str) -> None:
+    """Not even what others are shown as the last plan."""
+    await submit(backend, "first", Bounds(1, 9), 6)
+    rules = await rules_for(backend, 3)
+    async with connect(redis_url) as client:
+        done = await rescale(backend, client, namespace, rules, dry_run=True)
+        assert [(one.instances, one.target) for one in done.plan.targets] == [(6, 3)]
+        assert await wanted(backend) == {"first": 6}
+        assert await last_plan(client, namespace) is None
+
+
+class EndsWhenLooked(LocalBackend):
+    """A backend of which one job ends between the look and the resize."""
+
+    async def resize(self, name: str, instances: int) -> JobStatus:
+        if name == "ends":
+            await self.delete("ends")
+        return await super().resize(name, instances)
+
+
+async def test_a_job_that_ends_meanwhile_keeps_nobody(work_dir: Path, redis_url: str, namespace: str) -> None:
+    """It is told, and all others are resized."""
+    backend = EndsWhenLooked(work_dir)
+    try:
+        await submit(backend, "ends", Bounds(1, 9), 5)
+        await submit(backend, "stays", Bounds(1, 9), 1)
+        async with connect(redis_url) as client:
+            done = await rescale(backend, client, namespace, await rules_for(backend, 6))
+        assert list(done.refused) == ["ends"]
+        assert done.refused["ends"].startswith("no job or pool named 'ends'")
+        assert await wanted(backend) == {"stays": 3}
+    finally:
+        for job in await backend.list():
+            await backend.delete(job.name)
+
+
+class BreaksAfterOne(LocalBackend):
+    """A backend that is lost after its first resize."""
+
+    def __init__(self, work_dir: Path) -> None:
+        super().__init__(work_dir)
+        self._first = ""
+        self._is_done = asyncio.Event()
+
+    async def resize(self, name: str, instances: int) -> JobStatus:
+        if self._first:
+            await self._is_done.wait()
+            raise BackendError("the API is away")
+        self._first = name
+        done = await super().resize(name, instances)
+        self._is_done.set()
+        return done
+
+
+async def test_what_is_left_undone_the_next_pass_completes(
+    backend: LocalBackend, work_dir: Path, redis_url: str, namespace: str
+) -> None:
+    """As decided before, without going back on what was done."""
+    for number in range(4):
+        await submit(backend, f"job-{number}", Bounds(1, 9), 5)
+    rules = await rules_for(backend, 8)
+    async with connect(redis_url) as client:
+        meant = (await rescale(backend, client, namespace, rules, dry_run=True)).plan
+        with pytest.raises(BackendError, match="the API is away"):
+            await rescale(BreaksAfterOne(work_dir), client, namespace, rules)
+        half = await wanted(backend)
+        assert sorted(half.values()) == [2, 5, 5, 5]
+        done = await rescale(backend, client, namespace, rules)
+        assert len(done.plan.changes) == 3
+        assert await wanted(backend) == {one.name: one.target for one in meant.targets}
+        assert not (await rescale(backend, client, namespace, rules)).plan.changes
+
+
+async def test_without_redis_nothing_is_changed(backend: LocalBackend, own_redis: RedisServer, namespace: str) -> None:
+    """A pass fails clearly while Redis is away; jobs stay as they are until one can be made."""
+    await submit(backend, "first", Bounds(1, 9), 6)
+    rules = await rules_for(backend, 3)
+    async with connect(own_redis.url) as client:
+        own_redis.stop()
+        with pytest.raises(RegistryUnavailableError):
+            await rescale(backend, client, namespace, rules)
+        assert await wanted(backend) == {"first": 6}
+        own_redis.start()
+        await rescale(backend, client, namespace, rules)
+        assert await wanted(backend) == {"first": 3}
+
+
+async def test_who_has_no_room_is_suspended_and_comes_back(
+    backend: LocalBackend, redis_url: str, namespace: str
+) -> None:
+    """Nobody runs with fewer than its minimum, and who comes back waits some minutes before that."""
+    await submit(backend, "first", Bounds(4, 4), 4, keeps=True)
+    await submit(backend, "second", Bounds(3, 6), 3, keeps=True)
+    few, many = [await rules_for(backend, instances) for instances in (5, 10)]
+    async with connect(redis_url) as client:
+        await rescale(backend, client, namespace, few)
+        assert await wanted(backend) == {"first": 0, "second": 5}
+        at_once = await rescale(backend, client, namespace, many)
+        assert at_once.plan.targets[0].reason == "waits: it was resized within the last minutes"
+        assert (await wanted(backend))["first"] == 0
+        await rescale(backend, client, namespace, many, policy=_in_ten_minutes)
+        assert await wanted(backend) == {"first": 4, "second": 6}
+
+        async def all_run() -> bool:
+            return all(job.phase == "running" for job in await backend.list())
+
+        await eventually(all_run, "both jobs")
+
+
+def _in_ten_minutes(
+    jobs: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
+) -> Mapping[str, Target]:
+    return decide(jobs, nodes, capacity, now_s=now_s + 600, pause_s=pause_s)

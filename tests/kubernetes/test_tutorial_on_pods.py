@@ -1,0 +1,71 @@
+"""The log of the original's tutorial, with pods on a real cluster."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from kubernetes_cluster import Cluster, RedisService
+from tutorial import MAX_LOAD, OTHER_LOAD, Tutorial, all_at_their_most, the_third_has_joined
+
+from edl_runtime.autoscale.plan import Rules
+from edl_runtime.backends.base import Backend
+from edl_runtime.store.client import connect
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.system, pytest.mark.timeout(900)]
+"""It needs a cluster in which nothing else comes and goes, so it runs after all that shares one."""
+
+
+async def _cpus(backend: Backend) -> tuple[float, float]:
+    """Return how many CPUs the nodes have, and how many are reserved."""
+    nodes = (await backend.capacity()).nodes
+    total = sum(node.total["cpu"] for node in nodes)
+    return total, total - sum(node.free["cpu"] for node in nodes)
+
+
+@asynccontextmanager
+async def _other_load(cluster: Cluster, cpus: float) -> AsyncIterator[None]:
+    """Reserve so much by a pod that does nothing and belongs to no job."""
+    pods = f"/api/v1/namespaces/{cluster.namespace}/pods"
+    container = {
+        "name": "other-load",
+        "image": cluster.image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["sleep", "3600"],
+        "resources": {"requests": {"cpu": f"{round(cpus * 1000)}m"}},
+    }
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    await cluster.ask(
+        "POST", pods, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other-load"}, "spec": spec}
+    )
+    try:
+        yield
+    finally:
+        await cluster.ask("DELETE", f"{pods}/other-load")
+
+
+async def test_jobs_make_way_for_a_third(cluster: Cluster, redis_service: RedisService, namespace: str) -> None:
+    """The first runs 10, the second joins with 8, the third pends, both shrink, and nothing is pending any more."""
+    backend = cluster.backend()
+    cpus, reserved = await _cpus(backend)
+    assert reserved <= OTHER_LOAD * cpus, f"the cluster is too busy for this test: {reserved:g} of {cpus:g} CPUs"
+    async with _other_load(cluster, OTHER_LOAD * cpus - reserved), connect(redis_service.url) as client:
+        tutorial = Tutorial(backend, client, namespace, redis_service.url_inside, Rules(max_load=MAX_LOAD))
+        try:
+            await tutorial.submit("example", cpus)
+            await tutorial.rescale_until(lambda running: running == {"example": 10})
+            await tutorial.submit("example1", cpus)
+            await tutorial.rescale_until(all_at_their_most)
+            await tutorial.submit("example2", cpus)
+            assert (await tutorial.running())["example2"] < 4, "it finds room though the nodes are full"
+            running = await tutorial.rescale_until(the_third_has_joined)
+            assert not [job.name for job in await backend.list() if job.phase == "pending"], running
+            assert (await _cpus(backend))[1] <= MAX_LOAD * cpus + 1e-6
+        finally:
+            for job in await backend.list():
+                await backend.delete(job.name)
+        for name in ("example", "example1", "example2"):
+            consumed, begun = await tutorial.consumed(name)
+            assert consumed > 0
+            assert begun == 0

@@ -1,0 +1,120 @@
+"""The three jobs of the original's tutorial, as large as the machine or cluster that they run on.
+
+There, other load took 184m of 1000m of a CPU, the highest load was 0.9, and trainers did nothing but consume what a
+queue of tasks gave them. Here they lease and acknowledge the shards of a ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
+
+from edl_runtime.autoscale.plan import Rules
+from edl_runtime.autoscale.rescale import rescale
+from edl_runtime.backends.base import Backend
+from edl_runtime.pods import Pod
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.shards.ledger import Ledger
+from edl_runtime.specs import Bounds, JobSpec
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+OTHER_LOAD, MAX_LOAD = 0.184, 0.9
+SIZES = {"example": (Bounds(2, 10), 0.036), "example1": (Bounds(2, 8), 0.040), "example2": (Bounds(4, 4), 0.108)}
+"""Bounds of each job, and the share of all CPUs that one trainer reserves."""
+
+SHARDS = [str(number) for number in range(100_000)]
+"""More than are consumed while the tests look."""
+
+TRAINER = """
+import os, signal, time
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.shards.blocking import BlockingLedger
+leaving = []
+signal.signal(signal.SIGTERM, lambda *_: leaving.append(True))
+settings = RuntimeSettings.from_env(os.environ)
+worker = f"{settings.instance}/{os.urandom(4).hex()}"
+shards = [str(number) for number in range(100_000)]
+with BlockingLedger(settings.redis_url, settings.namespace, settings.job, worker=worker, shards=shards) as ledger:
+    ledger.begin(1)
+    print("consumes", flush=True)
+    while not leaving and (leased := ledger.lease()):
+        time.sleep(0.2)
+        ledger.ack(leased, step=1)
+"""
+"""A trainer that consumes shards until it is asked to leave, and then ends the one that it has begun."""
+
+WITHIN_S = 240.0
+EVERY_S = 2.0
+
+
+def spec(name: str, namespace: str, cpus: float) -> JobSpec:
+    """Return a job of the tutorial on so many CPUs."""
+    bounds, share = SIZES[name]
+    env = RuntimeSettings(namespace=namespace, job=name, lease_ttl_s=3.0).to_env()
+    return JobSpec(
+        name=name,
+        kind="trainer",
+        command=("python", "-c", TRAINER),
+        bounds=bounds,
+        instances=bounds.min,
+        elastic=True,
+        env=env,
+        pod=Pod(resources={"cpu": f"{round(share * cpus * 1000)}m"}),
+    )
+
+
+class Tutorial:
+    """Jobs that are submitted one by one, and a rescaling every two seconds until a number of trainers runs."""
+
+    def __init__(self, backend: Backend, client: Redis, namespace: str, redis_url: str, rules: Rules) -> None:
+        self.backend = backend
+        self.client = client
+        self.namespace = namespace
+        self.rules = rules
+        self._secrets = {"EDL_REDIS_URL": redis_url}
+
+    async def submit(self, name: str, cpus: float) -> None:
+        await self.ledger(name).restore(None, 1)
+        await self.backend.submit(spec(name, self.namespace, cpus), token="test/1", secrets=self._secrets)
+
+    async def running(self) -> dict[str, int]:
+        """Return how many trainers of each job run; of one that has as many as it wants, no others being there."""
+        jobs = await self.backend.list()
+        return {job.name: sum(one.phase == "running" for one in job.instances) for job in jobs}
+
+    async def rescale_until(
+        self, holds: Callable[[Mapping[str, int]], bool], look: Callable[[], Awaitable[None]] | None = None
+    ) -> dict[str, int]:
+        """Rescale again and again until it holds for what runs, and the next rescaling changes nothing."""
+        deadline = time.monotonic() + WITHIN_S
+        while True:
+            done = await rescale(self.backend, self.client, self.namespace, self.rules)
+            if look:
+                await look()
+            running = await self.running()
+            if holds(running) and not done.plan.changes:
+                return running
+            assert time.monotonic() < deadline, (running, done.plan)
+            await asyncio.sleep(EVERY_S)
+
+    async def consumed(self, name: str) -> tuple[int, int]:
+        """Return how many shards of a job are consumed, and how many its trainers have begun with."""
+        report = await self.ledger(name).report()
+        return report.acked + report.done, report.doing
+
+    def ledger(self, name: str) -> Ledger:
+        return Ledger(self.client, self.namespace, name, worker="test", shards=SHARDS)
+
+
+def all_at_their_most(running: Mapping[str, int]) -> bool:
+    """Whether the first two jobs have all that they may."""
+    return running == {"example": 10, "example1": 8}
+
+
+def the_third_has_joined(running: Mapping[str, int]) -> bool:
+    """Whether the others have made way for it."""
+    return running.get("example2") == 4 and {running["example"], running["example1"]} <= {3, 4}

@@ -1,0 +1,186 @@
+"""What should be, by what there is: the policy under windows, for jobs as a backend knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from edl_runtime.autoscale.jobs import Limit
+from edl_runtime.autoscale.plan import Plan, Rules, plan
+from edl_runtime.autoscale.survey import Survey
+from edl_runtime.autoscale.traffic_schema import to_windows
+from edl_runtime.backends.base import Capacity, InstanceStatus, JobStatus, NodeCapacity, Scaling
+from edl_runtime.errors import SpecError
+from edl_runtime.specs import Bounds
+
+NOON = datetime(2026, 3, 2, 12, tzinfo=UTC).timestamp()
+
+
+def job(name: str, bounds: Bounds, cpu: float, have: int, *, pending: int = 0, **more: Any) -> JobStatus:
+    """Return a job of elastic trainers with so many instances on the node and so many that wait for a place."""
+    scaling = {name: more.pop(name) for name in ("priority", "weight", "resumes", "resized_at") if name in more}
+    there = [InstanceStatus(index=index, phase="running", started_at=NOON - 4000, node="node") for index in range(have)]
+    waiting = [InstanceStatus(index=have + index, phase="pending", started_at=NOON - 4000) for index in range(pending)]
+    given: dict[str, Any] = {"kind": "trainer", "elastic": True, "phase": "running" if have else "pending", **more}
+    return JobStatus(
+        name=name,
+        token="",
+        digest="",
+        wanted=have + pending,
+        instances=(*there, *waiting),
+        created_at=NOON - 5000,
+        scaling=Scaling(bounds=bounds, resources={"cpu": cpu}, **{"resumes": True, **scaling}),
+        **given,
+    )
+
+
+def planned(
+    jobs: Sequence[JobStatus],
+    cpus: float,
+    *,
+    others: float = 0.0,
+    needs: dict[str, Limit] | None = None,
+    at: float = NOON,
+    **rules: Any,
+) -> Plan:
+    """Return the plan for a node of so many CPUs on which others have reserved some."""
+    used = sum(
+        job.scaling.resources["cpu"] * sum(bool(one.node) for one in job.instances) for job in jobs if job.scaling
+    )
+    node = NodeCapacity(name="node", total={"cpu": cpus}, free={"cpu": round(cpus - others - used, 6)})
+    found = Survey(at=at, jobs=tuple(jobs), capacity=Capacity(nodes=(node,)), needs=needs or {})
+    return plan(found, Rules(**rules))
+
+
+def counts(found: Plan) -> dict[str, int]:
+    return {one.name: one.target for one in found.targets}
+
+
+def reasons(found: Plan) -> dict[str, str]:
+    return {one.name: one.reason for one in found.targets}
+
+
+def tutorial(first: int, second: int, third: int | None = None, third_pending: int = 0) -> list[JobStatus]:
+    jobs = [job("example", Bounds(2, 10), 0.036, first), job("example1", Bounds(2, 8), 0.040, second)]
+    if third is not None:
+        jobs.append(job("example2", Bounds(4, 4), 0.108, third, pending=third_pending))
+    return jobs
+
+
+def test_the_tutorials_jobs_make_way_for_the_third() -> None:
+    """Other load is 184m of 1000m and the highest 0.9: ten and eight run; with the third, four and three or so."""
+    load: dict[str, Any] = {"others": 0.184, "max_load": 0.9}
+    assert counts(planned(tutorial(2, 2), 1.0, **load)) == {"example": 10, "example1": 8}
+    full = planned(tutorial(10, 8), 1.0, **load)
+    assert counts(full) == {"example": 10, "example1": 8}
+    assert full.capacity == {"cpu": 0.716}
+    third = planned(tutorial(10, 8, 0, 4), 1.0, **load)
+    assert counts(third)["example2"] == 4
+    assert {counts(third)["example"], counts(third)["example1"]} <= {3, 4}
+    assert [one.name for one in third.changes] == ["example", "example1"]  # the third one's pods wait already
+    assert not planned(tutorial(counts(third)["example"], counts(third)["example1"], 4), 1.0, **load).changes
+
+
+WINDOWS = to_windows(
+    {
+        "windows": [
+            {
+                "name": "day",
+                "start": "07:00",
+                "end": "22:00",
+                "sizes": {"cluster": "50%", "jobs": {"limited": 2, "missing": 1}, "pools": {"teachers": 1}},
+            }
+        ],
+        "default": {},
+    }
+)
+
+
+def test_windows_say_how_much_there_is() -> None:
+    """For all, and for one; a size for what is not there is told, for it may be misspelt."""
+    jobs = [job("limited", Bounds(1, 9), 1.0, 4), job("other", Bounds(1, 9), 1.0, 4)]
+    found = planned(jobs, 10.0, windows=WINDOWS)
+    assert counts(found) == {"limited": 2, "other": 3}
+    assert reasons(found)["limited"] == "shrinks from 4 to 2: window 'day' allows 2"
+    assert found.window == "day"
+    assert found.until == NOON + 10 * 3600
+    assert found.notes == (
+        "window 'day' has a size for job 'missing', and there is no such job now",
+        "window 'day' has a size for pool 'teachers', and there is no such pool now",
+    )
+    night = planned(jobs, 10.0, windows=WINDOWS, at=NOON + 11 * 3600)
+    assert counts(night) == {"limited": 5, "other": 5}
+    assert (night.window, night.until) == ("default", NOON + 19 * 3600)
+
+
+def test_jobs_shrink_before_the_window_begins() -> None:
+    """By the lead time, and not before; and grow when it is over, not before."""
+    jobs = [job("limited", Bounds(1, 9), 1.0, 4), job("other", Bounds(1, 9), 1.0, 4)]
+    seven = NOON - 5 * 3600
+    assert counts(planned(jobs, 10.0, windows=WINDOWS, at=seven - 61)) == {"limited": 5, "other": 5}
+    assert counts(planned(jobs, 10.0, windows=WINDOWS, at=seven - 60)) == {"limited": 2, "other": 3}
+    assert counts(planned(jobs, 10.0, windows=WINDOWS, at=NOON + 10 * 3600 - 1)) == {"limited": 2, "other": 3}
+
+
+def test_what_cannot_be_resized_has_what_it_has() -> None:
+    """A job of one process is nobody's target, and what it reserves is no more for the others."""
+    jobs = [job("single", Bounds(1, 1), 3.0, 1, elastic=False), job("other", Bounds(1, 9), 1.0, 1)]
+    found = planned(jobs, 10.0, windows=WINDOWS)
+    assert counts(found) == {"other": 2}
+    assert found.capacity == {"cpu": 2.0}
+
+
+def test_who_has_no_checkpoint_is_not_suspended() -> None:
+    """It goes on with its minimum; and one that has not begun yet waits."""
+    jobs = [
+        job("first", Bounds(3, 3), 1.0, 3, priority=1),
+        job("second", Bounds(2, 4), 1.0, 3, resumes=False),
+        job("third", Bounds(2, 4), 1.0, 0, pending=2, resumes=False),
+    ]
+    found = planned(jobs, 8.0, max_load=0.5)
+    assert counts(found) == {"first": 3, "second": 2, "third": 0}
+    assert reasons(found)["second"] == (
+        "goes on with 2, since it has no checkpoint to be suspended with; else it is suspended, with a checkpoint: its "
+        "minimum of 2 does not fit beside those that come first"
+    )
+
+
+def test_a_pool_has_as_many_as_its_students_need() -> None:
+    """Or as its window allows, if that is fewer."""
+    teachers = job("teachers", Bounds(1, 8), 1.0, 1, kind="pool", elastic=False)
+    needs = {"teachers": Limit(instances=3, reason="its students need 3")}
+    found = planned([teachers], 10.0, needs=needs)
+    assert reasons(found) == {"teachers": "grows from 1 to 3"}
+    three = job("teachers", Bounds(1, 8), 1.0, 3, kind="pool", elastic=False)
+    assert reasons(planned([three], 10.0, needs=needs)) == {"teachers": "stays at 3: its students need 3"}
+    closed = planned([three], 10.0, needs=needs, windows=WINDOWS)
+    assert reasons(closed) == {"teachers": "shrinks from 3 to 1: window 'day' allows 1"}
+
+
+def test_who_has_ended_is_left_alone() -> None:
+    """And those that shrink come before those that grow."""
+    jobs = [
+        job("a-small", Bounds(1, 9), 1.0, 1),
+        job("b-large", Bounds(1, 9), 1.0, 9),
+        job("c-ended", Bounds(1, 9), 1.0, 0, phase="succeeded"),
+    ]
+    found = planned(jobs, 10.0)
+    assert counts(found) == {"a-small": 5, "b-large": 5}
+    assert [one.name for one in found.changes] == ["b-large", "a-small"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"max_load": 0}, "max_load: got 0, allowed is a share above 0, up to 1"),
+        ({"lead_s": -1}, "lead_s: got -1, allowed is seconds, 0 to 14400"),
+        ({"pause_s": float("nan")}, "pause_s: got nan, allowed is seconds, 0 to 14400"),
+    ],
+)
+def test_what_rules_may_not_say(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError) as error:
+        Rules(**given)
+    assert str(error.value) == says
