@@ -76,6 +76,8 @@ def lack(work: Work, view: View) -> str:
     """Say what the wait for teachers is waiting for."""
     if view.teachers is None:
         return "Redis does not answer"
+    if view.pool and view.pool.is_suspended:
+        return "the pool is suspended"
     return f"{len(view.teachers)} of the {work.at_least} wanted are registered"
 
 
@@ -97,9 +99,15 @@ def _gather(work: Work, view: View, now: float) -> Decision:
         return "start_trainer" if work.trainer_job else Outcome(ended="ready", name=work.pool, teachers=teachers)
     if pool and is_hopeless(pool, work.at_least):
         return failure(pool)
-    if now >= work.pool_deadline:
+    if not (pool and pool.is_suspended) and now >= _deadline(work, pool):
         return Outcome(ended="no_teacher", name=work.pool, reason=lack(work, view))
     return "wait"
+
+
+def _deadline(work: Work, pool: JobStatus | None) -> float:
+    """Return until when teachers are waited for; those of a pool that was resized since have that long from then on."""
+    resized_at = pool.scaling.resized_at if pool and pool.scaling else None
+    return max(work.pool_deadline, resized_at + work.waits_s) if resized_at else work.pool_deadline
 
 
 def _follow(work: Work, view: View, now: float) -> Decision:
@@ -112,14 +120,17 @@ def _follow(work: Work, view: View, now: float) -> Decision:
         return Outcome(ended="succeeded", name=job.name, result=job.result)
     if work.ends_at is None or now < work.ends_at:
         return "wait"
-    if view.asked_at is None or now < view.asked_at + work.stop_grace_s:
+    return _end(work, job, view.asked_at, now)
+
+
+def _end(work: Work, job: JobStatus, asked_at: float | None, now: float) -> Decision:
+    """Return what to do with a job whose time to train is over. One that is suspended has left its checkpoint."""
+    reason = f"it did not end by itself within {work.stop_grace_s:.0f} s of being asked to"
+    if job.is_suspended and not job.instances:
+        reason = "it was suspended when its time to train was over"
+    elif asked_at is None or now < asked_at + work.stop_grace_s:
         return "end_trainer"
-    return Outcome(
-        ended="stopped",
-        name=job.name,
-        result=job.result,
-        reason=f"it did not end by itself within {work.stop_grace_s:.0f} s of being asked to",
-    )
+    return Outcome(ended="stopped", name=job.name, result=job.result, reason=reason)
 
 
 def _with_the_pools(outcome: Outcome, pool: JobStatus | None) -> Outcome:

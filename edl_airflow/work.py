@@ -59,7 +59,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     - `pool`: the pool's name, empty for work without one; `pool_job` when this task runs it, None when it is there
       already.
     - `at_least`: so many teachers must be registered before the training starts (or the pool counts as started).
-    - `pool_deadline`: when the wait for teachers is given up; `waits_s` is its length, for messages.
+    - `pool_deadline`: when the wait for teachers is given up; `waits_s` is its length. It begins anew when the pool is
+      resized, and does not end while that is suspended.
     - `trainer_job`: None when the pool is all there is to do.
     - `stream`: where its checkpoints are told, see `edl_runtime.checkpoint.landed`; empty for nowhere.
     - `began_at`: when the DAG's run has started: a checkpoint that landed before is an earlier run's.

@@ -132,7 +132,7 @@ def log_page(
     return _TEMPLATES.get_template("log").render(
         title=f"Log of {at.name}" if instance is None else f"Log of instance {instance} of {at.name}",
         up=at.pool if status and status.kind == "pool" else at.job,
-        refresh_s=5 if status and status.phase == "running" else 0,
+        refresh_s=5 if status and not status.has_ended else 0,
         status=status,
         progress=progress,
         lines=lines,

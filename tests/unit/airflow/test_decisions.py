@@ -6,10 +6,11 @@ import msgspec
 import pytest
 from unit.airflow.made_up import failed_status, job_status, short_of_one, work_of
 
-from edl_airflow.decisions import View, decide
+from edl_airflow.decisions import View, decide, lack
 from edl_airflow.work import Outcome, Work
-from edl_runtime.backends.base import InstanceStatus
+from edl_runtime.backends.base import SUSPENDED, InstanceStatus, JobStatus, Scaling
 from edl_runtime.errors import EX_CONFIG
+from edl_runtime.specs import Bounds
 
 RUNNING_POOL = job_status("digits", kind="pool")
 
@@ -146,3 +147,46 @@ def test_a_name_that_went_to_another_task_is_no_later_try() -> None:
         assert (outcome.ended, outcome.reason) == ("failed", "somebody has removed it while it was running")
     mine = View(trainer=job_status("student", "mine/1"), pool=job_status("digits", "other/1"), started=True)
     assert decide(work, mine, 0) == "wait"
+
+
+def suspended(name: str, *, resized_at: float = 50.0, wanted: int = 0, **changes: object) -> JobStatus:
+    """A job that was resized, as to no instances."""
+    scaling = Scaling(bounds=Bounds(1, 4), resources={"cpu": 1.0}, resized_at=resized_at)
+    told = {} if wanted else {"phase": "pending", "reason": SUSPENDED}
+    return job_status(name, wanted=wanted, scaling=scaling, **told, **changes)
+
+
+def test_teachers_of_a_suspended_pool_are_waited_for_as_long_as_it_is() -> None:
+    """It has not failed, and its teachers have the whole wait again when it goes on."""
+    work = work_of(pool_deadline=60.0)
+    view = View(pool=suspended("digits", kind="pool"), teachers=())
+    assert decide(work, view, 10_000.0) == "wait"
+    assert lack(work, view) == "the pool is suspended"
+    assert _ends(decide(msgspec.structs.replace(work, deadline=9_000.0), view, 10_000.0)) == "timed_out"
+
+    resumed = View(pool=suspended("digits", kind="pool", wanted=2, resized_at=10_000.0), teachers=("a",))
+    assert decide(work, resumed, 10_000.0 + work.waits_s - 1) == "wait"
+    assert _ends(decide(work, resumed, 10_000.0 + work.waits_s)) == "no_teacher"
+    early = View(pool=suspended("digits", kind="pool", wanted=2, resized_at=1.0 - work.waits_s), teachers=("a",))
+    assert decide(work, early, 59.0) == "wait"
+    assert _ends(decide(work, early, 60.0)) == "no_teacher"
+
+
+def test_a_suspended_pool_whose_last_teachers_were_given_up_is_not_hopeless() -> None:
+    """There are to be none for now; who comes later is tried anew."""
+    given_up = (InstanceStatus(index=0, phase="failed", started_at=1.0, exit_code=EX_CONFIG, given_up=True),)
+    view = View(pool=suspended("digits", kind="pool", instances=given_up), teachers=())
+    assert decide(work_of(), view, 0.0) == "wait"
+
+
+def test_a_suspended_training_is_followed_until_its_time_to_train_is_over() -> None:
+    """It has left its checkpoint then, and nobody is there to be asked for another."""
+    work = work_of(ends_at=1000.0)
+    student = suspended("student")
+    assert decide(work, View(trainer=student, started=True), 999.0) == "wait"
+    outcome = decide(work, View(trainer=student, started=True), 1000.0)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.ended, outcome.reason) == ("stopped", "it was suspended when its time to train was over")
+    leaving = (InstanceStatus(index=0, phase="running", started_at=1.0),)
+    still = suspended("student", instances=leaving)
+    assert decide(work, View(trainer=still, started=True), 1000.0) == "end_trainer"

@@ -10,7 +10,7 @@ from unit.airflow.made_up import MadeUpSite, job_status, work_of
 
 from edl_airflow.decisions import View
 from edl_airflow.telling import Teller
-from edl_runtime.backends.base import InstanceStatus, JobStatus, LogLine
+from edl_runtime.backends.base import SUSPENDED, InstanceStatus, JobStatus, LogLine
 from edl_runtime.progress import Progress
 
 VIEW = View(trainer=job_status("student"), started=True)
@@ -137,3 +137,17 @@ async def test_the_last_words_are_said_unless_a_later_try_says_them(site: MadeUp
             await asyncio.sleep(0.05)
             await teller.finish(view, is_over=phase != "running")
         assert said == said_at_last
+
+
+async def test_that_a_job_is_suspended_is_said_once(site: MadeUpSite) -> None:
+    """And again when it is for another time; of a pool as well as of trainers."""
+    waits = {"wanted": 0, "phase": "pending", "reason": SUSPENDED}
+    pool = {"kind": "pool", "name": "digits"}
+    runs, rests = View(trainer=job_status("student"), started=True), View(trainer=job_status("student", **waits))
+    both = View(pool=job_status(**pool, **waits), trainer=job_status("student"), started=True)
+    said = "suspended: it goes on when it is given instances"
+    assert await _said_of(site, runs, rests, rests, runs, both, both, rests) == [
+        f"'student': {said}",
+        f"Pool 'digits': {said}",
+        f"'student': {said}",
+    ]
