@@ -17,7 +17,16 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """A Python callable, `package.module:function`."""
 
 
-def pool_job(pool: str, teacher: TeacherSpec, bounds: Bounds, *, namespace: str, folder: Path | None) -> JobSpec:
+def pool_job(
+    pool: str,
+    teacher: TeacherSpec,
+    bounds: Bounds,
+    *,
+    namespace: str,
+    folder: Path | None,
+    priority: int = 0,
+    weight: float = 1.0,
+) -> JobSpec:
     """Return the job whose instances are the pool's teachers, `bounds.min` of them to begin with.
 
     A relative model path is one below `folder`, where the teachers also start, so that `module:function` finds a
@@ -54,6 +63,8 @@ def pool_job(pool: str, teacher: TeacherSpec, bounds: Bounds, *, namespace: str,
         cwd=str(folder or ""),
         serves_http=True,
         pod=teacher.pod,
+        priority=priority,
+        weight=weight,
     )
 
 
@@ -66,6 +77,8 @@ def trainer_job(
     gear: Gear = "live",
     checkpoint: Checkpoint | None = None,
     pool_digest: str = "",
+    priority: int = 0,
+    weight: float = 1.0,
 ) -> JobSpec:
     """Return the job `settings.job` that trains, with `settings` and the script's own variables.
 
@@ -84,6 +97,8 @@ def trainer_job(
         cwd=_path(trainer.cwd, folder) if trainer.cwd else "",
         pool_digest=pool_digest,
         pod=trainer.pod,
+        priority=priority,
+        weight=weight,
     )
     return spec if bounds is None else elastic_job(spec, bounds, gear=gear)
 

@@ -17,7 +17,7 @@ from edl_airflow.operators.templates import as_bounds, as_checkpoint, check_seco
 from edl_airflow.work import JobResult, Outcome, Work
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.specs import Bounds, Checkpoint, TeacherSpec, TrainerSpec, check_name
+from edl_runtime.specs import Bounds, Checkpoint, TeacherSpec, TrainerSpec, check_name, check_priority, check_weight
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -54,6 +54,9 @@ class EdlDistillOperator(EdlOperator):
         (templated)
     :param wait_timeout_s: seconds to wait for min teachers before the task fails
     :param progress_every_s: seconds between two lines of progress in the task's log, at least
+    :param priority: of the student, and of a pool of its own: where not all jobs fit, those of a higher one get their
+        instances first
+    :param weight: above 0; of the instances beyond the minimums, a job of weight 2 gets about twice as many as one of 1
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
     :param deferrable: follow the work in the triggerer, without a worker slot
     """
@@ -80,6 +83,8 @@ class EdlDistillOperator(EdlOperator):
         job: str | None = None,
         wait_timeout_s: float = 300,
         progress_every_s: float = 5,
+        priority: int = 0,
+        weight: float = 1.0,
         edl_conn_id: str = DEFAULT_CONN_ID,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         **kwargs: Any,
@@ -94,6 +99,8 @@ class EdlDistillOperator(EdlOperator):
         self.job = job
         self.wait_timeout_s = wait_timeout_s
         self.progress_every_s = progress_every_s
+        self.priority = check_priority(priority)
+        self.weight = check_weight(weight)
         self.edl_conn_id = edl_conn_id
         self.deferrable = deferrable
         if teacher is None and teacher_pool is None:
@@ -119,7 +126,12 @@ class EdlDistillOperator(EdlOperator):
         pool = check_name("teacher_pool", pool_name(ti) if self.teacher_pool is None else self.teacher_pool)
         bounds = as_bounds(1 if self.teachers is None else self.teachers)
         stream = "" if self.students is None else checkpoint_stream(ti.dag_id, ti.task_id, ti.map_index)
-        own = pool_job(pool, self.teacher, bounds, namespace=namespace, folder=folder) if self.teacher else None
+        sharing: dict[str, Any] = {"priority": self.priority, "weight": self.weight}
+        own = (
+            pool_job(pool, self.teacher, bounds, namespace=namespace, folder=folder, **sharing)
+            if self.teacher
+            else None
+        )
         return Work(
             conn_id=self.edl_conn_id,
             place=surroundings.place,
@@ -142,6 +154,7 @@ class EdlDistillOperator(EdlOperator):
                 folder=folder,
                 checkpoint=as_checkpoint(self.checkpoint),
                 pool_digest=own.digest if own else "",
+                **sharing,
             ),
             stream=stream,
             began_at=run_start(context).timestamp(),

@@ -18,7 +18,7 @@ from edl_airflow.operators.base import EdlOperator, task_deadline
 from edl_airflow.operators.templates import TextTemplates, as_bounds, check_seconds, has_template
 from edl_airflow.site import backend_at
 from edl_airflow.work import Outcome, PoolResult, Work
-from edl_runtime.specs import Bounds, TeacherSpec, check_name
+from edl_runtime.specs import Bounds, TeacherSpec, check_name, check_priority, check_weight
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -39,6 +39,8 @@ class EdlTeacherPoolOperator(EdlOperator):
     :param teachers: how many teachers, as Bounds, "min:max" or a number: the pool starts with min and can be resized
         up to max (templated)
     :param wait_timeout_s: seconds to wait for min teachers before the task fails
+    :param priority: where not all jobs fit, those of a higher one get their instances first
+    :param weight: above 0; of the instances beyond the minimums, a job of weight 2 gets about twice as many as one of 1
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
     :param deferrable: wait in the triggerer, without a worker slot
     """
@@ -56,6 +58,8 @@ class EdlTeacherPoolOperator(EdlOperator):
         teacher: TeacherSpec,
         teachers: Bounds | str,
         wait_timeout_s: float = 300,
+        priority: int = 0,
+        weight: float = 1.0,
         edl_conn_id: str = DEFAULT_CONN_ID,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         **kwargs: Any,
@@ -65,6 +69,8 @@ class EdlTeacherPoolOperator(EdlOperator):
         self.teacher = teacher
         self.teachers = teachers
         self.wait_timeout_s = wait_timeout_s
+        self.priority = check_priority(priority)
+        self.weight = check_weight(weight)
         self.edl_conn_id = edl_conn_id
         self.deferrable = deferrable
         if not has_template(teacher_pool):
@@ -82,7 +88,13 @@ class EdlTeacherPoolOperator(EdlOperator):
             token=try_token(context["ti"]),
             pool=pool,
             pool_job=pool_job(
-                pool, self.teacher, bounds, namespace=surroundings.namespace, folder=self.folder(surroundings.place)
+                pool,
+                self.teacher,
+                bounds,
+                namespace=surroundings.namespace,
+                folder=self.folder(surroundings.place),
+                priority=self.priority,
+                weight=self.weight,
             ),
             at_least=bounds.min,
             waits_s=self.wait_timeout_s,

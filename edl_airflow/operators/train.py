@@ -22,7 +22,7 @@ from edl_runtime.compat.training_job import TrainingJob, read_training_job
 from edl_runtime.elastic.messages import GEARS, Gear
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.specs import Bounds, Checkpoint, TrainerSpec, check_name
+from edl_runtime.specs import Bounds, Checkpoint, TrainerSpec, check_name, check_priority, check_weight
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -64,6 +64,8 @@ class EdlTrainOperator(EdlOperator):
     :param stop_grace_s: seconds from when it is asked to end until a training that has not ended by itself is ended by
         force; the task succeeds if it has left a checkpoint
     :param progress_every_s: seconds between two lines of progress in the task's log, at least
+    :param priority: where not all jobs fit, those of a higher one get their instances first
+    :param weight: above 0; of the instances beyond the minimums, a job of weight 2 gets about twice as many as one of 1
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
     :param deferrable: follow the training in the triggerer, without a worker slot
     """
@@ -84,6 +86,8 @@ class EdlTrainOperator(EdlOperator):
         ends_by: EndsBy | None = None,
         stop_grace_s: float = 60,
         progress_every_s: float = 5,
+        priority: int = 0,
+        weight: float = 1.0,
         edl_conn_id: str = DEFAULT_CONN_ID,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         **kwargs: Any,
@@ -97,6 +101,8 @@ class EdlTrainOperator(EdlOperator):
         self.ends_by = ends_by
         self.stop_grace_s = stop_grace_s
         self.progress_every_s = progress_every_s
+        self.priority = check_priority(priority)
+        self.weight = check_weight(weight)
         self.edl_conn_id = edl_conn_id
         self.deferrable = deferrable
         if not has_template(trainers):
@@ -154,6 +160,8 @@ class EdlTrainOperator(EdlOperator):
                 folder=self.folder(surroundings.place),
                 gear=self.gear,
                 checkpoint=as_checkpoint(self.checkpoint),
+                priority=self.priority,
+                weight=self.weight,
             ),
             stream=stream,
             began_at=start.timestamp(),

@@ -20,7 +20,7 @@ import msgspec
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.checkpoint.storage import LocalStorage, storage_at
-from edl_runtime.cli.starting import make_way
+from edl_runtime.cli.starting import make_way, priority_option, weight_option
 from edl_runtime.elastic import events
 from edl_runtime.elastic.job import elastic_job
 from edl_runtime.elastic.membership import request_stop
@@ -49,6 +49,8 @@ SHOWN = frozenset({"forming", "resumed", "failed", "waiting", "saved", "note", "
 @click.option(
     "--grace-s", type=click.FloatRange(0, min_open=True), default=30.0, show_default=True, help="To leave in."
 )
+@priority_option
+@weight_option
 @click.option("--detach", is_flag=True, help="Return once it is started; needs EDL_REDIS_URL.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON objects: lines with instance and text, and events.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -62,6 +64,8 @@ def run(
     every_steps: int | None,
     every_s: float | None,
     grace_s: float,
+    priority: int,
+    weight: float,
     detach: bool,
     as_json: bool,
     command: tuple[str, ...],
@@ -87,6 +91,8 @@ def run(
         instances=1,
         env=keeping.to_env() if keeping else {},
         cwd=str(Path.cwd()),
+        priority=priority,
+        weight=weight,
     )
     spec = elastic_job(script, bounds, gear=gear, start=start, grace_s=grace_s)
     read_script(command)

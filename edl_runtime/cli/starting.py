@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from datetime import datetime
 
+import click
+
 from edl_runtime.backends.base import Backend
 from edl_runtime.errors import JobRunsError, UnknownJobError
+
+priority_option = click.option(
+    "--priority", type=int, default=0, show_default=True, help="Where not all jobs fit, a higher one is first."
+)
+weight_option = click.option(
+    "--weight",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Of 2, about twice what one of 1 gets beyond its least.",
+)
 
 
 async def make_way(backend: Backend, name: str) -> None:

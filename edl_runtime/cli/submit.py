@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from edl_runtime.cli import places
-from edl_runtime.cli.starting import make_way
+from edl_runtime.cli.starting import make_way, priority_option, weight_option
 from edl_runtime.compat.manifests import manifest_text
 from edl_runtime.compat.training_job import TrainingJob, read_training_job
 from edl_runtime.elastic.job import elastic_job
@@ -34,8 +34,20 @@ _HOST_AND_PORT = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\]):\d{1,5}")
 @click.option(
     "--checkpoint", default="", metavar="URL", help="Checkpoints are kept there, in a folder of the job's name."
 )
+@priority_option
+@weight_option
 @click.option("--json", "as_json", is_flag=True, help="Print each job's status as JSON, a line each.")
-def submit(*, path: Path, name: str, start: int | None, workspace: str, checkpoint: str, as_json: bool) -> None:
+def submit(
+    *,
+    path: Path,
+    name: str,
+    start: int | None,
+    workspace: str,
+    checkpoint: str,
+    priority: int,
+    weight: float,
+    as_json: bool,
+) -> None:
     """Start each TrainingJob of a manifest as an elastic training, and return.
 
     What of it means something else than it did, or nothing any more, is said on stderr. Needs EDL_REDIS_URL, by which
@@ -59,6 +71,8 @@ def submit(*, path: Path, name: str, start: int | None, workspace: str, checkpoi
             start=start,
             cwd=_folder(workspace or job.trainer.cwd, (Path() if workspace else path.parent) if is_here else None),
             kept_at=kept_at,
+            priority=priority,
+            weight=weight,
         )
         for job in jobs
     ]
@@ -67,7 +81,16 @@ def submit(*, path: Path, name: str, start: int | None, workspace: str, checkpoi
     asyncio.run(_start(specs, settings, redis_url, as_json=as_json))
 
 
-def _spec(job: TrainingJob, settings: RuntimeSettings, *, start: int | None, cwd: str, kept_at: str) -> JobSpec:
+def _spec(
+    job: TrainingJob,
+    settings: RuntimeSettings,
+    *,
+    start: int | None,
+    cwd: str,
+    kept_at: str,
+    priority: int,
+    weight: float,
+) -> JobSpec:
     own = RuntimeSettings(namespace=settings.namespace, job=job.name)
     keeping = Checkpoint(url=f"{kept_at}/{job.name}").to_env() if kept_at else {}
     script = JobSpec(
@@ -79,6 +102,8 @@ def _spec(job: TrainingJob, settings: RuntimeSettings, *, start: int | None, cwd
         env={**own.to_env(), **keeping, **job.trainer.env},
         cwd=cwd,
         pod=job.trainer.pod,
+        priority=priority,
+        weight=weight,
     )
     return elastic_job(script, job.bounds, start=start)
 

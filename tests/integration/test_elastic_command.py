@@ -65,6 +65,18 @@ def edl_run(work_dir: Path, folder: Path, *words: str, **environ: str) -> subpro
     )
 
 
+def test_a_job_is_given_its_priority_and_weight(tmp_path: Path, work_dir: Path, redis_url: str) -> None:
+    """By the command that starts it; whoever plans is told."""
+    script = waiting(tmp_path / "mine")
+    words = ("--detach", "--json", "--priority", "7", "--weight", "2.5", script.name)
+    done = edl_run(work_dir, script.parent, *words, EDL_REDIS_URL=redis_url)
+    (script.parent / "go").touch()
+    assert done.returncode == 0, done.stderr
+    scaling = json.loads(done.stdout)["scaling"]
+    assert (scaling["priority"], scaling["weight"]) == (7, 2.5)
+    wait_until_gone(work_dir)
+
+
 @pytest.mark.parametrize("shared", [False, True], ids=["a Redis each", "one Redis"])
 def test_a_job_of_that_name_that_runs_is_left_alone(
     tmp_path: Path, work_dir: Path, redis_url: str, *, shared: bool
@@ -341,6 +353,7 @@ def test_a_job_is_named_after_its_script(command: tuple[str, ...], name: str) ->
         (["--instances", "1:2", "--start", "3", "train.py"], "instances: got 3, allowed is 1 to 2"),
         (["--instances", "1:2", "--every-steps", "5", "train.py"], "--checkpoint"),
         (["--instances", "1:2", "--detach", "train.py"], "EDL_REDIS_URL"),
+        (["--instances", "1:2", "--weight", "0", "train.py"], "weight: got 0.0, allowed is a number above 0"),
         (
             ["--instances", "1:2", "训练.py"],
             "--name: got '', allowed is a name for the job, as in --name train: '训练.py'",

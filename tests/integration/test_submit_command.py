@@ -148,12 +148,14 @@ def test_a_manifest_is_run_as_it_says(submit: Submitting) -> None:
 def test_each_document_is_a_job_and_begins_with_as_many_as_are_wanted(submit: Submitting) -> None:
     """Each can be resized within its bounds."""
     submit.write(WAITS, manifest("one", "two"))
-    done = submit("--start", "2")
+    done = submit("--start", "2", "--priority", "-2", "--weight", "0.5")
     assert done.returncode == 0, done.stderr
     assert "one is started; `edl logs -f one` shows what it writes\ntwo is started" in done.stdout
     for name in ("one", "two"):
         status = asyncio.run(submit.backend.get(name))
         assert (status.wanted, status.elastic, status.kind) == (2, True, "trainer")
+        assert status.scaling
+        assert (status.scaling.priority, status.scaling.weight) == (-2, 0.5)
     assert asyncio.run(submit.backend.resize("one", 1)).wanted == 1
     (submit.folder / "src" / "go").touch()
     assert submit.ended("one", "two") == {"one": "succeeded", "two": "succeeded"}

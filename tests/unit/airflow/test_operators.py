@@ -13,11 +13,12 @@ from unit.airflow.templated import SURROUNDINGS, TEACHER, distill
 
 from edl_airflow.failures import TaskKilledError
 from edl_airflow.identity import job_name, pool_name, try_token
+from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.operators.teacher_pool import EdlTeacherPoolOperator
 from edl_airflow.work import Outcome
-from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError
+from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError, SpecError
 from edl_runtime.progress import Progress
-from edl_runtime.specs import TeacherSpec
+from edl_runtime.specs import TeacherSpec, TrainerSpec
 
 
 def test_an_unknown_connection_fails_at_once(context: Any) -> None:
@@ -182,3 +183,29 @@ def test_a_pool_of_another_running_task_is_refused(context: Any, site: MadeUpSit
     with pytest.raises(AirflowFailException, match=r"belongs to 'nightly-distill-0-abc'.*ti\.map_index"):
         distill(teacher_pool="digits", deferrable=deferrable).execute(context)
     assert list(site.backend.jobs) == ["digits"]
+
+
+def test_pool_and_student_have_the_priority_and_weight_of_their_task(context: Any) -> None:
+    """A task is one matter, whatever it runs."""
+    teacher = TeacherSpec(model="models:add")
+    sharing: dict[str, Any] = {"priority": 4, "weight": 0.5}
+    student = TrainerSpec(command=("s",))
+    own = EdlDistillOperator(task_id="d", student=student, students="1:2", teacher=teacher, **sharing)
+    pool = EdlTeacherPoolOperator(task_id="p", teacher_pool="digits", teacher=teacher, teachers="1", **sharing)
+    works = [rendered(operator, context).plan(context, SURROUNDINGS) for operator in (own, pool)]
+    jobs = [job for work in works for job in (work.pool_job, work.trainer_job) if job]
+    assert [(job.kind, job.priority, job.weight) for job in jobs] == [
+        ("pool", 4, 0.5),
+        ("trainer", 4, 0.5),
+        ("pool", 4, 0.5),
+    ]
+
+
+@pytest.mark.parametrize("mistake", [{"priority": "high"}, {"weight": -1}])
+def test_a_priority_or_weight_that_is_none_is_found_when_the_dag_is_read(mistake: dict[str, Any]) -> None:
+    """By each operator that starts anything."""
+    given: dict[str, Any] = {"task_id": "t", "teacher_pool": "digits", **mistake}
+    with pytest.raises(SpecError, match=next(iter(mistake))):
+        EdlTeacherPoolOperator(**given, teacher=TeacherSpec(model="models:add"), teachers="1")
+    with pytest.raises(SpecError, match=next(iter(mistake))):
+        EdlDistillOperator(**given, student=TrainerSpec(command=("s",)))

@@ -69,6 +69,14 @@ def test_how_many_trainers(trainers: Any, bounds: Bounds, context: Any) -> None:
     assert job.bounds == bounds
 
 
+def test_a_job_has_the_priority_and_weight_of_its_task(context: Any) -> None:
+    """Nothing special unless that is said."""
+    job, plain = _plan(context, priority=-2, weight=3).trainer_job, _plan(context).trainer_job
+    assert job
+    assert plain
+    assert (job.priority, job.weight, plain.priority, plain.weight) == (-2, 3.0, 0, 1.0)
+
+
 def test_relative_checkpoints_start_from_the_folder_of_the_dag(context: Any) -> None:
     """Every night's instances start in folders of their own, and all find the same checkpoints."""
     with DAG("nightly", schedule=None) as dag:
@@ -138,6 +146,8 @@ def test_a_scheduled_run_that_comes_too_late_is_skipped(
         {"job": "No Name"},
         {"ends_by": "soon"},
         {"stop_grace_s": 0},
+        {"priority": 1.5},
+        {"weight": 0},
         {"progress_every_s": "5"},
         {"checkpoint": ""},
     ],

@@ -229,6 +229,17 @@ def test_a_pool_is_resized(edl: Edl) -> None:
 
 
 @pytest.mark.usefixtures("pool")
+def test_a_pool_is_suspended_and_goes_on(edl: Edl) -> None:
+    """By 0 instances, which are within no bounds; the list of jobs says what it waits for."""
+    assert edl("resize", "pool", "0") == (0, "pool is suspended; `edl resize pool N` lets it go on\n", "")
+    _, table, _ = edl("jobs")
+    assert "pending" in table
+    assert "/0 " in table
+    assert "suspended: it goes on when it is given instances" in table
+    assert edl("resize", "pool", "1")[0] == 0
+
+
+@pytest.mark.usefixtures("pool")
 def test_a_number_outside_the_bounds_is_a_configuration_error(edl: Edl) -> None:
     """The exit status tells scripts that trying again is pointless."""
     status, _, complaint = edl("resize", "pool", "4")
