@@ -111,7 +111,7 @@ class _Routes:
     async def words(self, request: Request) -> Response:
         pool, student = check_name("pool", request.path_params["pool"]), student_id(request.path_params["student"])
         said = await _words(request)
-        if not await self._hub.hear(pool, student, said.quarantined):
+        if not await self._hub.hear(pool, student, said):
             raise HTTPException(
                 404, f"no student {student!r} of pool {pool!r} is connected here; open its stream first"
             )

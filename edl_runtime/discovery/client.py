@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import aclosing, suppress
 
 import msgspec
@@ -34,12 +34,12 @@ async def follow(
     pool: str,
     me: Member,
     use: Callable[[Assignment], None],
-    quarantined: Callable[[], Mapping[str, str]],
+    say: Callable[[], Words],
 ) -> None:
     """Be that student of the pool and call `use` with each assignment, changed or not, until cancelled.
 
-    What `quarantined` returns is told about once a second. An endpoint that is lost is tried again for ever. When it
-    comes back without teachers, that is believed after `SETTLE_S` only: its Redis may have been emptied.
+    What `say` returns is told about once a second. An endpoint that is lost is tried again for ever. When it comes back
+    without teachers, that is believed after `SETTLE_S` only: its Redis may have been emptied.
 
     Raises DiscoveryUnavailableError and DiscoveryRefusedError when the first attempt to reach it fails.
     """
@@ -47,7 +47,7 @@ async def follow(
     try:
         async with asyncio.TaskGroup() as tasks, aclosing(_assignments(link, path, me)) as assignments:
             use(await anext(assignments))
-            tasks.create_task(_say(link, path, quarantined))  # which only who is connected may
+            tasks.create_task(_say(link, path, say))  # which only who is connected may
             async for assignment in assignments:
                 use(assignment)
     except* RegistryError as group:
@@ -101,9 +101,9 @@ async def _lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
             raise msgspec.DecodeError(f"a line of {LINE_LIMIT} bytes or more")
 
 
-async def _say(link: Link, path: str, quarantined: Callable[[], Mapping[str, str]]) -> None:
+async def _say(link: Link, path: str, say: Callable[[], Words]) -> None:
     while True:
-        words = msgspec.json.encode(Words(dict(quarantined())))
+        words = msgspec.json.encode(say())
         with suppress(DiscoveryUnavailableError, DiscoveryRefusedError):  # the stream tells
             async with link.ask("PUT", f"{path}/words", content=words):
                 pass

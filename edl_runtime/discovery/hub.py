@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from edl_runtime.discovery.feed import Feed
-from edl_runtime.discovery.messages import SAY_EVERY_S, SILENT_AFTER_S, Assignment
+from edl_runtime.discovery.messages import SAY_EVERY_S, SILENT_AFTER_S, Assignment, Words
 from edl_runtime.errors import PoolLimitError, RegistryUnavailableError
+from edl_runtime.pool_reports import StudentReport
 from edl_runtime.registry import quarantine
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import Lease, hold_lease
@@ -48,9 +49,13 @@ class Hub:
         Raises RegistryUnavailableError when Redis is away at the start, PoolLimitError when there are as many pools.
         """
         service = Service(self._namespace, pool, "students")
+
+        def needs() -> StudentReport | None:
+            return said.needs if (said := self._connected.get((pool, student.id))) else None
+
         async with (
             self._follow(pool, student) as feed,
-            hold_lease(self._client, service, student, ttl_s=self._ttl_s) as lease,
+            hold_lease(self._client, service, student, ttl_s=self._ttl_s, says=needs) as lease,
         ):
             one = self._connected[pool, student.id] = Connected(student, feed, lease, self._closing)
             log.info("student.connected", pool=pool, student=student.id, connected=len(self._connected))
@@ -60,16 +65,17 @@ class Hub:
                 if self._connected.get((pool, student.id)) is one:
                     del self._connected[pool, student.id]
 
-    async def hear(self, pool: str, student_id: str, quarantined: Mapping[str, str]) -> bool:
-        """Take in what a student says; return False when it is not connected."""
+    async def hear(self, pool: str, student_id: str, said: Words) -> bool:
+        """Take in what a student says; return False when it is not connected. What it needs goes with its lease."""
         one = self._connected.get((pool, student_id))
         if one is None:
             return False
-        one.hear(quarantined)
-        if quarantined or one.told:
+        one.hear(said.quarantined)
+        one.needs = said.needs
+        if said.quarantined or one.told:
             with suppress(RegistryUnavailableError):  # the student will say it again
-                await quarantine.publish(self._client, self._namespace, pool, student_id, quarantined)
-                one.told = bool(quarantined)
+                await quarantine.publish(self._client, self._namespace, pool, student_id, said.quarantined)
+                one.told = bool(said.quarantined)
         return True
 
     def close(self) -> None:
@@ -98,10 +104,14 @@ class Hub:
 
 
 class Connected:
-    """A student that is connected. `told` is whether it may have told others of teachers in quarantine."""
+    """A student that is connected. `told` is whether it may have told others of teachers in quarantine.
+
+    `needs` is what it last said about that.
+    """
 
     def __init__(self, student: Member, feed: Feed, lease: Lease, closing: asyncio.Event) -> None:
         self.told = True  # in an earlier stream
+        self.needs: StudentReport | None = None
         self._student = student
         self._feed = feed
         self._lease = lease

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from edl_runtime.pool_reports import StudentReport
+
 SAY_EVERY_S = 1.0
 """How often both sides speak, news or not."""
 
@@ -20,6 +22,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class Words(msgspec.Struct, frozen=True):
-    """What a student says: which teachers it keeps in quarantine, address → why."""
+    """What a student says: which teachers it keeps in quarantine, address → why; and what it needs, if it says."""
 
     quarantined: dict[str, str] = {}
+    needs: StudentReport | None = None

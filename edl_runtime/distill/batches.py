@@ -26,6 +26,7 @@ class Batch:
     a cycle, large arrays are freed at their last use and need no garbage collector.
 
     - `answers`: of each pool's requests, in order; None for those to come. `missing` counts these.
+    - `answered_at`: when each pool answered last, in monotonic seconds.
     - `recalled`: what the cache has of each pool's answers; empty without a cache.
     - `awaited`: the training script waits for this batch.
     - `dropped`: its epoch is over; nobody wants it any more.
@@ -34,6 +35,7 @@ class Batch:
     """
 
     __slots__ = (
+        "answered_at",
         "answered_by",
         "answers",
         "awaited",
@@ -63,6 +65,7 @@ class Batch:
         self.missing = sum(requests)
         self.weight = self.missing or 1
         self.answers: tuple[list[Answers | None], ...] = tuple([None] * count for count in requests)
+        self.answered_at = [0.0] * len(requests)
         self.recalled = recalled
         self.answered_by: list[str] = []  # an address for each answer, in no order
         self.awaited = False
@@ -113,9 +116,10 @@ class Request:
         batch = self.batch
         return batch.dropped or batch.failure is not None or batch.answers[self.pool][self.index] is not None
 
-    def answer(self, address: str, answers: Answers) -> None:
+    def answer(self, address: str, answers: Answers, now: float) -> None:
         """Note the answers of a teacher; only the first count."""
         self.batch.answers[self.pool][self.index] = answers
+        self.batch.answered_at[self.pool] = now
         self.batch.answered_by.append(address)
         self.batch.missing -= 1
 

@@ -9,7 +9,7 @@ import asyncio
 import os
 import socket
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import structlog
@@ -17,7 +17,7 @@ import structlog
 from edl_runtime.discovery.client import follow
 from edl_runtime.discovery.feed import Feed
 from edl_runtime.discovery.link import Link
-from edl_runtime.discovery.messages import Assignment
+from edl_runtime.discovery.messages import Assignment, Words
 from edl_runtime.distill.teachers import Discovered
 from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.registry import quarantine
@@ -40,14 +40,14 @@ log = structlog.get_logger(__name__)
 Use = Callable[[Collection[str]], None]
 """Takes the addresses of the teachers to use from now on."""
 
-Quarantined = Callable[[], Mapping[str, str]]
-"""Returns the addresses of the teachers that are asked nothing now, and why."""
+Say = Callable[[], Words]
+"""Returns which teachers are asked nothing now, and what the student needs."""
 
 
-async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use, quarantined: Quarantined) -> None:
+async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use, say: Say) -> None:
     """Be a student of the pool and call `use` whenever the teachers to use change, until cancelled.
 
-    What `quarantined` returns is told to whoever looks at the pool, about once a second.
+    What `say` returns is told to whoever looks at the pool, about once a second.
 
     While Redis or the endpoint is away, the teachers in use stay in use. Away at the start raises
     RegistryUnavailableError or DiscoveryUnavailableError; an endpoint that refuses, DiscoveryRefusedError.
@@ -55,28 +55,27 @@ async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use, qua
     who = f"{settings.job or 'student'}-{settings.instance}-{uuid.uuid4().hex[:8]}"
     me = Member(id=who, address=f"{socket.gethostname()}:{os.getpid()}", want=wish.at_most)
     if settings.redis_url:
-        await _follow_registry(wish.pool, me, settings, use, quarantined)
+        await _follow_registry(wish.pool, me, settings, use, say)
     else:
-        await _follow_endpoint(wish.pool, me, settings, use, quarantined)
+        await _follow_endpoint(wish.pool, me, settings, use, say)
 
 
-async def _follow_endpoint(
-    pool: str, me: Member, settings: RuntimeSettings, use: Use, quarantined: Quarantined
-) -> None:
+async def _follow_endpoint(pool: str, me: Member, settings: RuntimeSettings, use: Use, say: Say) -> None:
     async with Link(settings.discovery_url, settings.discovery_token) as link:
-        await follow(link, pool, me, _changes(use), quarantined)
+        await follow(link, pool, me, _changes(use), say)
 
 
-async def _follow_registry(
-    pool: str, me: Member, settings: RuntimeSettings, use: Use, quarantined: Quarantined
-) -> None:
+async def _follow_registry(pool: str, me: Member, settings: RuntimeSettings, use: Use, say: Say) -> None:
     service = keys.Service(settings.namespace, pool, "students")
-    async with connect(settings.redis_url) as client, hold_lease(client, service, me, ttl_s=settings.lease_ttl_s):
+    async with (
+        connect(settings.redis_url) as client,
+        hold_lease(client, service, me, ttl_s=settings.lease_ttl_s, says=lambda: say().needs),
+    ):
         feed = Feed(Directory(client, settings.namespace), pool)
         feed.start()
         feed.add(me)
         try:
-            await first(_see(feed, me, _changes(use)), _tell(client, service, me, quarantined, feed), feed.ended())
+            await first(_see(feed, me, _changes(use)), _tell(client, service, me, say, feed), feed.ended())
         finally:
             await feed.stop()
 
@@ -102,10 +101,10 @@ async def _see(feed: Feed, me: Member, see: Callable[[Assignment], None]) -> Non
         await feed.news()
 
 
-async def _tell(client: Redis, service: keys.Service, me: Member, quarantined: Quarantined, feed: Feed) -> None:
+async def _tell(client: Redis, service: keys.Service, me: Member, say: Say, feed: Feed) -> None:
     told = False
     while True:
-        reasons = quarantined()
+        reasons = say().quarantined
         feed.avoid(me.id, reasons)
         if reasons or told:
             try:

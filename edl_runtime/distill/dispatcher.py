@@ -18,6 +18,7 @@ from edl_runtime.distill.feeds import Answers
 from edl_runtime.distill.hedging import Hedging
 from edl_runtime.distill.patience import Patience
 from edl_runtime.distill.seams import Seams
+from edl_runtime.meter import BusyTime
 from edl_runtime.protocol.oip import ModelSignature
 
 REQUESTS_A_LANE = 2
@@ -42,6 +43,7 @@ class Dispatcher:
         self._todo: deque[Request] = deque()
         self._slow: list[Request] = []  # to be asked of a second teacher
         self._busy: dict[Lane, None] = {}  # those that are asked something, the longest first
+        self._asked = BusyTime(time.monotonic())
         self._lanes: set[Lane] = set()  # those that are connected and stay
         self._signature: ModelSignature | None = None
         self._hedging = Hedging(time.monotonic())
@@ -67,6 +69,10 @@ class Dispatcher:
     def in_flight(self) -> Sequence[str]:
         """The addresses of the lanes that are asked something."""
         return [lane.address for lane in self._busy]
+
+    def asked_s(self, now: float) -> float:
+        """Return how long teachers were asked something, all of them together."""
+        return self._asked.total_s(now)
 
     def add(self, requests: Sequence[Request], now: float) -> None:
         """Have these asked, after those before."""
@@ -156,6 +162,7 @@ class Dispatcher:
                 if request is not None:
                     lane.ask(request, time.monotonic())
                     self._busy[lane] = None
+                    self._asked.begin(lane.address, lane.asked_at)
                     if len(self.connected) > 1:  # else there is nobody to ask, too
                         self._seams.asked()
                     return request
@@ -191,7 +198,7 @@ class Dispatcher:
             if request is None:
                 return
             self._patience.restart(now)
-            request.answer(lane.address, answers)
+            request.answer(lane.address, answers, now)
             self._tell_script(request.batch)
 
     def fail_request(self, lane: Lane, failure: Exception) -> None:
@@ -260,7 +267,9 @@ class Dispatcher:
         """Have the lane asked nothing any more; return what was pending."""
         request = lane.pending
         lane.asked = None
-        self._busy.pop(lane, None)
+        if lane in self._busy:
+            del self._busy[lane]
+            self._asked.end(lane.address, time.monotonic())
         return request
 
     def _tell_script(self, batch: Batch) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from edl_runtime.discovery.messages import Words
 from edl_runtime.distill.batches import Batch
 from edl_runtime.distill.cache import AnswerCache
 from edl_runtime.distill.discovery import follow_pool
@@ -20,6 +21,7 @@ from edl_runtime.distill.feeds import Plan
 from edl_runtime.distill.formats import Format, cut, pieces
 from edl_runtime.distill.lane import Asking, Connect
 from edl_runtime.distill.loop import LoopThread
+from edl_runtime.distill.needs import Needs
 from edl_runtime.distill.patience import TELL_EVERY_S, Patience
 from edl_runtime.distill.pipeline import Pipeline
 from edl_runtime.distill.pool import TeacherPool
@@ -173,11 +175,12 @@ class Engine:
     async def _discover(self) -> None:
         try:
             async with asyncio.TaskGroup() as following:
-                for question, pool in zip(self._questions, self._pools, strict=True):
-                    if isinstance(question.teachers, Discovered):
-                        following.create_task(
-                            follow_pool(question.teachers, self._settings, pool.use, pool.quarantined)
-                        )
+                for number, (question, pool) in enumerate(zip(self._questions, self._pools, strict=True)):
+                    wish = question.teachers
+                    if isinstance(wish, Discovered):
+                        needs = Needs(partial(self.pipeline.pool_counts, number), wish.at_most)
+                        say = partial(_words, pool, needs)
+                        following.create_task(follow_pool(wish, self._settings, pool.use, say))
         except* Exception as group:  # noqa: BLE001 -- whatever it is, the training script has to know
             self.pipeline.fail(group.exceptions[0])
 
@@ -228,3 +231,7 @@ class Engine:
         if self._cache is not None and self._recall is None:
             self._recall = Recall(self._cache, signatures, plans)
         return plans
+
+
+def _words(pool: TeacherPool, needs: Needs) -> Words:
+    return Words(pool.quarantined(), needs.report())

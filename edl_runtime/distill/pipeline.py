@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from edl_runtime.distill.batches import Batch, Request
 from edl_runtime.distill.dispatcher import Dispatcher
 from edl_runtime.distill.epoch import Epoch
+from edl_runtime.distill.needs import PoolCounts
 from edl_runtime.distill.patience import Patience, SourceWait
 from edl_runtime.distill.seams import Seams
 from edl_runtime.distill.stats import ReaderStats, Tally
@@ -52,6 +53,7 @@ class Pipeline:
         self._failure: BaseException | None = None
         self._closed = False
         self._tally = Tally(time.monotonic())
+        self._waited_s = [0.0] * len(patiences)  # for each pool's teachers
         self.dispatchers = tuple(Dispatcher(self._seams, patience) for patience in patiences)
 
     # The training script
@@ -116,7 +118,9 @@ class Pipeline:
             while not self._has_next(epoch):
                 self._await_next(epoch, time.monotonic(), since)
         finally:
-            self._tally.end_wait(time.monotonic())
+            now = time.monotonic()
+            self._waited_s = self._waited_for_pools_s(now)
+            self._tally.end_wait(now)
 
     def _await_next(self, epoch: Epoch, now: float, waiting_since: float) -> None:
         """Wait until there may be news. Raises NoTeacherError."""
@@ -228,6 +232,36 @@ class Pipeline:
         """Return what was delivered so far and how it goes; `quarantined` teachers are known elsewhere."""
         with self._lock:
             return self._tally.stats(self.dispatchers, quarantined, time.monotonic())
+
+    def pool_counts(self, number: int) -> PoolCounts:
+        """Return how it stands with one of the pools."""
+        dispatcher = self.dispatchers[number]
+        with self._lock:
+            now = time.monotonic()
+            return PoolCounts(
+                connected=dispatcher.connected,
+                in_flight=len(dispatcher.in_flight),
+                queued=dispatcher.queued,
+                waited_s=self._waited_for_pools_s(now)[number],
+                asked_s=dispatcher.asked_s(now),
+                samples=self._tally.samples,
+            )
+
+    def _waited_for_pools_s(self, now: float) -> list[float]:
+        """Return how long the script has waited for each pool's teachers, a wait that goes on included.
+
+        Of one wait, each pool has the time until it had answered all that was waited for.
+        """
+        since = self._tally.teachers_awaited_since
+        epoch = self._reading
+        if since is None or epoch is None:
+            return self._waited_s
+        if epoch.batches:
+            batch = epoch.batches[0]
+            until = [now if batch.lacks(pool) else at for pool, at in enumerate(batch.answered_at)]
+        else:
+            until = [now if pool.signature is None else since for pool in self.dispatchers]
+        return [before + max(0.0, at - since) for before, at in zip(self._waited_s, until, strict=True)]
 
     def _check(self) -> None:
         if self._failure is not None:

@@ -112,6 +112,16 @@ class Tally:
         self._meter = Meter(now)
         self._wait_meter = Meter(now)
 
+    @property
+    def samples(self) -> int:
+        """How many were delivered."""
+        return self._samples
+
+    @property
+    def teachers_awaited_since(self) -> float | None:
+        """Since when the script has waited for teachers; None while it does not."""
+        return self._waits_since if self._waits_for == "teachers" else None
+
     def begin_epoch(self, now: float) -> None:
         """The script begins to read an epoch; rates leave out what was before the first."""
         if not self._epochs:

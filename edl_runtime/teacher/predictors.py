@@ -21,6 +21,7 @@ from edl_runtime.teacher.answering import Answer, refuse
 from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.channel import DROP, FORGET, PING, RAN, RECORD, unpack
 from edl_runtime.teacher.lending import Lender, lending_channel
+from edl_runtime.teacher.load import Load
 from edl_runtime.teacher.metrics import Metrics
 from edl_runtime.teacher.models import ModelOptions
 from edl_runtime.teacher.predictor import Failure, Task
@@ -40,10 +41,14 @@ log = structlog.get_logger(__name__)
 
 
 class Predictors:
-    """Running predictors of one model, as one Runner: each request goes to the one with the fewest to do."""
+    """Running predictors of one model, as one Runner: each request goes to the one with the fewest to do.
 
-    def __init__(self, members: Sequence[_Predictor], signature: ModelSignature, metrics: Metrics) -> None:
+    `load` is how busy they are.
+    """
+
+    def __init__(self, members: Sequence[_Predictor], signature: ModelSignature, metrics: Metrics, load: Load) -> None:
         self.signature = signature
+        self.load = load
         self._members = members
         metrics.gauges["edl_teacher_queue_depth"] = (
             "Requests that wait for the model or run.",
@@ -72,20 +77,22 @@ async def run_predictors(options: Sequence[ModelOptions], arena: Arena, metrics:
     """
     async with AsyncExitStack() as stack:
         members = []
+        load = Load(len(options))
         for number, one in enumerate(options):
-            member = _Predictor(one, arena, number, metrics)
+            member = _Predictor(one, arena, number, metrics, load)
             stack.push_async_callback(member.stop)
             await member.start()
             members.append(member)
         signatures = [await member.ready() for member in members]
-        yield Predictors(members, signatures[0], metrics)
+        yield Predictors(members, signatures[0], metrics, load)
 
 
 class _Predictor(asyncio.Protocol):
     """One predictor process. Its length is the number of requests that it has to answer."""
 
-    def __init__(self, options: ModelOptions, arena: Arena, number: int, metrics: Metrics) -> None:
+    def __init__(self, options: ModelOptions, arena: Arena, number: int, metrics: Metrics, load: Load) -> None:
         self._metrics = metrics
+        self._load = load
         self._options = options
         self._arena = arena
         self._number = number
@@ -205,6 +212,7 @@ class _Predictor(asyncio.Protocol):
             done(self._gone(slot))
             return
         self._pending[slot] = done
+        self._load.begin(self._number)
         region = self._arena.regions.get(slot)
         shared = 0 if region is None or self._lender is None else self._lender.lend(region)
         self._transport.write(RECORD.pack(slot, size, -1 if json_size is None else json_size, shared))
@@ -227,6 +235,7 @@ class _Predictor(asyncio.Protocol):
                 self._metrics.ran(status, json_size / 1e9)
             elif self._announced.done():
                 self._metrics.answered(status)
+                self._load.end(self._number)
                 self._pending.pop(slot)(Answer(status, None if json_size < 0 else json_size, size))
             else:
                 kind: type[ModelSignature | Failure] = ModelSignature if status == 200 else Failure
@@ -236,6 +245,7 @@ class _Predictor(asyncio.Protocol):
         self._lost.set_result(None)
         pending, self._pending = self._pending, {}
         for slot, done in pending.items():
+            self._load.end(self._number)
             done(self._gone(slot))
 
     def _gone(self, slot: int) -> Answer:

@@ -20,7 +20,7 @@ from edl_runtime.errors import EdlError, SpecError, TeacherError
 from edl_runtime.protocol.address import check_exposure
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tls import shown_by
-from edl_runtime.registry.lease import hold_lease
+from edl_runtime.registry.lease import Says, hold_lease
 from edl_runtime.registry.members import Member, check_weight
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import HUNG_AFTER_S
@@ -112,7 +112,7 @@ async def serve(
         async with AsyncExitStack() as membership:
             member = Member(id=address, address=address, weight=options.weight, signature=predictors.signature)
             service = Service(settings.namespace, options.pool)
-            registered = _registered(client, service, member, ttl_s=settings.lease_ttl_s)
+            registered = _registered(client, service, member, ttl_s=settings.lease_ttl_s, says=predictors.load.report)
             refused = await unless(stop, membership.enter_async_context(registered))
             if refused is not None:
                 reason = await unless(stop, first(predictors.failed(options.hung_after_s), refused()))
@@ -181,13 +181,13 @@ def _reachable(bound: str) -> str:
 
 @asynccontextmanager
 async def _registered(
-    client: Redis | None, service: Service, member: Member, *, ttl_s: float
+    client: Redis | None, service: Service, member: Member, *, ttl_s: float, says: Says
 ) -> AsyncIterator[Callable[[], Coroutine[Any, Any, EdlError]]]:
     """Be in the pool, if there is one; yields what waits until the registration can never come back."""
     if client is None:
         yield _never
         return
-    async with hold_lease(client, service, member, ttl_s=ttl_s) as lease:
+    async with hold_lease(client, service, member, ttl_s=ttl_s, says=says) as lease:
         yield lease.refused
 
 

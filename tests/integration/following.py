@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Callable, Collection
 import httpx  # noqa: F401 - it takes a while, in which no loop should wait for a student that is the first to need it
 import msgspec
 
+from edl_runtime.discovery.messages import Words
 from edl_runtime.distill.discovery import follow_pool
 from edl_runtime.distill.teachers import Discovered
+from edl_runtime.pool_reports import StudentReport
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.registry.pools import view_pool
@@ -41,6 +43,9 @@ class Student:
                 await asyncio.sleep(0.01)
         return self.told[-1][0]
 
+    def say(self) -> Words:
+        return Words(self.quarantined, StudentReport())
+
     def use(self, teachers: Collection[str]) -> None:
         self.told.append((time.monotonic(), tuple(teachers)))
 
@@ -51,7 +56,7 @@ async def student(settings: RuntimeSettings, at_most: int | None = None) -> Asyn
     one = Student()
     wish = Discovered(POOL, at_most)
     async with asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(follow_pool(wish, settings, one.use, lambda: one.quarantined))
+        following = tasks.create_task(follow_pool(wish, settings, one.use, one.say))
         yield one
         following.cancel()
 

@@ -21,6 +21,7 @@ from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.pods import Pod
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.load import Load
 from edl_runtime.teacher.metrics import Metrics
 from edl_runtime.teacher.predictors import Predictors
 from edl_runtime.teacher.server import Front
@@ -128,7 +129,7 @@ def shown() -> dict[str, set[str]]:
     metrics = Metrics()
     metrics.answered(200)
     signature = ModelSignature(name="model")
-    Front(signature, Predictors([], signature, metrics), Arena.create(1), metrics)
+    Front(signature, Predictors([], signature, metrics, Load(1)), Arena.create(1), metrics)
     return samples(ReaderCollector(lambda: stats)) | samples(metrics)
 
 
