@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edl_runtime.backends.base import Backend
     from edl_runtime.backends.kubernetes import KubernetesBackend
     from edl_runtime.checkpoint.landed import Landed
+    from edl_runtime.pool_reports import PoolDemand
     from edl_runtime.progress import Progress
     from edl_runtime.registry.members import Member
     from edl_runtime.store.keys import Role
@@ -87,6 +88,7 @@ class Site:
     def __init__(self, surroundings: Surroundings, backend: Backend) -> None:
         from edl_runtime.checkpoint import landed
         from edl_runtime.elastic import events, glance, membership
+        from edl_runtime.registry.demands import demands
         from edl_runtime.registry.directory import Directory
 
         self.namespace = surroundings.namespace
@@ -94,6 +96,7 @@ class Site:
         self.backend = backend
         self._client = connect(surroundings.redis_url)
         self._directory = Directory(self._client, surroundings.namespace)
+        self._demands = demands
         self._landed, self._events, self._glance, self._membership = landed, events, glance, membership
 
     async def close(self) -> None:
@@ -107,6 +110,10 @@ class Site:
     async def members(self, pool: str, role: Role) -> list[Member]:
         """Return the registered teachers or students, by id."""
         return await self._directory.members(pool, role)
+
+    async def demand(self, pool: str) -> PoolDemand:
+        """Return what the pool's teachers and students report."""
+        return (await self._demands(self._client, self.namespace, [pool]))[pool]
 
     async def progress(self, job: str) -> Progress | None:
         """Return the job's last report."""

@@ -20,6 +20,7 @@ from edl_airflow.links import Address
 from edl_airflow.plugin import pages
 from edl_airflow.site import Site, open_site
 from edl_runtime.errors import RegistryError, SpecError, UnknownJobError
+from edl_runtime.pool_reports import PoolDemand
 from edl_runtime.progress import Progress
 
 TAIL_LINES = 500
@@ -67,10 +68,10 @@ async def show_pool(conn_id: str, pool: str) -> str:
         try:
             teachers = await site.members(pool, "teachers")
             students = await site.members(pool, "students")
-            trouble = ""
+            said, trouble = await site.demand(pool), ""
         except RegistryError as error:
-            teachers, students, trouble = [], [], str(error)
-    return pages.pool_page(Address(conn_id, pool), status, teachers, students, trouble)
+            teachers, students, said, trouble = [], [], PoolDemand(), str(error)
+    return pages.pool_page(Address(conn_id, pool), status, teachers, students, said, trouble=trouble)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ import jinja2
 
 from edl_airflow.links import Address
 from edl_runtime.backends.base import JobStatus, LogLine
+from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.progress import Progress
 from edl_runtime.registry.members import Member
 
@@ -64,13 +65,16 @@ _LOG = """{% extends "layout" %}{% block body %}
 _POOL = """{% extends "layout" %}{% block body %}
 {% if trouble %}<p class="failed">{{ trouble }}</p>{% endif %}
 <h2>Teachers ({{ teachers | length }})</h2>
-<table><tr><th>address</th><th>weight</th><th>id</th></tr>
-{% for one in teachers %}<tr><td>{{ one.address }}</td><td>{{ one.weight }}</td><td>{{ one.id }}</td></tr>
+<table><tr><th>address</th><th>weight</th><th>busy</th><th>id</th></tr>
+{% for one in teachers %}<tr><td>{{ one.address }}</td><td>{{ one.weight }}</td>
+<td>{{ percent(said.teachers.get(one.id), "busy") }}</td><td>{{ one.id }}</td></tr>
 {% else %}<tr><td class="quiet">none registered</td></tr>{% endfor %}</table>
 <h2>Students ({{ students | length }})</h2>
-<table><tr><th>id</th><th>runs on</th><th>wants</th></tr>
+<table><tr><th>id</th><th>runs on</th><th>wants</th><th>waits</th><th>samples/s</th></tr>
 {% for one in students %}<tr><td>{{ one.id }}</td><td>{{ one.address }}</td>
-<td>{{ "all" if one.want is none else one.want }}</td></tr>
+<td>{{ "all" if one.want is none else one.want }}</td>
+<td>{{ percent(said.students.get(one.id), "waiting") }}</td>
+<td>{{ said.students[one.id].samples_per_s | round | int if said.students.get(one.id) }}</td></tr>
 {% else %}<tr><td class="quiet">none attached</td></tr>{% endfor %}</table>
 {% if model %}<h2>Model</h2>
 <table><tr><td>platform</td><td>{{ model.platform }}</td></tr>
@@ -141,19 +145,34 @@ def log_page(
 
 
 def pool_page(
-    at: Address, status: JobStatus | None, teachers: Sequence[Member], students: Sequence[Member], trouble: str
+    at: Address,
+    status: JobStatus | None,
+    teachers: Sequence[Member],
+    students: Sequence[Member],
+    said: PoolDemand,
+    *,
+    trouble: str,
 ) -> str:
-    """Show a pool and reload. `trouble` says why nobody seems to be registered, empty if that is the truth."""
+    """Show a pool, with what its members have `said`, and reload.
+
+    `trouble` says why nobody seems to be registered, empty if that is the truth.
+    """
     return _TEMPLATES.get_template("pool").render(
         title=f"Pool {at.name}",
         refresh_s=5,
         ranks={},
         teachers=teachers,
         students=students,
+        said=said,
+        percent=_percent,
         model=next((teacher.signature for teacher in teachers if teacher.signature), None),
         trouble=trouble,
         **_instances(at, status),
     )
+
+
+def _percent(report: TeacherReport | StudentReport | None, share: str) -> str:
+    return "" if report is None else f"{100 * getattr(report, share):.0f} %"
 
 
 def _instances(at: Address, status: JobStatus | None) -> dict[str, Any]:

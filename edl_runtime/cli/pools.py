@@ -12,7 +12,7 @@ from edl_runtime.cli.tables import print_table
 from edl_runtime.discovery.link import Link
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.oip import TensorSpec
-from edl_runtime.registry.pools import PoolView, view_pool, view_pools
+from edl_runtime.registry.pools import PoolView, StudentView, TeacherView, view_pool, view_pools
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 
@@ -24,6 +24,9 @@ from edl_runtime.store.client import connect
 )
 def pools(name: str | None, *, as_json: bool) -> None:
     """Show pools and the teachers and students registered in them; with NAME, the members of that pool.
+
+    BUSY is the share of the last ten seconds in which teachers had something to do, WAITING that in which students
+    waited for them; of all pools, the mean of the members that say.
 
     A teacher in quarantine is one that students ask nothing for a while, because of how it answered them.
 
@@ -57,22 +60,48 @@ def _print_pools(views: list[PoolView]) -> None:
     if not views:
         click.echo("no pools have members now")
         return
-    headings = ["POOL", "TEACHERS", "QUARANTINED", "STUDENTS", "MODEL", "INPUTS", "OUTPUTS"]
+    headings = ["POOL", "TEACHERS", "BUSY", "QUARANTINED", "STUDENTS", "WAITING", "MODEL", "INPUTS", "OUTPUTS"]
     print_table(headings, [_row(view) for view in views])
 
 
 def _row(view: PoolView) -> list[str]:
     model = view.model
     described = [model.name, _tensors(model.inputs), _tensors(model.outputs)] if model else ["", "", ""]
-    return [view.name, str(len(view.teachers)), str(view.quarantined), str(len(view.students)), *described]
+    demand = view.demand
+    return [
+        view.name,
+        str(len(view.teachers)),
+        _share(demand.busy),
+        str(view.quarantined),
+        str(len(view.students)),
+        _share(demand.waiting),
+        *described,
+    ]
 
 
 def _print_members(view: PoolView) -> None:
     teachers = [
-        [each.id, "teacher", each.address, f"{each.weight:g}", "", str(each.quarantine or "")] for each in view.teachers
+        [each.id, "teacher", each.address, f"{each.weight:g}", "", _busy(each), "", str(each.quarantine or "")]
+        for each in view.teachers
     ]
-    students = [[each.id, "student", each.address, "", str(each.want or "all"), ""] for each in view.students]
-    print_table(["MEMBER", "ROLE", "ADDRESS", "WEIGHT", "WANTS", "QUARANTINE"], [*teachers, *students])
+    students = [
+        [each.id, "student", each.address, "", str(each.want or "all"), "", _waiting(each), ""]
+        for each in view.students
+    ]
+    headings = ["MEMBER", "ROLE", "ADDRESS", "WEIGHT", "WANTS", "BUSY", "WAITING", "QUARANTINE"]
+    print_table(headings, [*teachers, *students])
+
+
+def _busy(teacher: TeacherView) -> str:
+    return _share(teacher.report.busy if teacher.report else None)
+
+
+def _waiting(student: StudentView) -> str:
+    return _share(student.report.waiting if student.report else None)
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.0f} %"
 
 
 def _tensors(tensors: tuple[TensorSpec, ...]) -> str:

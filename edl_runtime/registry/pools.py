@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edl_runtime.errors import UnknownPoolError
+from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.registry import quarantine
+from edl_runtime.registry.demands import demands
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.members import Member
 from edl_runtime.registry.quarantine import Quarantine
@@ -19,22 +21,30 @@ if TYPE_CHECKING:
 
 
 class TeacherView(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered teacher; `quarantine` is None while every student asks it."""
+    """A registered teacher; `quarantine` is None while every student asks it.
+
+    `report` is how busy it is, None if it does not say.
+    """
 
     id: str
     address: str
     weight: float
     fence: int
     quarantine: Quarantine | None
+    report: TeacherReport | None = None
 
 
 class StudentView(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered student; `want` is the most teachers it can use, None for all."""
+    """A registered student; `want` is the most teachers it can use, None for all.
+
+    `report` is what it has of the teachers and how long it waits for them, None if it does not say.
+    """
 
     id: str
     address: str
     want: int | None
     fence: int
+    report: StudentReport | None = None
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +59,14 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     def quarantined(self) -> int:
         """How many of its teachers are in somebody's quarantine."""
         return sum(teacher.quarantine is not None for teacher in self.teachers)
+
+    @property
+    def demand(self) -> PoolDemand:
+        """What its members report."""
+        return PoolDemand(
+            teachers={teacher.id: teacher.report for teacher in self.teachers},
+            students={student.id: student.report for student in self.students},
+        )
 
 
 async def view_pools(client: Redis, namespace: str) -> list[PoolView]:
@@ -67,21 +85,31 @@ async def view_pool(client: Redis, namespace: str, name: str) -> PoolView:
 async def _view(client: Redis, namespace: str, pool: str) -> PoolView:
     directory = Directory(client, namespace)
     students = await directory.members(pool, "students")
+    said = (await demands(client, namespace, [pool]))[pool]
     return PoolView(
         name=pool,
         model=await directory.contract(pool),
         teachers=_teachers(
             await directory.members(pool, "teachers"),
             await quarantine.read(client, namespace, pool, [student.id for student in students]),
+            said,
         ),
         students=tuple(
-            StudentView(id=student.id, address=student.address, want=student.want, fence=student.fence)
+            StudentView(
+                id=student.id,
+                address=student.address,
+                want=student.want,
+                fence=student.fence,
+                report=said.students.get(student.id),
+            )
             for student in students
         ),
     )
 
 
-def _teachers(members: Sequence[Member], quarantined: dict[str, Quarantine]) -> tuple[TeacherView, ...]:
+def _teachers(
+    members: Sequence[Member], quarantined: dict[str, Quarantine], said: PoolDemand
+) -> tuple[TeacherView, ...]:
     return tuple(
         TeacherView(
             id=member.id,
@@ -89,6 +117,7 @@ def _teachers(members: Sequence[Member], quarantined: dict[str, Quarantine]) -> 
             weight=member.weight,
             fence=member.fence,
             quarantine=quarantined.get(member.address),
+            report=said.teachers.get(member.id),
         )
         for member in members
     )

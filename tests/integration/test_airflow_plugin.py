@@ -15,7 +15,9 @@ from integration.airflow_world import World, registered, until
 from edl_airflow.links import Address
 from edl_airflow.plugin import EdlPlugin, pages
 from edl_runtime.backends.base import InstanceStatus, JobStatus
+from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.progress import Progress, publish
+from edl_runtime.registry.members import Member
 from edl_runtime.specs import Bounds, JobSpec
 from edl_runtime.store.client import connect
 
@@ -161,11 +163,23 @@ def test_the_pool_page_shows_its_pods() -> None:
         name="digits", kind="pool", phase="running", token="", digest="", wanted=2, created_at=1.0,
         instances=(RUNS, PENDING),
     )  # fmt: skip
-    page = pages.pool_page(Address("edl_default", "digits"), pool, [], [], "")
+    page = pages.pool_page(Address("edl_default", "digits"), pool, [], [], PoolDemand(), trouble="")
     for part in ("night-0-xyz", "gpu-7", "no place", 'href="/edl/jobs/edl_default/digits/log?instance=1"'):
         assert part in page
     log = pages.log_page(Address("edl_default", "digits"), pool, None, [], 1)
     assert 'href="/edl/pools/edl_default/digits"' in log
+
+
+def test_the_pool_page_shows_who_is_busy_and_who_waits() -> None:
+    """Of those that say."""
+    said = PoolDemand(
+        teachers={"t0": TeacherReport(busy=0.754, over_s=10.0), "t1": None},
+        students={"s0": StudentReport(waiting=0.25, samples_per_s=81.4)},
+    )
+    teachers = [Member(id="t0", address="h:1"), Member(id="t1", address="h:2")]
+    page = pages.pool_page(Address("c", "p"), None, teachers, [Member(id="s0", address="h:3")], said, trouble="")
+    for part in ("<td>75 %</td><td>t0</td>", "<td></td><td>t1</td>", "<td>25 %</td>", "<td>81</td>"):
+        assert part in page
 
 
 def test_the_pool_page_shows_who_is_registered(world: World, token: str) -> None:

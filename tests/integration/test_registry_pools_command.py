@@ -7,18 +7,21 @@ import contextlib
 import json
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from discovery_process import running_discovery
 
 from edl_runtime.cli.pools import pools
 from edl_runtime.errors import DiscoveryRefusedError, RegistryUnavailableError, SpecError, UnknownPoolError
+from edl_runtime.pool_reports import StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.registry import quarantine
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store import keys
+from edl_runtime.store.client import connect, run_script
 from edl_runtime.store.keys import Role, Service
 
 DIGITS = ModelSignature(
@@ -93,6 +96,32 @@ def quarantined(env: dict[str, str], reasons: dict[str, str]) -> None:
             await quarantine.publish(client, env["EDL_NAMESPACE"], "digits", "s0", reasons)
 
     asyncio.run(publish())
+
+
+def test_who_is_busy_and_who_waits_is_shown(populated: dict[str, str]) -> None:
+    """Of those that say, in the tables and in JSON."""
+    service = Service(populated["EDL_NAMESPACE"], "digits")
+    busy, waiting = TeacherReport(busy=0.254, over_s=9.0), StudentReport(waiting=0.5, asked=1.5, samples_per_s=80.0)
+    assert run(populated).output.count(" %") == 0
+    reported(populated, service, "t0", busy)
+    reported(populated, msgspec.structs.replace(service, role="students"), "s0", waiting)
+    [digits] = [line for line in run(populated).output.splitlines() if "digits" in line]
+    assert " ".join(digits.split()[1:8]) == "2 25 % 0 1 50 %"
+    lines = run(populated, "digits").output.splitlines()
+    assert [next(line for line in lines if member in line).count(" %") for member in ("t0", "t1", "s0")] == [1, 0, 1]
+    shown = json.loads(run(populated, "digits", "--json").output)
+    assert [teacher["report"] for teacher in shown["teachers"]] == [{"busy": 0.254, "over_s": 9.0}, None]
+    assert shown["students"][0]["report"] == msgspec.to_builtins(waiting)
+
+
+def reported(env: dict[str, str], service: Service, member: str, report: msgspec.Struct) -> None:
+    async def say() -> None:
+        async with connect(env["EDL_REDIS_URL"]) as client:
+            [record] = await client.hmget(keys.records(service), [member])
+            args = [member, msgspec.json.decode(record)["fence"], 60_000, msgspec.json.encode(report).decode()]
+            assert await run_script(client, "renew", keys.of_service(service), args) == "renewed"
+
+    asyncio.run(say())
 
 
 def test_a_pool_that_nobody_is_in_is_an_error(populated: dict[str, str]) -> None:
