@@ -29,6 +29,7 @@ SUMMARIES = {
     "stop": "Stop a job or pool.",
     "submit": "Start the trainings of a TrainingJob manifest.",
     "teacher": "Serve a model to students.",
+    "windows": "Check traffic windows, and show what they leave to training.",
 }
 """Every subcommand and what `edl --help` says of it."""
 

@@ -80,15 +80,19 @@ async def check(traffic: Traffic, client: Redis | None = None, *, now_s: float) 
     return last
 
 
-async def expected(traffic: Traffic, client: Redis, namespace: str, now_s: float, *, time_zone: str = "UTC") -> Outlook:
+async def expected(
+    traffic: Traffic, client: Redis | None, namespace: str, now_s: float, *, time_zone: str = "UTC"
+) -> Outlook:
     """Return what is known of the web now: what its source says, and the profile of days like this one.
 
-    The profile is kept in Redis, and learned anew each `LEARN_EVERY_S`; `time_zone` is that of its days, the windows'.
+    The profile is kept in Redis, and learned anew each `LEARN_EVERY_S`; at each call without a `client`. `time_zone` is
+    that of its days, the windows'.
+
     Whatever goes wrong with the source is the outlook's `trouble`, in words; then what is known from before counts
     until that is too old. Raises RegistryUnavailableError.
     """
     key = keys.traffic_profile(namespace, _digest(traffic, time_zone))
-    kept = await _kept(client, key, traffic)
+    kept = await _kept(client, key, traffic) if client else None
     due = kept is None or not 0 <= now_s - kept.learned_s < LEARN_EVERY_S
     samples, trouble = await _asked(traffic, client, now_s, traffic.foresight.memory_s) if due else ([], "")
     if samples:
@@ -98,7 +102,7 @@ async def expected(traffic: Traffic, client: Redis, namespace: str, now_s: float
     if kept is None:
         kept = _learned([], traffic, time_zone, NEVER_S)
     last = latest(samples, now_s) or kept.latest
-    if samples:
+    if samples and client:
         kept = msgspec.structs.replace(kept, latest=last)
         with unavailable_if_lost(client):
             await client.set(key, msgspec.json.encode(kept), ex=KEPT_S)
@@ -111,7 +115,7 @@ async def expected(traffic: Traffic, client: Redis, namespace: str, now_s: float
     )
 
 
-async def _asked(traffic: Traffic, client: Redis, now_s: float, span_s: float) -> tuple[list[Sample], str]:
+async def _asked(traffic: Traffic, client: Redis | None, now_s: float, span_s: float) -> tuple[list[Sample], str]:
     """Return what the source has of the last seconds, and what is wrong with it."""
     try:
         return traffic.needs(await open_source(traffic, client).samples(now_s - span_s, now_s)), ""

@@ -1,0 +1,215 @@
+"""`edl windows`: what traffic windows and their source leave to training, now and over a day."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from edl_runtime.autoscale.profile import Sample
+from edl_runtime.autoscale.room import Outlook, Room, room_for_training, shown
+from edl_runtime.autoscale.sources.outlook import check, expected
+from edl_runtime.autoscale.sources.spec import Traffic
+from edl_runtime.autoscale.traffic import Size, Sizes, Span, TrafficWindows
+from edl_runtime.autoscale.traffic_schema import read_windows
+from edl_runtime.autoscale.zones import zone_of
+from edl_runtime.cli.day_picture import DECLARED, STEP_S, TRAINING, WEB, Column, draw
+from edl_runtime.cli.flags import words
+from edl_runtime.cli.tables import print_table
+from edl_runtime.errors import EdlError, SpecError
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.client import connect
+
+EDGES = 6
+"""How many windows are shown, the one that holds among them."""
+
+
+@click.command
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--total", default="", help="What the cluster has, as in gpu=32,cpu=128.")
+@click.option("--at", default="", help="Another time than now, as in 2026-12-24T18:30, in the windows' time zone.")
+@click.option(
+    "--draw", "drawn", is_flag=True, help="Draw the day of one resource: the source's, or else --total's first."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: what holds now and next, and what the web needs.")
+def windows(*, file: Path, total: str, at: str, drawn: bool, as_json: bool) -> None:
+    """Check the traffic windows in FILE, YAML or JSON, and show what they leave to training.
+
+    With a traffic source in it, that is asked, too: what the web needs, and is expected to need. What was learned of
+    it is kept in the Redis of EDL_REDIS_URL, if that is set, as rescaling keeps it.
+
+    A mistake is reported with its line and exit status 78. Exit status 1 when the source does not answer, or has
+    nothing of the last day; what windows leave is shown all the same.
+    """
+    declared = read_windows(file.read_text(encoding="utf-8"))
+    whole = _total(total)
+    now_s = time.time()
+    moment = _moment(at, now_s, declared.time_zone)
+    outlook, trouble = (
+        asyncio.run(_ask(declared.traffic, declared.time_zone, now_s)) if declared.traffic else (None, None)
+    )
+    spans = _spans(declared, moment)
+    room = _room(declared, whole, moment, _as_if_then(outlook, moment) if at else outlook)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(_plain(moment, spans, room, whole, trouble))))
+    else:
+        print_table(["FROM", "WINDOW", "CLUSTER", "JOBS", "POOLS"], [_row(span, declared, moment) for span in spans])
+        click.echo(f"\n{f'{moment:%a %d %b %H:%M}' if at else 'now'}: {room.why}")
+        for name, amount in whole.items():
+            click.echo(f"training may use {shown(room.capacity[name])} of {shown(amount)} {name}")
+    if drawn and not as_json:
+        _draw(declared, whole, moment, outlook)
+    if trouble:
+        raise trouble
+
+
+async def _ask(traffic: Traffic, time_zone: str, now_s: float) -> tuple[Outlook | None, EdlError | None]:
+    """Return what is known of the web, and what is wrong with its source."""
+    settings = RuntimeSettings.from_env(os.environ)
+    async with connect(settings.redis_url) if settings.redis_url else nullcontext() as client:
+        try:
+            await check(traffic, client, now_s=now_s)
+            return await expected(traffic, client, settings.namespace, now_s, time_zone=time_zone), None
+        except EdlError as error:
+            return None, error
+
+
+def _total(text: str) -> dict[str, float]:
+    whole = {}
+    for word in words(text):
+        name, _, amount = word.partition("=")
+        try:
+            whole[name] = float(amount)
+        except ValueError:
+            whole[name] = math.nan
+        if not name or not 0 < whole[name] < math.inf:
+            raise SpecError("total", word, "resources with numbers above 0, as in gpu=32,cpu=128")
+    return whole
+
+
+def _moment(at: str, now_s: float, time_zone: str) -> datetime:
+    zone = zone_of(time_zone)
+    if not at:
+        return datetime.fromtimestamp(now_s, zone)
+    try:
+        moment = datetime.fromisoformat(at)
+    except ValueError:
+        raise SpecError("at", at, "a date and time, as in 2026-12-24T18:30") from None
+    return moment.astimezone(zone) if moment.tzinfo else moment.replace(tzinfo=zone)
+
+
+def _spans(declared: TrafficWindows, moment: datetime) -> list[Span]:
+    """Return what holds at a moment, and what does after that."""
+    spans = [declared.at(moment)]
+    while len(spans) < EDGES and (end := spans[-1].end) is not None:
+        spans.append(declared.at(end))
+    return spans
+
+
+def _as_if_then(outlook: Outlook | None, moment: datetime) -> Outlook | None:
+    """Return what is known of the web at another time, if its source speaks then and has no burst to tell of."""
+    return outlook and msgspec.structs.replace(outlook, recent=(Sample(at_s=moment.timestamp(), needed=0.0),))
+
+
+def _room(declared: TrafficWindows, whole: Mapping[str, float], moment: datetime, outlook: Outlook | None) -> Room:
+    """Return what training may use; of a resource of which nobody said how much there is, there is enough."""
+    enough = {outlook.resource: math.inf} if outlook else {}
+    return room_for_training(declared, {**enough, **whole}, now=moment, outlook=outlook)
+
+
+def _row(span: Span, declared: TrafficWindows, moment: datetime) -> list[str]:
+    start = span.start and span.start.astimezone(zone_of(declared.time_zone))
+    since = f"{start:%a %d %b %H:%M}" if start else "ever"
+    holds = start is None or start <= moment
+    return [f"{since} (holds)" if holds else since, span.name, *(_sizes(each) for each in _each(span.sizes))]
+
+
+def _each(sizes: Sizes) -> tuple[Mapping[str, Size], ...]:
+    return sizes.cluster, sizes.jobs, sizes.pools
+
+
+def _sizes(sizes: Mapping[str, Size]) -> str:
+    return ", ".join(f"{size}" if name == "*" else f"{name} {size}" for name, size in sizes.items())
+
+
+def _plain(
+    moment: datetime, spans: Sequence[Span], room: Room, whole: Mapping[str, float], trouble: EdlError | None
+) -> dict[str, Any]:
+    return {
+        "at": moment,
+        "windows": [
+            {
+                "window": span.name,
+                "start": span.start,
+                "end": span.end,
+                **{
+                    kind: {name: str(size) for name, size in sizes.items()}
+                    for kind, sizes in zip(("cluster", "jobs", "pools"), _each(span.sizes), strict=True)
+                },
+            }
+            for span in spans
+        ],
+        "why": room.why,
+        "capacity": {name: room.capacity[name] for name in whole},
+        "need": room.need,
+        "trouble": str(trouble or ""),
+    }
+
+
+def _draw(declared: TrafficWindows, whole: Mapping[str, float], moment: datetime, outlook: Outlook | None) -> None:
+    from rich.console import Console
+
+    resource = _drawn(declared, whole)
+    amount = whole.get(resource) or _whole_by_shares(declared, resource)
+    midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
+    starts = [midnight.astimezone(UTC) + timedelta(seconds=STEP_S * number) for number in range(100)]  # 25 h at most
+    days = [start.astimezone(midnight.tzinfo) for start in starts]
+    columns = []
+    for start in days:
+        if start.date() != midnight.date():
+            break
+        then = _as_if_then(outlook, start)
+        need = outlook.profile.expected(start.timestamp()) if outlook else None
+        columns.append(
+            Column(
+                start=start,
+                training=room_for_training(declared, {resource: amount}, now=start, outlook=then).capacity[resource]
+                / amount,
+                declared=declared.sizes_at(start).capacity({resource: amount})[resource] / amount,
+                web=None if need is None else need / amount,
+            )
+        )
+    legend = f"{midnight:%A %d %B}, {declared.time_zone}: {TRAINING} training may use"
+    if outlook:
+        legend += f"   {WEB} the web is expected to need   {DECLARED} declared by windows"
+    console = Console(soft_wrap=True, highlight=False)
+    label = f"{shown(amount)} {resource}" if resource in whole else "100%"
+    for line in ("", *draw(columns, label, moment), legend):
+        console.print(line)
+
+
+def _drawn(declared: TrafficWindows, whole: Mapping[str, float]) -> str:
+    """Return of which resource a day is drawn."""
+    if declared.traffic:
+        return declared.traffic.resource
+    sizes = [window.sizes for window in declared.windows] + [declared.default or Sizes()]
+    named = [name for each in sizes for name in each.cluster if name != "*"]
+    return next(iter([*whole, *named]), "everything")
+
+
+def _whole_by_shares(declared: TrafficWindows, resource: str) -> float:
+    """Return 1: that is all there is where shares are said and no numbers. Raises SpecError."""
+    sizes = [window.sizes for window in declared.windows] + [declared.default or Sizes()]
+    said = [each.cluster.get(resource, each.cluster.get("*", Size(1.0, share=True))) for each in sizes]
+    if declared.traffic or not all(size.share for size in said):
+        raise SpecError("total", "nothing", f"how much the cluster has, as in --total {resource}=32, for a picture")
+    return 1.0

@@ -1,0 +1,219 @@
+"""`edl windows`: windows and their source, checked and shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from prometheus_stand_in import prometheus
+
+from edl_runtime.cli import main
+from edl_runtime.errors import EX_CONFIG
+
+BERLIN = ZoneInfo("Europe/Berlin")
+Edl = Callable[..., tuple[int, str, str]]
+
+WINDOWS = """
+time_zone: Europe/Berlin
+windows:
+  - {name: evening, start: 18:00, end: 23:00, sizes: {cluster: {gpu: 8}, jobs: {nightly: 25%}, pools: {resnext: 2}}}
+default: {cluster: {gpu: 24, cpu: 50%}}
+"""
+
+
+@pytest.fixture
+def edl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edl:
+    """Runs `edl windows` with the words given: its exit status, what it printed and what it complained of."""
+    monkeypatch.delenv("EDL_REDIS_URL", raising=False)
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["edl", "windows", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file of windows."""
+    path = tmp_path / "windows.yaml"
+    path.write_text(WINDOWS)
+    return path
+
+
+def with_source(file: Path, source: str) -> Path:
+    """Give the windows a source."""
+    file.write_text(f"{WINDOWS}traffic: {{resource: gpu, times: 0.5, {source}}}\n")
+    return file
+
+
+def two_weeks(path: Path) -> Path:
+    """Write a web that needs 8 GPUs, and 24 from 12:00 to 14:00 in Berlin; it counts twice as many."""
+    now_s = time.time()
+    times = [now_s - 60 - 600 * number for number in reversed(range(14 * 144))]
+    rows = [f"{at_s:.0f},{48 if 12 <= datetime.fromtimestamp(at_s, BERLIN).hour < 14 else 16}" for at_s in times]
+    path.write_text("\n".join(["time,needed", *rows, ""]))
+    return path
+
+
+def test_windows_are_shown_with_the_next_edges(edl: Edl, file: Path) -> None:
+    """What holds, what comes, and what that leaves of a cluster; times are those of the windows' zone."""
+    status, printed, _ = edl(file, "--at", "2026-12-24T18:30", "--total", "gpu=32,cpu=128")
+    lines = [line.rstrip() for line in printed.splitlines()]
+    assert status == 0
+    assert lines[:3] == [
+        "FROM                      WINDOW   CLUSTER          JOBS         POOLS",
+        "Thu 24 Dec 18:00 (holds)  evening  gpu 8            nightly 25%  resnext 2",
+        "Thu 24 Dec 23:00          default  gpu 24, cpu 50%",
+    ]
+    assert lines[7:] == [
+        "",
+        "Thu 24 Dec 18:30: window 'evening' holds until 23:00",
+        "training may use 8 of 32 gpu",
+        "training may use 128 of 128 cpu",
+    ]
+    utc = edl(file, "--at", "2026-12-24T17:30Z", "--total", "gpu=32,cpu=128")
+    assert utc == (0, printed, "")
+
+
+def test_json_has_the_same(edl: Edl, file: Path) -> None:
+    """For other programs."""
+    _, printed, _ = edl(file, "--at", "2026-12-24T18:30", "--total", "gpu=32", "--json", "--draw")
+    found = json.loads(printed)
+    assert found["windows"][0] == {
+        "window": "evening",
+        "start": "2026-12-24T17:00:00Z",
+        "end": "2026-12-24T22:00:00Z",
+        "cluster": {"gpu": "8"},
+        "jobs": {"nightly": "25%"},
+        "pools": {"resnext": "2"},
+    }
+    assert (found["capacity"], found["why"]) == ({"gpu": 8}, "window 'evening' holds until 23:00")
+    assert (found["need"], found["trouble"]) == (None, "")
+
+
+def test_a_day_is_drawn(edl: Edl, file: Path) -> None:
+    """The evening is a dent, and now is marked."""
+    _, printed, _ = edl(file, "--at", "2026-12-24T18:30", "--total", "gpu=32", "--draw")
+    picture = printed.splitlines()[-16:]
+    assert picture[0] == "32 gpu │" + " " * 96
+    assert picture[4].rstrip() == "       │" + "█" * 72 + " " * 20 + "█" * 4
+    assert picture[11] == "     0 │" + "█" * 96
+    assert picture[12] == "       └" + ("┴" + "─" * 11) * 8
+    assert picture[13].split() == ["00", "03", "06", "09", "12", "15", "18", "21"]
+    assert picture[14] == " " * 8 + " " * 74 + "▲ now"
+    assert picture[15] == "Thursday 24 December, Europe/Berlin: █ training may use"
+
+
+def test_a_day_has_as_many_hours_as_it_has(edl: Edl, file: Path) -> None:
+    """23 or 25 when clocks change, and the scale tells those of the wall."""
+    for day, quarters, hours in (("2026-03-29", 92, "00 03"), ("2026-10-25", 100, "00 03")):
+        _, printed, _ = edl(file, "--at", f"{day}T12:00", "--total", "gpu=32", "--draw")
+        picture = printed.splitlines()[-16:]
+        assert len(picture[11]) == 8 + quarters
+        assert " ".join(picture[13].split()[:2]) == hours
+        assert picture[13].index("03") - picture[13].index("00") == {92: 8, 100: 16}[quarters]
+
+
+def test_shares_need_no_total_for_a_picture(edl: Edl, file: Path) -> None:
+    """Numbers do, and the error says how to say it."""
+    status, _, complaint = edl(file, "--draw")
+    assert status == EX_CONFIG
+    assert (
+        complaint
+        == "edl: total: got 'nothing', allowed is how much the cluster has, as in --total gpu=32, for a picture\n"
+    )
+    file.write_text("windows: []\ndefault: {cluster: 50%}")
+    status, printed, _ = edl(file, "--draw", "--at", "2026-06-10T12:00")
+    assert status == 0
+    assert printed.splitlines()[-16] == "100% │" + " " * 96
+    assert printed.splitlines()[-10] == "     │" + "█" * 96
+    assert "default sizes hold\n" in printed
+
+
+def test_what_the_web_needs_is_shown_and_drawn(edl: Edl, file: Path, tmp_path: Path) -> None:
+    """It is read and learned from the source at once, with Redis or without; training has the rest, with headroom."""
+    with_source(file, f"csv: {{path: {two_weeks(tmp_path / 'web.csv')}}}")
+    status, printed, _ = edl(file, "--total", "gpu=32")
+    assert status == 0
+    assert "now: the web " in printed
+    _, printed, _ = edl(file, "--total", "gpu=32", "--at", "2026-06-10T11:55", "--draw")
+    assert "Wed 10 Jun 11:55: the web is expected to need 24 gpu by 12:00, and is left 27.6\n" in printed
+    assert "training may use 4.4 of 32 gpu\n" in printed
+    picture = [line.removeprefix("       │") for line in printed.splitlines()[-16:]]
+    rush = slice(49, 56)  # from 12:15 to 14:00
+    assert {line[rush] for line in picture[1:3] + picture[4:9]} == {"░" * 7}
+    assert {picture[3][rush]} == {"─" * 7}  # 24 that windows would leave
+    assert {line[rush] for line in picture[10:11]} == {"▅" * 7}
+    assert {line[:40] for line in picture[6:11]} == {"█" * 40}
+    assert picture[15].endswith("█ training may use   ░ the web is expected to need   ─ declared by windows")
+
+
+def test_what_was_learned_is_kept_in_redis(
+    edl: Edl, file: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second look asks for a day and half an hour."""
+    monkeypatch.setenv("EDL_REDIS_URL", redis_url)
+    monkeypatch.setenv("EDL_NAMESPACE", namespace)
+    with prometheus() as server:
+        server.series["requests"] = [({}, lambda _: 16.0)]
+        with_source(file, f"prometheus: {{url: '{server.url}', query: sum(requests)}}")
+        assert "now: the web is expected to need 8 gpu now, and is left 9.2\n" in edl(file, "--total", "gpu=32")[1]
+        before = len(server.asked)
+        assert edl(file, "--total", "gpu=32")[0] == 0
+        spans = [float(each["end"]) - float(each["start"]) for each in server.asked[before:]]
+        assert spans == [pytest.approx(86_400, abs=60), pytest.approx(1_800, abs=60)]
+
+
+def test_a_source_that_says_nothing_is_an_error_and_windows_are_shown(edl: Edl, file: Path) -> None:
+    """With the status of a mistake where it is one."""
+    with prometheus() as server:
+        server.series["many"] = [({"pod": pod}, lambda _: 1.0) for pod in "ab"]
+        for query, expected, says in (
+            ("requests", 1, "edl: the query 'requests' of Prometheus at"),
+            (
+                "sum(requests",
+                EX_CONFIG,
+                "edl: traffic.prometheus.query: got 'sum(requests', allowed is what Prometheus",
+            ),
+            ("many", EX_CONFIG, "edl: traffic.prometheus.query: got 'many', allowed is a query of one series"),
+        ):
+            with_source(file, f"prometheus: {{url: '{server.url}', query: '{query}'}}")
+            status, printed, complaint = edl(file, "--total", "gpu=32")
+            assert (status, complaint[: len(says)]) == (expected, says)
+            assert "training may use " in printed
+    assert edl(with_source(file, "prometheus: {url: 'http://127.0.0.1:1', query: a}"))[0] == 1
+    status, _, complaint = edl(with_source(file, "redis: {stream: web-load}"))
+    assert (status, "EDL_REDIS_URL, which is not set" in complaint) == (EX_CONFIG, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--total", "gpu"), "total: got 'gpu', allowed is resources with numbers above 0, as in gpu=32,cpu=128"),
+        (("--total", "gpu=0"), "total: got 'gpu=0', allowed is"),
+        (("--at", "tomorrow"), "at: got 'tomorrow', allowed is a date and time"),
+    ],
+)
+def test_wrong_words_are_said(edl: Edl, file: Path, words: tuple[str, ...], says: str) -> None:
+    """What was given, and what is allowed."""
+    status, _, complaint = edl(file, *words)
+    assert status == EX_CONFIG
+    assert says in complaint
+
+
+def test_a_mistake_in_the_file_is_told_with_its_line(edl: Edl, file: Path) -> None:
+    """And nothing else is shown."""
+    file.write_text(WINDOWS.replace("23:00", "25:00"))
+    status, printed, complaint = edl(file)
+    assert (status, printed) == (EX_CONFIG, "")
+    assert complaint.startswith("edl: line 4: windows[0].end: got '25:00', allowed is a time of day")
