@@ -23,6 +23,9 @@ DAY_S = 86_400
 SPARSE_S = 3600
 """A slot without samples is as the one before, for so long."""
 
+AHEAD_S = 1.0
+"""A sample that is ahead of the clock by no more is of now: two clocks are never the same."""
+
 LEARN_EVERY_S = 3600.0
 """A profile is learned anew so often."""
 
@@ -147,13 +150,13 @@ def needed_soon(
 
 def latest(samples: Sequence[Sample], now_s: float) -> Sample | None:
     """Return the last sample that is a number, and not of the future as those of a clock that jumped."""
-    return next((sample for sample in reversed(samples) if sample.at_s <= now_s and sample.valid), None)
+    return next((sample for sample in reversed(samples) if sample.at_s <= now_s + AHEAD_S and sample.valid), None)
 
 
 def _silence(recent: Sequence[Sample], last: Sample | None, now_s: float) -> str:
     if last is not None:
         return f"no word from the source for {(now_s - last.at_s) / 60:.0f} min"
-    ahead = min((sample.at_s for sample in recent if sample.at_s > now_s), default=None)
+    ahead = min((sample.at_s for sample in recent if sample.at_s > now_s + AHEAD_S), default=None)
     if ahead is not None:
         return f"all that the source says is of the future, from {(ahead - now_s) / 60:.0f} min ahead on"
     return "no word from the source" + (" but what is no number" if recent else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from typing import TYPE_CHECKING
@@ -96,7 +97,7 @@ async def expected(
     due = kept is None or not 0 <= now_s - kept.learned_s < LEARN_EVERY_S
     samples, trouble = await _asked(traffic, client, now_s, traffic.foresight.memory_s) if due else ([], "")
     if samples:
-        kept = _learned(samples, traffic, time_zone, now_s)
+        kept = await asyncio.to_thread(_learned, samples, traffic, time_zone, now_s)  # a month of minutes takes a while
     else:
         samples, trouble = await _asked(traffic, client, now_s, traffic.foresight.silent_after_s)
     if kept is None:

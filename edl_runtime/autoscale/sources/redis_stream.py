@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, cast
 
@@ -14,8 +15,8 @@ from edl_runtime.store.client import unavailable_if_lost
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-PAGE = 5_000
-"""Entries that are asked for at once."""
+PAGE = 1_000
+"""Entries that are asked for at once: reading more would hold up others in the loop."""
 
 
 class StreamSource:
@@ -28,7 +29,7 @@ class StreamSource:
     async def samples(self, since_s: float, until_s: float) -> list[Sample]:
         """Return what was needed; see `Source`. Entries that can't be read are skipped, and their number logged."""
         records = [record async for record in self._records(since_s)]
-        return sift(f"the Redis stream {self._stream!r}", records, since_s, until_s)
+        return await asyncio.to_thread(sift, f"the Redis stream {self._stream!r}", records, since_s, until_s)
 
     async def _records(self, since_s: float) -> AsyncIterator[Record]:
         least = f"{max(0, int(since_s * 1000))}-0"
