@@ -32,6 +32,7 @@ def get_provider_info() -> dict[str, Any]:
                     "edl_airflow.sensors.checkpoint",
                     "edl_airflow.sensors.job",
                     "edl_airflow.sensors.teacher_pool",
+                    "edl_airflow.sensors.traffic",
                 ],
             }
         ],
@@ -42,6 +43,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "edl_airflow.triggers.checkpoint",
                     "edl_airflow.triggers.job",
+                    "edl_airflow.triggers.traffic",
                     "edl_airflow.triggers.wait",
                 ],
             }

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 from airflow.sdk import Variable
 from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
 
 from edl_airflow.operators.templates import has_template
+from edl_airflow.work import WindowNow
+from edl_runtime.autoscale.sources.spec import Traffic
 from edl_runtime.autoscale.traffic import DAYS, WEEK, Size, Sizes, Span, TrafficWindows, Window, clock
 from edl_runtime.autoscale.traffic_schema import read_windows, to_windows
 from edl_runtime.errors import SpecError
@@ -20,24 +23,14 @@ from edl_runtime.errors import SpecError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from edl_runtime.backends.base import Capacity
+
 Windows: TypeAlias = TrafficWindows | Mapping[str, Any] | Path | str
 """Traffic windows, or what they are read from: a mapping, the path of a file, "variable:NAME" for an Airflow Variable,
 or a text; all but the mapping in YAML or JSON. `edl_runtime.autoscale.traffic_schema` shows the one schema."""
 
 ALLOWED = "traffic windows as a mapping, a Path of a YAML file, 'variable:NAME', or a text of YAML or JSON"
 VARIABLE = "variable:"
-
-
-class WindowNow(TypedDict):
-    """A window that holds, as tasks return it: from `start` to before `end`, in ISO 8601, and what training may have.
-
-    A start or end is None where that is not within 400 days. `sizes` are as in the schema, {} for all there is.
-    """
-
-    window: str
-    start: str | None
-    end: str | None
-    sizes: dict[str, Any]
 
 
 def as_windows(given: object, *, folder: Path | None = None) -> TrafficWindows:
@@ -66,11 +59,14 @@ def as_field(given: object, folder: Path) -> Any:
 
     Everything is read at once, and is plain data then; but what only the run knows: a Variable, and templates.
     """
-    if (isinstance(given, str) and given.startswith(VARIABLE)) or (
-        not isinstance(given, TrafficWindows | Path) and has_template(given)
-    ):
-        return given
-    return as_data(as_windows(given, folder=folder))
+    if isinstance(given, TrafficWindows | Path) or is_known(given):
+        return as_data(as_windows(given, folder=folder))
+    return given
+
+
+def is_known(field: object) -> bool:
+    """Whether an operator's windows are known when its DAG's file is read."""
+    return not has_template(field) and not (isinstance(field, str) and field.startswith(VARIABLE))
 
 
 def calling_folder(depth: int = 2) -> Path:
@@ -122,7 +118,18 @@ def as_data(windows: TrafficWindows) -> dict[str, Any]:
     data["windows"] = [_window_data(window) for window in windows.windows]
     if windows.default is not None:
         data["default"] = _sizes_data(windows.default)
+    if windows.traffic is not None:
+        data["traffic"] = _traffic_data(windows.traffic)
     return data
+
+
+def total_of(capacity: Capacity) -> dict[str, float]:
+    """Return what all nodes have together of each resource, at most what a quota leaves to all instances."""
+    total: dict[str, float] = {}
+    for node in capacity.nodes:
+        for name, amount in node.total.items():
+            total[name] = total.get(name, 0.0) + amount
+    return {name: min(amount, capacity.quota_total.get(name, amount)) for name, amount in total.items()}
 
 
 def sizes_in_words(sizes: Sizes) -> str:
@@ -151,6 +158,13 @@ def days_in_words(days: Iterable[str]) -> str:
             runs.append([day])
     said = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs]
     return ", ".join([*said, *(["holiday"] if "holiday" in given else [])])
+
+
+def _traffic_data(traffic: Traffic) -> dict[str, Any]:
+    source = msgspec.to_builtins(traffic.source)
+    kind = source.pop("type")
+    careful = msgspec.to_builtins(traffic.foresight)
+    return {"resource": traffic.resource, kind: source, "times": traffic.times, **careful}
 
 
 def _window_data(window: Window) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Both are plain data without secrets: they travel from the worker to the triggere
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
@@ -48,6 +48,18 @@ class LandedCheckpoint(TypedDict):
     epoch: int
     metrics: dict[str, float]
     at: float
+
+
+class WindowNow(TypedDict):
+    """A window that holds, as tasks return it: from `start` to before `end`, in ISO 8601, and what training may have.
+
+    A start or end is None where that is not within 400 days. `sizes` are as in the schema, {} for all there is.
+    """
+
+    window: str
+    start: str | None
+    end: str | None
+    sizes: dict[str, Any]
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,17 +111,25 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolResult(TypedDict):
-    """What a pool's operator and sensor return: the pool's name and its teachers' addresses."""
+    """What a pool's operator and sensor return: the pool's name and its teachers' addresses.
+
+    `reason`: why it has so many, of a resize by traffic windows.
+    """
 
     pool: str
     teachers: list[str]
+    reason: NotRequired[str]
 
 
 class RunningJob(TypedDict):
-    """What a job's sensor and resize return: the job's name and how many instances train together."""
+    """What a job's sensor and resize return: the job's name and how many instances train together.
+
+    `reason`: why it has so many, of a resize by traffic windows.
+    """
 
     job: str
     instances: int
+    reason: NotRequired[str]
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +165,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     - `progress`: the job's last report; `training`: what its agents agreed on last, the `generations`-th time;
       `landed`: the newest checkpoint that it has left, or that was waited for. None, or 0, if there is none or Redis
       was away.
+    - `window`: the traffic window that was waited for.
     - `permanent`: trying again can't help. `passing`: it was not the job's doing, and trying again later may well.
     """
 
@@ -168,6 +189,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     training: Training | None = None
     generations: int = 0
     landed: LandedCheckpoint | None = None
+    window: WindowNow | None = None
     reason: str = ""
     last_lines: tuple[str, ...] = ()
     permanent: bool = False
@@ -175,11 +197,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     def pool_result(self) -> PoolResult:
         """Return what tasks about a pool return."""
-        return PoolResult(pool=self.name, teachers=list(self.teachers))
+        result = PoolResult(pool=self.name, teachers=list(self.teachers))
+        return PoolResult(**result, reason=self.reason) if self.reason else result
 
     def running_job(self) -> RunningJob:
         """Return what tasks about a running job return."""
-        return RunningJob(job=self.name, instances=self.training.instances if self.training else 0)
+        result = RunningJob(job=self.name, instances=self.training.instances if self.training else 0)
+        return RunningJob(**result, reason=self.reason) if self.reason else result
 
 
 class JobResult(TypedDict):

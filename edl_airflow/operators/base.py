@@ -19,7 +19,7 @@ from edl_airflow.failures import TaskKilledError, failing_clearly, failure_of
 from edl_airflow.hooks.edl import EdlHook, Surroundings
 from edl_airflow.identity import owner
 from edl_airflow.links import push_links
-from edl_airflow.operators.templates import TextTemplates
+from edl_airflow.operators.templates import TextTemplates, dag_folder
 from edl_airflow.site import Site, backend_at, open_site
 from edl_airflow.work import KubernetesPlace, Outcome, Place, Work
 from edl_runtime.backends.base import owner_of
@@ -99,9 +99,7 @@ class EdlOperator(TextTemplates):
 
     def folder(self, place: Place) -> Path | None:
         """Return the folder of the DAG's file, which relative paths in specs start from; None where pods have none."""
-        if isinstance(place, KubernetesPlace):
-            return None
-        return Path(self.dag.fileloc).absolute().parent if self.has_dag() else Path.cwd()  # type: ignore[no-untyped-call]
+        return None if isinstance(place, KubernetesPlace) else dag_folder(self)
 
     async def _begin(self, work: Work, surroundings: Surroundings) -> Outcome | None:
         if self._killed:  # before there was anything to cancel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -68,6 +69,11 @@ def check_seconds(field: str, value: object) -> None:
     """Raise SpecError unless `value` is a number of seconds above 0."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise SpecError(field, value, "a number of seconds above 0")
+
+
+def dag_folder(task: BaseOperator) -> Path:
+    """Return the folder of the DAG's file, which relative paths start from; the working folder without a DAG."""
+    return Path(task.dag.fileloc).absolute().parent if task.has_dag() else Path.cwd()  # type: ignore[no-untyped-call]
 
 
 class TextTemplates(BaseOperator):

@@ -22,6 +22,8 @@ from edl_runtime.errors import NoTeacherError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from edl_airflow.triggers.base import EdlTrigger
+
 AnyWait = TypeVar("AnyWait", bound=Wait[Any])
 
 POKE_EVERY_S = 5
@@ -53,6 +55,16 @@ class EdlSensor(TextTemplates, BaseSensorOperator, Generic[AnyWait]):
         """Return the XCom of a wait that has ended well."""
         raise NotImplementedError
 
+    def look(self, wait: AnyWait) -> View:
+        """Look once."""
+        return asyncio.run(_look(wait, EdlHook(self.edl_conn_id).surroundings()))
+
+    def trigger(self, wait: AnyWait) -> EdlTrigger:
+        """Return what goes on with the wait in the triggerer."""
+        from edl_airflow.triggers.wait import EdlWaitTrigger
+
+        return EdlWaitTrigger(wait=msgspec.to_builtins(wait))
+
     def execute(self, context: Context) -> Any:
         """Wait in this process, or look once and defer."""
         self._wait = None
@@ -72,7 +84,7 @@ class EdlSensor(TextTemplates, BaseSensorOperator, Generic[AnyWait]):
             self._wait = self._wait or msgspec.structs.replace(
                 self.new_wait(time.time() + self.timeout), began_at=run_start(context).timestamp()
             )
-            view = asyncio.run(_look(self._wait, EdlHook(self.edl_conn_id).surroundings()))
+            view = self.look(self._wait)
         if view.trouble:
             self.log.warning("%s. Waiting for it", view.trouble)
         outcome = judge(self._wait, view, time.time())
@@ -90,9 +102,8 @@ class EdlSensor(TextTemplates, BaseSensorOperator, Generic[AnyWait]):
         return self.soft_fail or self.never_fail
 
     def _defer(self) -> NoReturn:
-        from edl_airflow.triggers.wait import EdlWaitTrigger
-
-        self.defer(trigger=EdlWaitTrigger(wait=msgspec.to_builtins(self._wait)), method_name="execute_complete")
+        assert self._wait is not None  # noqa: S101 (`poke` has made it)
+        self.defer(trigger=self.trigger(self._wait), method_name="execute_complete")
 
     def _finish(self, outcome: Outcome) -> Any:
         failure = failure_of(outcome, self.timeout)

@@ -35,19 +35,23 @@ class EdlTrigger(BaseTrigger):
         """Follow it to its end."""
         raise NotImplementedError
 
+    async def outcome(self) -> Outcome:
+        """Look up where it is, and follow it to its end."""
+        return await self.follow(await looked_up(self.conn_id))
+
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Follow it; by the time of the event, all sockets are closed."""
         quiet = asyncio.create_task(asyncio.sleep(FIRST_EVENT_AFTER_S))
         try:
-            outcome = await self._outcome()
+            outcome = await self._any_outcome()
             await quiet
         finally:
             quiet.cancel()
         yield TriggerEvent({**msgspec.to_builtins(outcome), **self.serialize()[1]})  # type: ignore[no-untyped-call]
 
-    async def _outcome(self) -> Outcome:
+    async def _any_outcome(self) -> Outcome:
         try:
-            return await self.follow(await looked_up(self.conn_id))
+            return await self.outcome()
         except Exception as error:  # a trigger that raises leaves no chance to stop what was started
             self.log.exception("%r can't be followed any more", self.about)
             reason = f"{type(error).__name__}: {error}"

@@ -20,8 +20,10 @@ def site(monkeypatch: pytest.MonkeyPatch) -> MadeUpSite:
     async def open_made_up(_: object) -> AsyncIterator[MadeUpSite]:
         yield site
 
-    users = "operators.base", "operators.resize", "sensors.base", "triggers.checkpoint", "triggers.job", "triggers.wait"
-    for module in users:
+    for module in (
+        *("operators.base", "operators.resize", "sensors.base", "sensors.traffic"),
+        *("triggers.checkpoint", "triggers.job", "triggers.wait"),
+    ):
         monkeypatch.setattr(f"edl_airflow.{module}.open_site", open_made_up)
     for module in ("operators.base", "operators.teacher_pool", "triggers.job"):
         monkeypatch.setattr(f"edl_airflow.{module}.backend_at", lambda _: site.backend)

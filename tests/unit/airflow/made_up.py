@@ -13,7 +13,14 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from edl_airflow.joblog import Position
 from edl_airflow.work import LandedCheckpoint, LocalPlace, Outcome, Training, Work
-from edl_runtime.backends.base import InstanceStatus, JobStatus, LogLine, refuse_strangers
+from edl_runtime.backends.base import (
+    Capacity,
+    InstanceStatus,
+    JobStatus,
+    LogLine,
+    NodeCapacity,
+    refuse_strangers,
+)
 from edl_runtime.errors import EX_CONFIG, RegistryUnavailableError, UnknownJobError
 from edl_runtime.progress import Progress
 from edl_runtime.specs import Bounds, JobSpec
@@ -33,6 +40,7 @@ class MadeUpBackend:
         self.ended: set[str] = set()
         self.looks = 0
         self.written: list[LogLine] = []
+        self.nodes: list[dict[str, float]] = [{"cpu": 8.0, "gpu": 4.0}] * 2
         self._looks_left: dict[str, int] = {}
         self.deeds: list[tuple[str, str]] = []
 
@@ -65,6 +73,10 @@ class MadeUpBackend:
     async def resize(self, name: str, instances: int) -> JobStatus:
         self.deeds.append((f"resize to {instances}", name))
         return await self.get(name)
+
+    async def capacity(self) -> Capacity:
+        nodes = (NodeCapacity(name=f"n{number}", total=has, free=has) for number, has in enumerate(self.nodes))
+        return Capacity(nodes=tuple(nodes))
 
     async def logs(self, name: str, *, tail: int | None = None, follow: bool = False) -> AsyncGenerator[LogLine, None]:
         if name not in {*self.jobs, *self.ended}:

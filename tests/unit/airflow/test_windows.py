@@ -15,11 +15,13 @@ from edl_airflow.windows import (
     check_window,
     days_in_words,
     sizes_in_words,
+    total_of,
     window_now,
     window_of,
 )
 from edl_runtime.autoscale.traffic import DAYS, Span
 from edl_runtime.autoscale.traffic_schema import to_windows
+from edl_runtime.backends.base import Capacity, NodeCapacity
 from edl_runtime.errors import SpecError
 
 TEXT = """\
@@ -200,3 +202,25 @@ def test_a_window_of_a_run_begins_when_it_does() -> None:
     """Also where the clocks of scheduler and worker differ by seconds."""
     early = NIGHT["data_interval_start"] - timedelta(seconds=5)
     assert window_of(WINDOWS, NIGHT, early).start == NIGHT["data_interval_start"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"prometheus": {"url": "http://prometheus:9090", "query": "sum(x)"}},
+        {"redis": {"stream": "web"}},
+        {"csv": {"path": "/w"}},
+    ],
+)
+def test_where_traffic_is_known_from_goes_along(source: dict[str, Any]) -> None:
+    """Plain data and back."""
+    windows = to_windows({"default": {}, "traffic": {"resource": "gpu", "times": 0.5, "headroom": 1.25, **source}})
+    assert windows.traffic
+    assert to_windows(as_data(windows)) == windows
+
+
+def test_a_quota_is_the_most_that_a_cluster_has() -> None:
+    """Whatever its nodes have together."""
+    nodes = tuple(NodeCapacity(name=name, total={"gpu": 4.0, "cpu": 8.0}, free={}) for name in ("a", "b"))
+    assert total_of(Capacity(nodes=nodes)) == {"gpu": 8, "cpu": 16}
+    assert total_of(Capacity(nodes=nodes, quota_total={"gpu": 6.0, "cpu": 99.0})) == {"gpu": 6, "cpu": 16}
