@@ -37,8 +37,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 class JobWait(Wait[JobView], frozen=True, kw_only=True, tag="job"):
     """A job that is `running` with `at_least` to `at_most` instances (None: any number above), or has `succeeded`.
 
-    An instance counts once it trains: the generation that it is in is up. `seen`: the job has been seen, so its absence
-    means that it has ended.
+    An instance counts once it trains: the generation that it is in is up. With 0 the job is suspended: none is left.
+    `seen`: the job has been seen, so its absence means that it has ended.
     """
 
     job: str
@@ -71,11 +71,12 @@ class JobWait(Wait[JobView], frozen=True, kw_only=True, tag="job"):
             return None
         if not job.elastic:
             return Outcome(ended="impossible", name=self.job, reason=NOT_ELASTIC)
-        return self.ready(view) if self._fits(view.training) else None
+        return self.ready(view) if self._fits(view, job) else None
 
     def ready(self, view: JobView) -> Outcome:
         """Return how the wait ends with the instances that there are."""
-        return Outcome(ended="ready", name=self.job, training=view.training)
+        training = None if self.at_most == 0 else view.training
+        return Outcome(ended="ready", name=self.job, training=training, reason=self.because)
 
     def given_up(self, view: JobView) -> Outcome:
         return Outcome(ended="not_yet", name=self.job, reason=self._lack(view))
@@ -92,8 +93,10 @@ class JobWait(Wait[JobView], frozen=True, kw_only=True, tag="job"):
         stopped = Outcome(ended="gone", name=self.job, reason="the job was there, and somebody has stopped it")
         return stopped if self.seen else None
 
-    def _fits(self, training: Training | None) -> bool:
-        instances = training.instances if training else 0
+    def _fits(self, view: JobView, job: JobStatus) -> bool:
+        if self.at_most == 0:  # nobody is left to say so
+            return not job.instances
+        instances = view.training.instances if view.training else 0
         return instances >= self.at_least and (self.at_most is None or instances <= self.at_most)
 
     def _lack(self, view: JobView) -> str:
@@ -103,5 +106,7 @@ class JobWait(Wait[JobView], frozen=True, kw_only=True, tag="job"):
             return "there is no such job"
         if self.phase == "succeeded":
             return "it is still running"
+        if self.at_most == 0:
+            return f"{len(view.job.instances)} instances have yet to leave"
         wanted = f"{self.at_least} or more" if self.at_most is None else f"{self.at_least}"
         return f"{view.training.instances if view.training else 0} instances train together, wanted are {wanted}"

@@ -65,7 +65,7 @@ class PoolWait(Wait[PoolView], frozen=True, kw_only=True, tag="pool"):
 
     def ready(self, view: PoolView) -> Outcome:
         """Return how the wait ends with the teachers that there are."""
-        return Outcome(ended="ready", name=self.pool, teachers=view.teachers)
+        return Outcome(ended="ready", name=self.pool, teachers=view.teachers, reason=self.because)
 
     def given_up(self, view: PoolView) -> Outcome:
         return Outcome(ended="no_teacher", name=self.pool, reason=self._lack(view))

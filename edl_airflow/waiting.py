@@ -34,6 +34,7 @@ class Wait(msgspec.Struct, Generic[Seen], frozen=True, kw_only=True, tag_field="
     - `until`: when the wait is given up; `waits_s` is its length, for messages.
     - `deadline`: when the task's `execution_timeout` is over, None for never.
     - `began_at`: when the DAG's run has started: a job that has failed before is an earlier run's.
+    - `because`: why this is waited for, in words, for the result; empty where nobody asks.
     """
 
     conn_id: str
@@ -41,6 +42,7 @@ class Wait(msgspec.Struct, Generic[Seen], frozen=True, kw_only=True, tag_field="
     waits_s: float
     deadline: float | None = None
     began_at: float = 0.0
+    because: str = ""
 
     @property
     def about(self) -> str:

@@ -18,11 +18,14 @@ from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook, Surroundings
 from edl_airflow.job_wait import JobWait
 from edl_airflow.links import ResizedLink, push_links
 from edl_airflow.operators.base import task_deadline
-from edl_airflow.operators.templates import TextTemplates, as_count, check_seconds, has_template
+from edl_airflow.operators.templates import TextTemplates, as_count, check_seconds, dag_folder, has_template
 from edl_airflow.pool_wait import PoolWait
 from edl_airflow.site import Site, open_site
 from edl_airflow.waiting import judge, wait_for
+from edl_airflow.window_size import Wanted, own_size, wanted_in
+from edl_airflow.windows import Windows, as_field, as_windows, check_window, is_known, total_of, window_of
 from edl_airflow.work import Outcome, PoolResult, RunningJob
+from edl_runtime.autoscale.traffic import Sizes
 from edl_runtime.errors import BackendError, SpecError, UnknownJobError
 from edl_runtime.specs import check_name
 
@@ -39,16 +42,25 @@ class EdlResizeOperator(TextTemplates):
     task is skipped; a name that there never was is an error, and so is to wait for a job that is none of elastic
     trainers.
 
+    With `windows`, the traffic window that holds says how many: that of the run, where a `TrafficWindowTimetable` gave
+    it one, else that of now. As many as it says for this job or pool, as a number or a share of what training may use;
+    without a size of its own, as many as there is room for in that. With fewer than its minimum a job or pool is
+    suspended, unless it would not go on later where it was: then it keeps its minimum. Log and result say why.
+
     :param teacher_pool: the pool's name; or, and exactly one of them, (templated)
     :param job: the name of a job of elastic trainers, as `EdlTrainOperator` was given it (templated)
-    :param instances: the wanted number of teachers or instances (templated)
+    :param instances: the wanted number of teachers or instances; or, and exactly one of them, (templated)
+    :param windows: traffic windows, as a mapping, a Path of a YAML file (a relative one starts from the DAG's file), a
+        text, or "variable:NAME" for an Airflow Variable, which is read when the task runs (templated)
+    :param window: of `windows`, the name of one to take instead of the one that holds; "default" for the times between
+        them (templated)
     :param wait: succeed only when there are exactly so many
     :param wait_timeout_s: seconds to wait for that before the task fails
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
     :param deferrable: wait in the triggerer, without a worker slot
     """
 
-    template_fields: Sequence[str] = ("teacher_pool", "job", "instances", "edl_conn_id")
+    template_fields: Sequence[str] = ("teacher_pool", "job", "instances", "windows", "window", "edl_conn_id")
     operator_extra_links: Sequence[BaseOperatorLink] = (ResizedLink(),)
     ui_color = "#fff2cc"
 
@@ -57,7 +69,9 @@ class EdlResizeOperator(TextTemplates):
         *,
         teacher_pool: str | None = None,
         job: str | None = None,
-        instances: int | str,
+        instances: int | str | None = None,
+        windows: Windows | None = None,
+        window: str | None = None,
         wait: bool = True,
         wait_timeout_s: float = 120,
         edl_conn_id: str = DEFAULT_CONN_ID,
@@ -68,6 +82,8 @@ class EdlResizeOperator(TextTemplates):
         self.teacher_pool = teacher_pool
         self.job = job
         self.instances = instances
+        self.windows = None if windows is None else as_field(windows, dag_folder(self))
+        self.window = window
         self.wait = wait
         self.wait_timeout_s = wait_timeout_s
         self.edl_conn_id = edl_conn_id
@@ -79,7 +95,13 @@ class EdlResizeOperator(TextTemplates):
         for field, name in (("teacher_pool", teacher_pool), ("job", job)):
             if name is not None and not has_template(name):
                 check_name(field, name)
-        if not has_template(instances):
+        if (instances is None) == (windows is None):
+            raise SpecError("instances, windows", (instances, windows), "a number or traffic windows, one of them")
+        if window is not None and windows is None:
+            raise SpecError("window", window, "the name of one of `windows`, which have to be given too")
+        if window is not None and not has_template(window) and is_known(self.windows):
+            check_window(as_windows(self.windows), window)
+        if instances is not None and not has_template(instances):
             as_count("instances", instances)
         check_seconds("wait_timeout_s", wait_timeout_s)
 
@@ -87,44 +109,63 @@ class EdlResizeOperator(TextTemplates):
         """Resize it; then wait for its instances, or defer unless they are there already."""
         with failing_clearly():
             surroundings = EdlHook(self.edl_conn_id).surroundings()
-            wait = self._new_wait()
+            window = None if self.windows is None else self._window_now(context)
+            name = self._name()
             push_links(self, context)
-            outcome = asyncio.run(self._resize(wait, as_count("instances", self.instances), surroundings))
-        return self._result(outcome) if outcome else self._defer(wait)
+            ended = asyncio.run(self._resize(name, window, surroundings))
+        return self._result(ended) if isinstance(ended, Outcome) else self._defer(ended)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> PoolResult | RunningJob:  # noqa: ARG002
         """Finish what the triggerer waited for, on an operator that has never executed."""
         return self._result(msgspec.convert(event, Outcome))
 
-    def _new_wait(self) -> PoolWait | JobWait:
-        count = as_count("instances", self.instances)
+    def _name(self) -> str:
+        return check_name("teacher_pool", self.teacher_pool) if self.job is None else check_name("job", self.job)
+
+    def _window_now(self, context: Context) -> tuple[str, Sizes]:
+        """Return the window to go by: its name and sizes. Raises SpecError."""
+        windows = as_windows(self.windows, folder=dag_folder(self))
+        if self.window is not None:
+            return self.window, check_window(windows, self.window)
+        span = window_of(windows, context)
+        return span.name, span.sizes
+
+    def _new_wait(self, name: str, wanted: Wanted) -> PoolWait | JobWait:
         common: dict[str, Any] = {
             "conn_id": self.edl_conn_id,
-            "at_least": count,
-            "at_most": count,
+            "at_least": wanted.instances,
+            "at_most": wanted.instances,
             "waits_s": self.wait_timeout_s,
             "until": time.time() + self.wait_timeout_s,
             "deadline": task_deadline(self),
             "began_at": time.time(),
+            "because": wanted.reason,
             "seen": True,
         }
-        if self.job is not None:
-            return JobWait(job=check_name("job", self.job), **common)
-        return PoolWait(pool=check_name("teacher_pool", self.teacher_pool), **common)
+        return PoolWait(pool=name, **common) if self.job is None else JobWait(job=name, **common)
 
-    async def _resize(self, wait: PoolWait | JobWait, instances: int, surroundings: Surroundings) -> Outcome | None:
+    async def _resize(
+        self, name: str, window: tuple[str, Sizes] | None, surroundings: Surroundings
+    ) -> Outcome | PoolWait | JobWait:
+        """Resize it, and return how it has ended, or what is to be waited for."""
         async with open_site(surroundings) as site:
             try:
-                await site.backend.resize(wait.about, instances)
+                wanted = await _wanted(name, *window, site) if window else self._asked()
+                await site.backend.resize(name, wanted.instances)
             except BackendError as error:
-                if reason := await _why_ended(wait.about, error, site):
-                    return Outcome(ended="gone", name=wait.about, reason=reason)
+                if reason := await _why_ended(name, error, site):
+                    return Outcome(ended="gone", name=name, reason=reason)
                 raise
-            self.log.info("%r shall have %d instances", wait.about, instances)
+            because = f": {wanted.reason}" if wanted.reason else ""
+            self.log.info("%r shall have %d instances%s", name, wanted.instances, because)
+            wait = self._new_wait(name, wanted)
             if self.wait and not self.deferrable:
                 return await wait_for(wait, site, self.log.info)
             view: Any = await wait.look(site)
-            return judge(wait, view, time.time()) if self.wait else wait.ready(view)
+            return (judge(wait, view, time.time()) or wait) if self.wait else wait.ready(view)
+
+    def _asked(self) -> Wanted:
+        return Wanted(as_count("instances", self.instances), reason="")
 
     def _defer(self, wait: PoolWait | JobWait) -> NoReturn:
         from edl_airflow.triggers.wait import EdlWaitTrigger
@@ -138,6 +179,16 @@ class EdlResizeOperator(TextTemplates):
         if failure:
             raise failure
         return outcome.pool_result() if self.job is None else outcome.running_job()
+
+
+async def _wanted(name: str, window: str, sizes: Sizes, site: Site) -> Wanted:
+    """Return how many instances the window has for a job or pool. Raises BackendError."""
+    status = await site.backend.get(name)
+    if status.scaling is None:
+        raise BackendError(f"{name!r} has ended")
+    size = own_size(sizes, status)
+    total = total_of(await site.backend.capacity()) if size is None or size.share else {}
+    return wanted_in(window, sizes, status, status.scaling, total)
 
 
 async def _why_ended(name: str, error: BackendError, site: Site) -> str:
