@@ -63,10 +63,9 @@ def draw_day(trace: Trace, file: Path) -> None:
         both = [sum(pair) for pair in zip(needed, trained, strict=True)]
         hours = [(at_s - DAY[0]) / HOUR_S for at_s in times]
         axis.fill_between(hours, needed, step="post", color="#c9d6e8", label="web")
-        axis.fill_between(hours, needed, both, step="post", color="#7fb77e", label="training")
-        axis.fill_between(
-            hours, GPUS, both, where=[used > GPUS for used in both], step="post", color="#d1495b", label="excess"
-        )
+        within = [min(used, GPUS) for used in both]
+        axis.fill_between(hours, needed, within, step="post", color="#7fb77e", linewidth=0, label="training")
+        axis.fill_between(hours, within, both, step="post", color="#d1495b", linewidth=0, label="more than there is")
         axis.axhline(GPUS, color="#333333", linewidth=1)
         waiting = axis.twinx()
         waiting.step([(at_s - DAY[0]) / HOUR_S for at_s, _, _ in points], [jobs for _, _, jobs in points], where="post",
@@ -91,7 +90,7 @@ def draw_curve(traces: Sequence[Trace], file: Path) -> None:
     points = [(100 * outcome.excess, outcome.pending_min, more) for more, outcome in curve(traces)]
     axis.plot([x for x, _, _ in points], [y for _, y, _ in points], "o-", color="#7fb77e", label="ours, windows")
     for x, y, more in points:
-        axis.annotate(f"{more:+d} GPUs" if more else "as declared", (x, y), textcoords="offset points", xytext=(6, 4))
+        axis.annotate(f"{more:+d} kept" if more else "as declared", (x, y), textcoords="offset points", xytext=(6, 4))
     for name, colour in (("original-windows", "#8c5e2a"), ("learned", "#4a6fa5")):
         outcomes = [simulate(trace, POLICIES[name][1]()) for trace in traces]
         excess = 100 * sum(one.excess for one in outcomes) / len(outcomes)
@@ -100,6 +99,7 @@ def draw_curve(traces: Sequence[Trace], file: Path) -> None:
         axis.plot([excess], [pending], "s", color=colour, label=label)
     axis.set_xlabel("excess, % of the time")
     axis.set_ylabel("mean pending, minutes")
+    axis.margins(x=0.15)
     axis.set_xlim(left=-0.05)
     axis.set_ylim(bottom=0)
     axis.legend()

@@ -164,13 +164,18 @@ def _reason(claim: Claim, capacity: Mapping[str, float], resources: Sequence[str
     lack = _lack(claim, capacity, resources)
     if not target:
         return f"{'is suspended, with a checkpoint' if job.runs else 'waits'}: {lack}"
+    if target > have and not have:
+        does = f"starts with {target}"
+    elif target > have:
+        does = f"grows from {have} to {'its minimum of ' if target == job.bounds.min else ''}{target}"
+    else:
+        does = f"shrinks from {have} to {target}" if target < have else f"stays at {have}"
+    if job.limit and target == job.most < job.bounds.max:
+        return f"{does}: {job.limit.reason}"
     if target > have:
-        if not have:
-            return f"starts with {target}"
-        return f"grows from {have} to {'its minimum of ' if target == job.bounds.min else ''}{target}"
-    does = f"shrinks from {have} to {target}" if target < have else f"stays at {have}"
-    if target == job.most:
-        return f"{does}: {job.limit.reason}" if job.limit and target < job.bounds.max else f"{does}, its maximum"
+        return does
+    if target == job.bounds.max:
+        return f"{does}, its maximum"
     if claim.refusal is Refusal.NO_GAIN:
         return f"{does}: growing would not make up for a pause of {pause_s:g} s"
     return f"{does}: {lack}"

@@ -80,7 +80,7 @@ def _needed(
     teachers: int, loads: Sequence[TeacherReport | None], demands: Sequence[StudentReport | None], most: int
 ) -> Need:
     if unsettled := _unsettled(teachers, loads, demands):
-        return Need(teachers, f"stays at {teachers}: {unsettled}")
+        return Need(teachers, unsettled)
     students = [demand for demand in demands if demand is not None]
     busy = _busy(loads, students)
     there, others = len(loads), len(loads) - teachers
@@ -92,11 +92,11 @@ def _needed(
             return Need(2 * there - others, f"{state}: {enough} could do what they ask, and it at most doubles")
         if enough > there:
             return Need(enough - others, f"{state}: {enough} could do what they ask")
-        return Need(teachers, f"stays at {teachers}: {state}; more would have too little to do")
+        return Need(teachers, f"{state}; more would have too little to do")
     enough = max(_enough(students, busy, ROOM, at_most=there), math.ceil(busy / ROOM))
     if enough < there:
         return Need(max(enough - others, 0), f"{state}: {enough} could do what they ask, with room to spare")
-    return Need(teachers, f"stays at {teachers}: {state}")
+    return Need(teachers, state)
 
 
 def _unsettled(teachers: int, loads: Sequence[TeacherReport | None], demands: Sequence[StudentReport | None]) -> str:

@@ -153,7 +153,7 @@ def test_a_pool_has_as_many_as_its_students_need() -> None:
     teachers = job("teachers", Bounds(1, 8), 1.0, 1, kind="pool", elastic=False)
     needs = {"teachers": Limit(instances=3, reason="its students need 3")}
     found = planned([teachers], 10.0, needs=needs)
-    assert reasons(found) == {"teachers": "grows from 1 to 3"}
+    assert reasons(found) == {"teachers": "grows from 1 to 3: its students need 3"}
     three = job("teachers", Bounds(1, 8), 1.0, 3, kind="pool", elastic=False)
     assert reasons(planned([three], 10.0, needs=needs)) == {"teachers": "stays at 3: its students need 3"}
     closed = planned([three], 10.0, needs=needs, windows=WINDOWS)
