@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 
@@ -43,10 +45,14 @@ class StudentReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """The last reports of a pool's registered members, by id; None of one that has said nothing of late."""
+    """The last reports of a pool's registered members, by id; None of one that has said nothing of late.
+
+    `settled_s`: how long ago the last of them came or went.
+    """
 
     teachers: dict[str, TeacherReport | None] = {}
     students: dict[str, StudentReport | None] = {}
+    settled_s: float = math.inf
 
     @property
     def busy(self) -> float | None:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import msgspec
 
 from edl_runtime.meter import WINDOW_S
-from edl_runtime.pool_reports import StudentReport, TeacherReport
+from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.specs import Bounds
 
 WAITS = 0.05
@@ -30,10 +30,10 @@ FULL = 0.95
 """How busy teachers may be, by the estimate, in a pool that grows."""
 ROOM = 0.8
 """How busy teachers may be, by the estimate, in a pool that shrinks."""
-SETTLED_S = 0.9 * WINDOW_S
-"""Reports that look back less far are of a pool that has just changed."""
-
-
+SETTLED_S = WINDOW_S + 1.0
+"""So long after somebody came or went, all reports are about those that are there now."""
+WHOLE_S = 0.9 * WINDOW_S
+"""Reports that look back less far are of one that has only just found the others."""
 LEAST_OWN = 0.01
 """The least share of its time that a student is taken to work itself, for one that only waits asks for no number."""
 
@@ -45,17 +45,14 @@ class Need(msgspec.Struct, frozen=True):
     reason: str
 
 
-def teachers_needed(
-    teachers: int, loads: Sequence[TeacherReport | None], demands: Sequence[StudentReport | None], bounds: Bounds
-) -> Need:
+def teachers_needed(teachers: int, demand: PoolDemand, bounds: Bounds) -> Need:
     """Return how many teachers let the pool's students run as fast as they can, and no more, within `bounds`.
 
-    - `teachers`: how many instances the pool is to have now, 0 while it is suspended.
-    - `loads`, `demands`: a report of each registered teacher and student, None of one that says nothing. A teacher
-      that never does, as a server of another make, counts by what its students see of it. Registered teachers beyond
-      `teachers` are somebody else's: they carry their part, and stay.
+    `teachers`: how many instances the pool is to have now, 0 while it is suspended. Registered ones beyond that are
+    somebody else's: they carry their part, and stay. A teacher that reports nothing, as a server of another make,
+    counts by what its students see of it.
     """
-    need = _needed(teachers, loads, demands, bounds.max) if demands else Need(bounds.min, "it has no students")
+    need = _needed(teachers, demand, bounds.max) if demand.students else Need(bounds.min, "it has no students")
     within = min(max(need.teachers, bounds.min), bounds.max)
     if within == need.teachers:
         return need
@@ -76,14 +73,13 @@ def even_shares(teachers: int, wants: Sequence[int | None]) -> list[float]:
     return [even if want is None else min(even, want) for want in wants]
 
 
-def _needed(
-    teachers: int, loads: Sequence[TeacherReport | None], demands: Sequence[StudentReport | None], most: int
-) -> Need:
-    if unsettled := _unsettled(teachers, loads, demands):
+def _needed(teachers: int, demand: PoolDemand, most: int) -> Need:
+    if unsettled := _unsettled(teachers, demand):
         return Need(teachers, unsettled)
-    students = [demand for demand in demands if demand is not None]
-    busy = _busy(loads, students)
-    there, others = len(loads), len(loads) - teachers
+    students = [report for report in demand.students.values() if report is not None]
+    busy = _busy(list(demand.teachers.values()), students)
+    there = len(demand.teachers)
+    others = there - teachers
     waiting = max(student.waiting for student in students)
     state = f"students wait {_percent(waiting)} of the time, teachers are busy {_percent(busy / there)}"
     if waiting >= WAITS:
@@ -99,13 +95,15 @@ def _needed(
     return Need(teachers, state)
 
 
-def _unsettled(teachers: int, loads: Sequence[TeacherReport | None], demands: Sequence[StudentReport | None]) -> str:
+def _unsettled(teachers: int, demand: PoolDemand) -> str:
     """Return in words why the reports tell nothing about so many teachers; empty if they do."""
-    if not loads or len(loads) < teachers:
-        return f"{len(loads)} of its teachers are registered"
-    if silent := sum(demand is None for demand in demands):
-        return f"{silent} of {len(demands)} students have reported nothing of late"
-    if any(report is not None and report.over_s < SETTLED_S for report in (*loads, *demands)):
+    registered, students = len(demand.teachers), demand.students.values()
+    if not registered or registered < teachers:
+        return f"{registered} of its teachers are registered"
+    if silent := sum(report is None for report in students):
+        return f"{silent} of {len(students)} students have reported nothing of late"
+    reports = (*demand.teachers.values(), *students)
+    if demand.settled_s < SETTLED_S or any(report is not None and report.over_s < WHOLE_S for report in reports):
         return f"its members have worked together for less than {WINDOW_S:g} s"
     return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,15 +39,24 @@ async def demands(client: Redis, namespace: str, pools: Sequence[str]) -> dict[s
     services = [Service(namespace, pool, role) for pool in pools for role in keys.ROLES]
     answers = await run_script_on_each(client, "said", [keys.of_service(service) for service in services])
     return {
-        pool: PoolDemand(teachers=_reports(teachers, _teacher_decoder), students=_reports(students, _student_decoder))
+        pool: PoolDemand(
+            teachers=_reports(teachers, _teacher_decoder),
+            students=_reports(students, _student_decoder),
+            settled_s=min(_settled_s(teachers), _settled_s(students)),
+        )
         for pool, teachers, students in zip(pools, answers[::2], answers[1::2], strict=True)
     }
 
 
 def _reports(answer: Any, decoder: msgspec.json.Decoder[Report]) -> dict[str, Report | None]:
-    now_ms, ids, said = answer
+    now_ms, _, ids, said = answer
     said_by = sorted(zip(ids, said, strict=True))
     return {member: _report(member, text, now_ms / 1000, decoder) for member, text in said_by}
+
+
+def _settled_s(answer: Any) -> float:
+    _, settled_ms, *_ = answer
+    return settled_ms / 1000 if settled_ms >= 0 else math.inf
 
 
 def _report(member: str, text: str, now_s: float, decoder: msgspec.json.Decoder[Report]) -> Report | None:

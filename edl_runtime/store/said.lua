@@ -7,7 +7,8 @@
 --   KEYS[5] fence     counter, the last fencing token
 --   KEYS[6] said      hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of Redis's clock
 --
--- Answers {now in ms, member ids, for each the JSON of its report or ''}.
+-- Answers {now in ms, ms since somebody came or went or -1 if that is not known, member ids, for each the JSON of its
+-- report or ''}.
 
 local now = now_ms()
 purge(now)
@@ -17,4 +18,5 @@ local said = {}
 for place, id in ipairs(ids) do
   said[place] = redis.call('HGET', KEYS[6], id) or ''
 end
-return {now, ids, said}
+local last = redis.call('XREVRANGE', KEYS[4], '+', '-', 'COUNT', 1)[1]
+return {now, last and now - string.match(last[1], '^%d+') or -1, ids, said}

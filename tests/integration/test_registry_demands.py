@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from edl_runtime.errors import RegistryUnavailableError
@@ -30,9 +32,15 @@ async def client(redis_url: str) -> AsyncIterator[Redis]:
         yield client
 
 
+async def said(client: Redis, namespace: str, *pools: str) -> dict[str, PoolDemand]:
+    """Return what is reported, whenever somebody came or went."""
+    found = await demands(client, namespace, pools)
+    return {pool: msgspec.structs.replace(demand, settled_s=math.inf) for pool, demand in found.items()}
+
+
 async def until(client: Redis, namespace: str, wanted: PoolDemand) -> None:
     async with asyncio.timeout(10):
-        while (await demands(client, namespace, ["p"]))["p"] != wanted:  # noqa: ASYNC110 - Redis tells nobody
+        while (await said(client, namespace, "p"))["p"] != wanted:  # noqa: ASYNC110 - Redis tells nobody
             await asyncio.sleep(0.01)
 
 
@@ -47,12 +55,12 @@ async def test_reports_come_with_the_beat_and_go_with_the_lease(client: Redis, n
         hold_lease(client, Service(namespace, "q"), Member(id="t2", address="h:4"), ttl_s=0.6),
     ):
         await until(client, namespace, told)
-        assert await demands(client, namespace, ["p", "none", "q"]) == {
+        assert await said(client, namespace, "p", "none", "q") == {
             "p": told,
             "none": PoolDemand(),
             "q": PoolDemand(teachers={"t2": None}),
         }
-    assert await demands(client, namespace, ["p"]) == {"p": PoolDemand()}
+    assert await said(client, namespace, "p") == {"p": PoolDemand()}
     assert await client.exists(keys.said(teachers), keys.said(students)) == 0
 
 
@@ -63,7 +71,7 @@ async def test_a_dead_member_s_report_is_gone_with_it(client: Redis, namespace: 
     async with lease:
         await until(client, namespace, PoolDemand(teachers={"t0": BUSY}))
         async with hold_lease(client, service, Member(id="t0", address="h:1"), ttl_s=60):
-            assert await demands(client, namespace, ["p"]) == {"p": PoolDemand(teachers={"t0": None})}
+            assert await said(client, namespace, "p") == {"p": PoolDemand(teachers={"t0": None})}
 
 
 async def test_an_old_or_unreadable_report_is_none(client: Redis, namespace: str) -> None:
@@ -72,14 +80,23 @@ async def test_an_old_or_unreadable_report_is_none(client: Redis, namespace: str
     seconds, micros = await client.time()
     now_s = seconds + micros / 1e6
     async with hold_lease(client, service, Member(id="t0", address="h:1"), ttl_s=60):
-        said = {"t0": f'{{"at":{now_s - STALE_S - 1},"busy":0.5,"over_s":10}}'}
-        await client.hset(keys.said(service), mapping=said)
-        assert await demands(client, namespace, ["p"]) == {"p": PoolDemand(teachers={"t0": None})}
+        await client.hset(keys.said(service), "t0", f'{{"at":{now_s - STALE_S - 1},"busy":0.5,"over_s":10}}')
+        assert await said(client, namespace, "p") == {"p": PoolDemand(teachers={"t0": None})}
         await client.hset(keys.said(service), "t0", f'{{"at":{now_s},"busy":"much"}}')
-        assert await demands(client, namespace, ["p"]) == {"p": PoolDemand(teachers={"t0": None})}
+        assert await said(client, namespace, "p") == {"p": PoolDemand(teachers={"t0": None})}
         await client.hset(keys.said(service), "t0", f'{{"at":{now_s},"busy":0.5,"over_s":10,"new":1}}')
         found = (await demands(client, namespace, ["p"]))["p"]
         assert found.busy == 0.5
+
+
+async def test_it_is_known_when_somebody_last_came_or_went(client: Redis, namespace: str) -> None:
+    """Of either role; of a pool that there never was, nobody has."""
+    async with hold_lease(client, Service(namespace, "p"), Member(id="t0", address="h:1"), ttl_s=60):
+        await asyncio.sleep(0.3)
+        assert 0.3 <= (await demands(client, namespace, ["p"]))["p"].settled_s < 5
+        async with hold_lease(client, Service(namespace, "p", "students"), Member(id="s0", address="h:2"), ttl_s=60):
+            assert (await demands(client, namespace, ["p"]))["p"].settled_s < 0.3
+            assert (await demands(client, namespace, ["q"]))["q"].settled_s == math.inf
 
 
 async def test_without_redis_it_is_an_error_of_ours() -> None:

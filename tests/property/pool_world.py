@@ -11,7 +11,7 @@ import msgspec
 
 from edl_runtime.balance.assign import assign
 from edl_runtime.meter import WINDOW_S, BusyTime
-from edl_runtime.pool_reports import StudentReport, TeacherReport
+from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 
 LANES = 2
 SETTLE_S = 5.0
@@ -27,13 +27,15 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     steps_s: tuple[float, ...]
     spread: float = 0.0
 
-    def run(self, teachers: int, seed: int = 0) -> tuple[list[TeacherReport], list[StudentReport]]:
+    def run(self, teachers: int, seed: int = 0) -> PoolDemand:
         """Return what they report once so many teachers have worked for a window."""
         return _Run(self, teachers, random.Random(seed)).reports()
 
-    def pace(self, reports: Sequence[StudentReport]) -> float:
-        """Return how fast the slowest student is, of what it could be: 1 is as fast as it can."""
-        return min(report.samples_per_s * step_s for report, step_s in zip(reports, self.steps_s, strict=True))
+    def pace(self, teachers: int) -> float:
+        """Return how fast the slowest student is with so many teachers, of what it could be: 1 is as fast as it can."""
+        reports = self.run(teachers).students.values()
+        rates = [report.samples_per_s for report in reports if report is not None]
+        return min(rate * step_s for rate, step_s in zip(rates, self.steps_s, strict=True))
 
 
 class _Student:
@@ -65,7 +67,7 @@ class _Run:
         self._busy = [BusyTime(0.0) for _ in range(teachers)]
         self._events: list[tuple[float, int, int]] = []  # when, and which student steps (or ~teacher answers)
 
-    def reports(self) -> tuple[list[TeacherReport], list[StudentReport]]:
+    def reports(self) -> PoolDemand:
         for number in range(len(self._students)):
             self._ask(number, 0.0)
         before = self._counts(self._run_to(SETTLE_S))
@@ -82,7 +84,10 @@ class _Run:
             )
             for student in self._students
         ]
-        return loads, students
+        return PoolDemand(
+            teachers={f"t{number}": load for number, load in enumerate(loads)},
+            students={f"s{number}": student for number, student in enumerate(students)},
+        )
 
     def _counts(self, now: float) -> list[float]:
         counts = [busy.total_s(now) for busy in self._busy]

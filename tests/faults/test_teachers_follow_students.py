@@ -1,0 +1,176 @@
+"""A pool that is as large as its student needs, on the local backend, and a window that closes on it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pytest
+from faults.watching import tell
+from integration.reading import POOL, ROWS, reader_of
+from teacher_process import TESTS
+
+from edl_runtime.autoscale.teachers import Need, teachers_needed
+from edl_runtime.backends.local import LocalBackend
+from edl_runtime.distill import Discovered
+from edl_runtime.meter import WINDOW_S
+from edl_runtime.pool_reports import StudentReport
+from edl_runtime.protocol.tensors import Array
+from edl_runtime.registry.demands import demands
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Bounds, JobSpec
+from edl_runtime.store.client import connect
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+BOUNDS = Bounds(1, 6)
+ANSWER_S = 0.04
+STEP_S = 0.0155
+NEEDED = 3
+"""A teacher answers a batch in 40 ms and a little, the student takes one in 15.5 ms and a little: 2.5 are busy then."""
+STAYS_S = 2 * WINDOW_S
+PATIENCE_S = 100.0
+
+
+class Student:
+    """Trains in a thread of its own until told to stop, and checks each batch: every one once, in order."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self.taken = 0
+        self._settings = settings
+        self._given = 0
+        self._over = threading.Event()
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def train(self) -> int:
+        """Return how many batches there were once all of them are taken."""
+        with reader_of(self._batches, Discovered(POOL), self._settings, teacher_batch_size=ROWS) as reader:
+            for x, double in reader:
+                assert (x[:, 1] == self.taken).all()
+                assert (x[:, 2] == np.arange(ROWS)).all()
+                np.testing.assert_array_equal(double, x * 2)
+                self.taken += 1
+                time.sleep(STEP_S)
+        assert self.taken == self._given
+        return self.taken
+
+    def _batches(self) -> Iterator[tuple[Array]]:
+        while not self._over.is_set():
+            x = np.zeros((ROWS, 4), np.float32)
+            x[:, 0], x[:, 1], x[:, 2] = ANSWER_S, self._given, np.arange(ROWS)
+            self._given += 1
+            yield (x,)
+
+
+class Follower:
+    """Sizes the pool by what its members report, pass by pass, up to `limit`: the least of what a rescaling does."""
+
+    def __init__(self, backend: LocalBackend, client: Redis, namespace: str) -> None:
+        self.limit = BOUNDS.max
+        self.sizes = [BOUNDS.min]
+        self.said: list[str] = []
+        self._backend = backend
+        self._client = client
+        self._namespace = namespace
+
+    async def passes(self) -> None:
+        """Look twice a second, until cancelled."""
+        while True:
+            need, size = await self._need(), self.sizes[-1]
+            wanted = min(need.teachers, self.limit)
+            if wanted != size:
+                await self._backend.resize(POOL, wanted)
+                self.sizes.append(wanted)
+                self.said.append(f"{size} → {wanted}: {need.reason}")
+            await asyncio.sleep(0.5)
+
+    async def report(self) -> StudentReport | None:
+        """Return the student's last report, if it is about all teachers that the pool is to have."""
+        said = (await demands(self._client, self._namespace, [POOL]))[POOL]
+        reports = [report for report in said.students.values() if report is not None]
+        whole = len(said.teachers) == self.sizes[-1] and len(reports) == 1
+        return reports[0] if whole and reports[0].teachers == self.sizes[-1] else None
+
+    async def until(self, condition: Callable[[StudentReport], bool]) -> StudentReport:
+        """Wait for a report of a whole window for which that is so."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                report = await self.report()
+                if report is not None and report.over_s >= WINDOW_S and condition(report):
+                    return report
+                await asyncio.sleep(0.2)
+
+    async def _need(self) -> Need:
+        status = await self._backend.get(POOL)
+        said = (await demands(self._client, self._namespace, [POOL]))[POOL]
+        return teachers_needed(status.wanted, said, BOUNDS)
+
+
+@asynccontextmanager
+async def following(settings: RuntimeSettings, work_dir: Path) -> AsyncIterator[Follower]:
+    """Run the pool, with one teacher at first, and what sizes it."""
+    teacher = (sys.executable, "-m", "edl_runtime.cli", "teacher", "--model", "served_models:slow", "--max_batch", "1")
+    plain = msgspec.structs.replace(settings, redis_url="", pool=POOL)
+    spec = JobSpec(
+        name=POOL,
+        kind="pool",
+        command=teacher,
+        bounds=BOUNDS,
+        instances=BOUNDS.min,
+        env={**plain.to_env(), "PYTHONPATH": str(TESTS)},
+    )
+    backend = LocalBackend(work_dir)
+    async with connect(settings.redis_url) as client:
+        await backend.submit(spec, token="test", secrets={"EDL_REDIS_URL": settings.redis_url})
+        follower = Follower(backend, client, settings.namespace)
+        try:
+            yield follower
+        finally:
+            await backend.delete(POOL)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_pool_grows_to_what_its_student_needs_and_shrinks_with_its_window(
+    settings: RuntimeSettings, work_dir: Path
+) -> None:
+    """From one teacher to three and no more; with a limit of one the student is slower, and loses nothing."""
+    student = Student(settings)
+    async with following(settings, work_dir) as follower:
+        with ThreadPoolExecutor(1) as threads:
+            trained = asyncio.wrap_future(threads.submit(student.train))
+            passes = asyncio.create_task(follower.passes())
+            try:
+                at_rest = await follower.until(lambda report: report.teachers >= NEEDED)
+                await asyncio.sleep(STAYS_S)
+                grown = list(follower.sizes)
+                follower.limit = 1
+                closed = await follower.until(lambda report: report.teachers == 1)
+            finally:
+                student.stop()
+                passes.cancel()
+                taken = await trained
+                await asyncio.wait([passes])
+        tell("\n".join(follower.said))
+        tell(
+            f"sizes {follower.sizes}, {taken} batches; samples/s with {NEEDED}: {at_rest.samples_per_s:.0f},"
+            f" waits {at_rest.waiting:.3f}, asks {at_rest.asked:.2f}; with 1: {closed.samples_per_s:.0f},"
+            f" waits {closed.waiting:.3f}"
+        )
+    assert grown == [1, 2, NEEDED]
+    assert follower.sizes == [1, 2, NEEDED, 1]
+    assert at_rest.waiting < 0.05
+    assert closed.samples_per_s < 0.6 * at_rest.samples_per_s
+    assert closed.waiting > 0.4
