@@ -6,6 +6,7 @@ A query is the name of a series that a test gave it, perhaps within sum(...). Re
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ class StandIn:
     - `token`: that is asked for; empty for none.
     - `answer`: given in place of Prometheus' own: a status, a body and headers.
     - `delay_s`: before each answer.
+    - `longest_s`: a range that is longer has too many samples for it.
     """
 
     def __init__(self) -> None:
@@ -35,6 +37,7 @@ class StandIn:
         self.token = ""
         self.answer: tuple[int, bytes, Mapping[str, str]] | None = None
         self.delay_s = 0.0
+        self.longest_s = math.inf
         self.asked: list[dict[str, str]] = []
         self.hurry = threading.Event()
 
@@ -64,6 +67,10 @@ class StandIn:
         if asked["query"].count("(") != asked["query"].count(")"):
             return _bad_data(
                 f'invalid parameter "query": 1:{len(asked["query"]) + 1}: parse error: unclosed left parenthesis'
+            )
+        if end - start > self.longest_s:
+            return _error(
+                422, "execution", "query processing would load too many samples into memory in query execution"
             )
         name = re.sub(r"^sum\((.*)\)$", r"\1", asked["query"])
         result = []
@@ -111,7 +118,11 @@ def prometheus() -> Iterator[StandIn]:
 
 
 def _bad_data(error: str) -> tuple[int, bytes, Mapping[str, str]]:
-    return 400, json.dumps({"status": "error", "errorType": "bad_data", "error": error}).encode(), {}
+    return _error(400, "bad_data", error)
+
+
+def _error(status: int, kind: str, error: str) -> tuple[int, bytes, Mapping[str, str]]:
+    return status, json.dumps({"status": "error", "errorType": kind, "error": error}).encode(), {}
 
 
 def _text(value: float) -> str:

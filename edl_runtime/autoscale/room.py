@@ -23,7 +23,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
 
     - `profile`, `recent`: what was learned of days like this one, and the latest samples, the newest last.
     - `foresight`: how carefully both are used.
-    - `trouble`: why the source could not be asked just now, in words; empty when it could.
+    - `trouble`: why the source could not be asked just now, or not be learned from, in words; empty when it could.
     """
 
     resource: str

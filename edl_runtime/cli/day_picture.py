@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 HEIGHT = 12
-STEP_S = 900
-"""Of a column."""
 
 TRAINING, WEB, DECLARED = "█", "░", "─"
 _PARTS = " ▁▂▃▄▅▆▇█"
@@ -21,7 +19,7 @@ _STYLES = {WEB: "red", DECLARED: "yellow"}
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """A quarter of an hour, from `start` on, in shares of the whole, 0 to 1.
+    """Some minutes, from `start` on, in shares of the whole, 0 to 1.
 
     What `training` may use, what windows have `declared` for it, and what the `web` is expected to need, None where
     nobody knows.
@@ -33,11 +31,11 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     web: float | None = None
 
 
-def draw(columns: Sequence[Column], whole: str, now: datetime | None = None) -> list[Text]:
+def draw(columns: Sequence[Column], whole: str, now: datetime) -> list[Text]:
     """Return the lines of a picture, `HEIGHT` and a scale: training stands at the bottom, and the web hangs from above.
 
-    `whole` is what all of it is called. `now` is marked if it is in the picture. A line is for what windows have
-    declared where the web's need leaves something else.
+    `whole` is what all of it is called, and `now` is marked, a time of that day. A line is for what windows have
+    declared, where it is known what the web needs.
     """
     from rich.text import Text
 
@@ -52,9 +50,8 @@ def draw(columns: Sequence[Column], whole: str, now: datetime | None = None) -> 
     margin = " " * (len(whole) + 1)
     lines.append(Text(margin + "└" + "".join("┴" if _full_hours(column, 3) else "─" for column in columns)))
     lines.append(Text(margin + " " + _hours(columns)))
-    at = next((number for number, column in enumerate(columns) if now and _within(column, now)), None)
-    if at is not None:
-        lines.append(Text(f"{margin} {' ' * at}▲ now", style="bold"))
+    past = sum(column.start <= now for column in columns)
+    lines.append(Text(f"{margin}{' ' * past}▲ now", style="bold"))
     return lines
 
 
@@ -80,7 +77,3 @@ def _hours(columns: Sequence[Column]) -> str:
         if _full_hours(column, 3) and len(line) <= number:
             line = f"{line:<{number}}{column.start:%H}"
     return line
-
-
-def _within(column: Column, now: datetime) -> bool:
-    return 0 <= (now - column.start).total_seconds() < STEP_S

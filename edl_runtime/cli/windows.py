@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -14,15 +15,16 @@ from typing import Any
 
 import click
 import msgspec
+import structlog
 
-from edl_runtime.autoscale.profile import Sample
-from edl_runtime.autoscale.room import Outlook, Room, room_for_training, shown
+from edl_runtime.autoscale.profile import DAY_S, Sample
+from edl_runtime.autoscale.room import Outlook, Room, clock_time, room_for_training, shown
 from edl_runtime.autoscale.sources.outlook import check, expected
 from edl_runtime.autoscale.sources.spec import Traffic
 from edl_runtime.autoscale.traffic import Size, Sizes, Span, TrafficWindows
 from edl_runtime.autoscale.traffic_schema import read_windows
 from edl_runtime.autoscale.zones import zone_of
-from edl_runtime.cli.day_picture import DECLARED, STEP_S, TRAINING, WEB, Column, draw
+from edl_runtime.cli.day_picture import DECLARED, TRAINING, WEB, Column, draw
 from edl_runtime.cli.flags import words
 from edl_runtime.cli.tables import print_table
 from edl_runtime.errors import EdlError, SpecError
@@ -31,6 +33,11 @@ from edl_runtime.store.client import connect
 
 EDGES = 6
 """How many windows are shown, the one that holds among them."""
+
+QUARTER_S = 900
+"""Of a column of a picture, or twice that on a narrow terminal."""
+
+WIDE = 112
 
 
 @click.command
@@ -50,7 +57,8 @@ def windows(*, file: Path, total: str, at: str, drawn: bool, as_json: bool) -> N
     A mistake is reported with its line and exit status 78. Exit status 1 when the source does not answer, or has
     nothing of the last day; what windows leave is shown all the same.
     """
-    declared = read_windows(file.read_text(encoding="utf-8"))
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is for what is shown
+    declared = read_windows(_text(file))
     whole = _total(total)
     now_s = time.time()
     moment = _moment(at, now_s, declared.time_zone)
@@ -64,12 +72,23 @@ def windows(*, file: Path, total: str, at: str, drawn: bool, as_json: bool) -> N
     else:
         print_table(["FROM", "WINDOW", "CLUSTER", "JOBS", "POOLS"], [_row(span, declared, moment) for span in spans])
         click.echo(f"\n{f'{moment:%a %d %b %H:%M}' if at else 'now'}: {room.why}")
+        if outlook and not at and (foretold := _foretold(outlook, moment)):
+            click.echo(foretold)
         for name, amount in whole.items():
             click.echo(f"training may use {shown(room.capacity[name])} of {shown(amount)} {name}")
     if drawn and not as_json:
         _draw(declared, whole, moment, outlook)
     if trouble:
         raise trouble
+    if outlook and outlook.trouble:
+        click.echo(f"edl: {outlook.trouble}", err=True)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError("FILE", str(file), f"a text in UTF-8 ({error.reason} at byte {error.start})") from None
 
 
 async def _ask(traffic: Traffic, time_zone: str, now_s: float) -> tuple[Outlook | None, EdlError | None]:
@@ -126,6 +145,25 @@ def _room(declared: TrafficWindows, whole: Mapping[str, float], moment: datetime
     return room_for_training(declared, {**enough, **whole}, now=moment, outlook=outlook)
 
 
+def _foretold(outlook: Outlook, now: datetime) -> str:
+    """Return what the web needed last, and when it is expected to need most within a day."""
+    slots = range(DAY_S // outlook.profile.slot_s)
+    times = [now + timedelta(seconds=outlook.profile.slot_s * slot) for slot in slots]
+    known = [(need, time) for time in times if (need := outlook.profile.expected(time.timestamp())) is not None]
+    words = [
+        f"it needed {shown(sample.needed)} {outlook.resource} at {_clock(sample.at_s, now)}"
+        for sample in outlook.recent
+    ]
+    if known:
+        most, when = max(known, key=lambda each: each[0])
+        words.append(f"most in the next 24 h will be about {shown(most)} at {_clock(when.timestamp(), now)}")
+    return ", and ".join(words)
+
+
+def _clock(at_s: float, now: datetime) -> str:
+    return clock_time(datetime.fromtimestamp(at_s, now.tzinfo), now)
+
+
 def _row(span: Span, declared: TrafficWindows, moment: datetime) -> list[str]:
     start = span.start and span.start.astimezone(zone_of(declared.time_zone))
     since = f"{start:%a %d %b %H:%M}" if start else "ever"
@@ -170,31 +208,37 @@ def _draw(declared: TrafficWindows, whole: Mapping[str, float], moment: datetime
 
     resource = _drawn(declared, whole)
     amount = whole.get(resource) or _whole_by_shares(declared, resource)
-    midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
-    starts = [midnight.astimezone(UTC) + timedelta(seconds=STEP_S * number) for number in range(100)]  # 25 h at most
-    days = [start.astimezone(midnight.tzinfo) for start in starts]
-    columns = []
-    for start in days:
-        if start.date() != midnight.date():
-            break
-        then = _as_if_then(outlook, start)
-        need = outlook.profile.expected(start.timestamp()) if outlook else None
-        columns.append(
-            Column(
-                start=start,
-                training=room_for_training(declared, {resource: amount}, now=start, outlook=then).capacity[resource]
-                / amount,
-                declared=declared.sizes_at(start).capacity({resource: amount})[resource] / amount,
-                web=None if need is None else need / amount,
-            )
+    console = Console(soft_wrap=True, highlight=False)
+    step_s = 2 * QUARTER_S if console.is_terminal and console.width < WIDE else QUARTER_S
+    columns = [
+        Column(
+            start=start,
+            training=_left(declared, resource, amount, start, _as_if_then(outlook, start)) / amount,
+            declared=declared.sizes_at(start).capacity({resource: amount})[resource] / amount,
+            web=need / amount
+            if outlook and (need := outlook.profile.expected(start.timestamp())) is not None
+            else None,
         )
-    legend = f"{midnight:%A %d %B}, {declared.time_zone}: {TRAINING} training may use"
+        for start in _day(moment, step_s)
+    ]
+    legend = f"{moment:%A %d %B}, {declared.time_zone}: {TRAINING} training may use"
     if outlook:
         legend += f"   {WEB} the web is expected to need   {DECLARED} declared by windows"
-    console = Console(soft_wrap=True, highlight=False)
     label = f"{shown(amount)} {resource}" if resource in whole else "100%"
     for line in ("", *draw(columns, label, moment), legend):
         console.print(line)
+
+
+def _left(declared: TrafficWindows, resource: str, amount: float, at: datetime, outlook: Outlook | None) -> float:
+    return room_for_training(declared, {resource: amount}, now=at, outlook=outlook).capacity[resource]
+
+
+def _day(moment: datetime, step_s: int) -> list[datetime]:
+    """Return the times of the moment's day in such steps: of 23 hours or 25 when clocks are changed."""
+    midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0).astimezone(UTC)
+    steps = range(0, 25 * 3600, step_s)
+    times = [(midnight + timedelta(seconds=by)).astimezone(moment.tzinfo) for by in steps]
+    return [time for time in times if time.date() == moment.date()]
 
 
 def _drawn(declared: TrafficWindows, whole: Mapping[str, float]) -> str:

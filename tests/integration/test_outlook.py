@@ -119,11 +119,30 @@ async def test_a_stale_metric_leaves_it_to_windows(server: StandIn, client: Redi
 
 
 async def test_nothing_learned_is_learned_at_the_next_pass(server: StandIn, client: Redis, namespace: str) -> None:
-    """A server that is away at the first pass, and one that refuses long ranges, cost no hour."""
+    """A server that is away at the first pass, or has no time for a long range at the second, costs no hour."""
     server.answer = 503, b"", {}
     assert "no word from the source (Prometheus" in (await room(traffic(server), client, namespace)).why
     server.answer = None
+    server.longest_s = 3600
+    unknown = await room(traffic(server), client, namespace)
+    assert unknown.why.startswith(
+        "no day like this one has taught what the web needs at this time (traffic.prometheus."
+    )
+    assert "execution: query processing would load too many samples" in unknown.why
+    server.longest_s = math.inf
     assert (await room(traffic(server), client, namespace)).need is not None
+
+
+async def test_what_was_learned_counts_until_it_is_learned_anew(server: StandIn, client: Redis, namespace: str) -> None:
+    """When a long range is refused an hour later, the profile of before does; the samples are of now."""
+    await room(traffic(server), client, namespace)
+    server.longest_s = 3600
+    found = await room(traffic(server), client, namespace, 2 * LEARN_EVERY_S)
+    assert found.why == "the web is expected to need 20 gpu now, and is left 23"
+    before = len(server.asked)
+    server.longest_s = math.inf
+    await room(traffic(server), client, namespace, 2 * LEARN_EVERY_S)
+    assert len(server.asked) - before == 4
 
 
 async def test_a_clock_that_jumps_back_is_no_trouble(server: StandIn, client: Redis, namespace: str) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
+import structlog
 from prometheus_stand_in import prometheus
 
 from edl_runtime.cli import main
@@ -28,8 +30,9 @@ default: {cluster: {gpu: 24, cpu: 50%}}
 
 
 @pytest.fixture
-def edl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edl:
+def edl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Edl]:
     """Runs `edl windows` with the words given: its exit status, what it printed and what it complained of."""
+    before = structlog.get_config()
     monkeypatch.delenv("EDL_REDIS_URL", raising=False)
 
     def run(*words: object) -> tuple[int, str, str]:
@@ -39,7 +42,8 @@ def edl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         printed = capsys.readouterr()
         return int(ended.value.code or 0), printed.out, printed.err
 
-    return run
+    yield run
+    structlog.configure(**before)
 
 
 @pytest.fixture
@@ -124,6 +128,18 @@ def test_a_day_has_as_many_hours_as_it_has(edl: Edl, file: Path) -> None:
         assert picture[13].index("03") - picture[13].index("00") == {92: 8, 100: 16}[quarters]
 
 
+def test_a_narrow_terminal_gets_a_narrow_picture(edl: Edl, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half an hour a column, in colours; now is where it is."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    _, printed, _ = edl(file, "--at", "2026-12-24T18:30", "--total", "gpu=32", "--draw")
+    assert "\x1b[32m█" in printed
+    picture = re.sub(r"\x1b\[[0-9;]*m", "", printed).splitlines()[-16:]
+    assert picture[11] == "     0 │" + "█" * 48
+    assert picture[13].split() == ["00", "03", "06", "09", "12", "15", "18", "21"]
+    assert picture[14] == " " * 8 + " " * 37 + "▲ now"
+
+
 def test_shares_need_no_total_for_a_picture(edl: Edl, file: Path) -> None:
     """Numbers do, and the error says how to say it."""
     status, _, complaint = edl(file, "--draw")
@@ -145,7 +161,12 @@ def test_what_the_web_needs_is_shown_and_drawn(edl: Edl, file: Path, tmp_path: P
     with_source(file, f"csv: {{path: {two_weeks(tmp_path / 'web.csv')}}}")
     status, printed, _ = edl(file, "--total", "gpu=32")
     assert status == 0
-    assert "now: the web " in printed
+    assert re.search(r"^now: the web .*, and is left \d", printed, re.MULTILINE)
+    assert re.search(
+        r"^it needed (8|24) gpu at \d\d:\d\d, and most in the next 24 h will be about 24 at \d\d:\d\d$",
+        printed,
+        re.MULTILINE,
+    )
     _, printed, _ = edl(file, "--total", "gpu=32", "--at", "2026-06-10T11:55", "--draw")
     assert "Wed 10 Jun 11:55: the web is expected to need 24 gpu by 12:00, and is left 27.6\n" in printed
     assert "training may use 4.4 of 32 gpu\n" in printed
@@ -196,6 +217,20 @@ def test_a_source_that_says_nothing_is_an_error_and_windows_are_shown(edl: Edl, 
     assert (status, "EDL_REDIS_URL, which is not set" in complaint) == (EX_CONFIG, True)
 
 
+def test_what_a_source_can_do_only_half_is_said_beside_what_is_shown(edl: Edl, file: Path, tmp_path: Path) -> None:
+    """Lines of a file that can't be read, and a server that has no time for a long range; JSON stays JSON."""
+    path = two_weeks(tmp_path / "web.csv")
+    path.write_text(path.read_text() + "noon,many\n")
+    status, printed, complaint = edl(with_source(file, f"csv: {{path: {path}}}"), "--json")
+    assert (status, json.loads(printed)["trouble"]) == (0, "")
+    assert "source.skipped" in complaint
+    with prometheus() as server:
+        server.series["requests"] = [({}, lambda _: 16.0)]
+        server.longest_s = 86_400
+        status, printed, complaint = edl(with_source(file, f"prometheus: {{url: '{server.url}', query: requests}}"))
+    assert (status, "no day like this one" in printed, "too many samples" in complaint) == (0, True, True)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -217,3 +252,6 @@ def test_a_mistake_in_the_file_is_told_with_its_line(edl: Edl, file: Path) -> No
     status, printed, complaint = edl(file)
     assert (status, printed) == (EX_CONFIG, "")
     assert complaint.startswith("edl: line 4: windows[0].end: got '25:00', allowed is a time of day")
+    file.write_bytes(b"windows: []\n# caf\xe9")
+    assert "FILE: got " in (complaint := edl(file)[2])
+    assert "allowed is a text in UTF-8 (unexpected end of data at byte 17)" in complaint

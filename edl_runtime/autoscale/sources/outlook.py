@@ -99,7 +99,8 @@ async def expected(
     if samples:
         kept = await asyncio.to_thread(_learned, samples, traffic, time_zone, now_s)  # a month of minutes takes a while
     else:
-        samples, trouble = await _asked(traffic, client, now_s, traffic.foresight.silent_after_s)
+        samples, silence = await _asked(traffic, client, now_s, traffic.foresight.silent_after_s)
+        trouble = silence or trouble
     if kept is None:
         kept = _learned([], traffic, time_zone, NEVER_S)
     last = latest(samples, now_s) or kept.latest
