@@ -152,7 +152,9 @@ async def test_a_clock_that_jumps_back_is_no_trouble(server: StandIn, client: Re
     found = await room(traffic(server), client, namespace)
     assert found.why.startswith("all that the source says is of the future, from 7200 min ahead on (Prometheus at ")
     server.answer = None
+    before = len(server.asked)
     assert (await room(traffic(server), client, namespace)).need is not None
+    assert len(server.asked) - before == 4  # for four weeks
 
 
 async def test_what_redis_has_lost_or_spoilt_is_learned_anew(server: StandIn, client: Redis, namespace: str) -> None:
