@@ -9,9 +9,11 @@ import socket
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from prometheus_stand_in import POINTS, StandIn, prometheus, scraped_until
+from tls_front import tls_front
 
 from edl_runtime.autoscale.profile import DAY_S, Sample
 from edl_runtime.autoscale.sources.prometheus import ANSWER_LIMIT, PrometheusSource
@@ -202,3 +204,16 @@ async def test_nobody_there_is_said() -> None:
         for given, says in ((url, "Connection refused"), ("http://a..b", "")):
             with pytest.raises(SourceUnavailableError, match=f"Prometheus at {given} can't be asked .*{says}"):
                 await PrometheusSource(Prometheus(url=given, query="a")).samples(NOW_S - 60, NOW_S)
+
+
+async def test_a_certificate_has_to_be_trusted(
+    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an authority of one's own is, where SSL_CERT_FILE names it; else it is said."""
+    certificate = tmp_path / "authority.pem"
+    async with tls_front(int(server.url.rpartition(":")[2]), certificate) as url:
+        secure = PrometheusSource(Prometheus(url=url, query=QUERY))
+        with pytest.raises(SourceUnavailableError, match="certificate verify failed"):
+            await secure.samples(NOW_S - 60, NOW_S)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert len(await secure.samples(NOW_S - 60, NOW_S)) == 2

@@ -32,7 +32,7 @@ class PrometheusSource:
     """Asks for a range in parts that Prometheus does not refuse, each in a thread, so that no loop waits.
 
     `token` is the bearer token, "" for none. It follows no redirection, which might take the token elsewhere. A proxy
-    is used as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say.
+    is used as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say, and SSL_CERT_FILE names authorities of one's own.
     """
 
     def __init__(self, spec: Prometheus, token: str = "") -> None:
