@@ -6,19 +6,22 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
-from airflow.sdk import DAG, CronTriggerTimetable, Param
+from airflow.sdk import DAG, Param
 
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.train import EdlTrainOperator
 from edl_airflow.sensors.job import EdlJobSensor
+from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
 from edl_runtime.specs import Checkpoint, TrainerSpec
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "elastic_train"
+WINDOWS = Path(__file__).resolve().with_name("traffic_windows.yaml")
+NIGHT = "night"
 FOLDER = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser() / "elastic_train"
 
 JOB = 'nightly-{{ dag_run.run_after.strftime("%Y%m%dt%H%M%S%f") }}'
 MOST = "{{ [params.trainers_min, params.trainers_max] | max }}"
-ENDS_BY = '{{ params.ends_by or ("07:00" if dag_run.run_type == "scheduled" else "PT10M") }}'
+ENDS_BY = '{{ params.ends_by or (data_interval_end.isoformat() if dag_run.run_type == "scheduled" else "PT10M") }}'
 
 PARAMS = {
     "trainers_min": Param(
@@ -37,7 +40,7 @@ PARAMS = {
         type="string",
         title="Ends by",
         description="A time of day (UTC), or for how long, as PT1H for an hour. Then it ends with a checkpoint. "
-        "Empty: a night ends at 07:00, and a run by hand after ten minutes.",
+        "Empty: a night ends when its traffic window does, and a run by hand after ten minutes.",
     ),
     "epochs": Param(
         100_000,
@@ -59,7 +62,7 @@ PARAMS = {
 with DAG(
     "edl_nightly_elastic_training",
     description=__doc__,
-    schedule=CronTriggerTimetable("0 22 * * *", timezone="UTC", run_immediately=timedelta(0)),  # nightly, not at once
+    schedule=TrafficWindowTimetable(WINDOWS, only=NIGHT, run_immediately=False),  # nightly, not at once
     catchup=False,
     max_active_runs=1,
     default_args={"retries": 1, "retry_delay": timedelta(seconds=10)},
@@ -69,8 +72,8 @@ with DAG(
 ### Elastic training, night after night
 
 1. `train` begins with few instances and goes on from the newest checkpoint, whichever night has written it: the place
-   where checkpoints are kept does not name the run. At seven, or when `ends_by` says, it ends with a checkpoint, and
-   its result says step, metrics and that it was stopped.
+   where checkpoints are kept does not name the run. When the night is over, or when `ends_by` says, it ends with a
+   checkpoint, and its result says step, metrics and that it was stopped.
 2. Meanwhile `training` waits until the first instances train together, and `grow` adds the others, which load while the
    training goes on. Where it has ended before that, these two are skipped.
 
@@ -78,8 +81,13 @@ A retry of a training that has failed begins with few again; clear `grow` to add
 
 Each checkpoint starts a run of `edl_evaluate_on_checkpoint`, if that is switched on.
 
+A night is the traffic window `night` of `traffic_windows.yaml`, which lies beside this file and which other DAGs read
+too: 22:00 to 07:00 UTC, until you change it there. Where people change windows in the Airflow UI rather than in files,
+let `WINDOWS` be `"variable:edl_traffic_windows"`, and the Variable of that name what the file says; it is read whenever
+this file is.
+
 Runs never overlap. One by hand takes ten minutes unless *Ends by* says otherwise (PT1M: a short night). A night that
-could not begin before its seven o'clock, for a run by hand or an outage, is skipped, and the next one begins at ten.
+could not begin before its end, for a run by hand or an outage, is skipped; the next one begins with its window.
 """,
 ):
     train = EdlTrainOperator(

@@ -383,7 +383,7 @@ def test_three_nights_of_the_nightly_dag(world: World, monkeypatch: pytest.Monke
         params = {name: param.value for name, param in made["PARAMS"].items()} | {"pause_s": 0.01}
         context = world.context(try_id=f"night-{night}")
         run = SimpleNamespace(start_date=evening, run_after=evening, run_type="scheduled")
-        context |= {"params": params, "dag_run": run}
+        context |= {"params": params, "dag_run": run, "data_interval_end": evening + timedelta(hours=9)}
         context["ti"].run_id = f"scheduled__{night}"
         context["ti"].get_task_states = lambda **_: {}
         train.render_template_fields(context)

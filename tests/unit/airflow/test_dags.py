@@ -6,7 +6,7 @@ import json
 import runpy
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,11 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, BaseOperator
 from airflow.serialization.serialized_objects import DagSerialization
+from airflow.timetables.base import DataInterval, TimeRestriction
 from airflow.utils.types import DagRunType
+
+from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
+from edl_runtime.autoscale.traffic_schema import read_windows
 
 DAGS = Path(__file__).parents[3] / "dags"
 
@@ -71,13 +75,14 @@ def test_the_nightly_training_takes_any_values_of_its_form(low: int, high: int, 
         context: Any = {
             "params": {**params, "trainers_min": low, "trainers_max": high},
             "dag_run": SimpleNamespace(run_after=datetime(2026, 1, night, tzinfo=UTC), run_type="scheduled"),
+            "data_interval_end": datetime(2026, 1, night, 7, tzinfo=UTC),
         }
         for task in ("train", "training", "grow"):
             made[task].render_template_fields(context)
         assert made["train"].trainers == f"{low}:{most}"
         assert (made["training"].at_least, made["grow"].instances) == (str(low), most)
         assert {made[task].job for task in ("train", "training", "grow")} == {f"nightly-2026010{night}t000000000000"}
-        assert made["train"].ends_by == "07:00"
+        assert made["train"].ends_by == f"2026-01-0{night}T07:00:00+00:00"
         places.add(made["train"].checkpoint.url)
     assert len(places) == 1
 
@@ -85,7 +90,7 @@ def test_the_nightly_training_takes_any_values_of_its_form(low: int, high: int, 
 @pytest.mark.parametrize(
     ("run_type", "ends_by", "rendered"),
     [
-        (DagRunType.SCHEDULED, "", "07:00"),
+        (DagRunType.SCHEDULED, "", "2026-01-02T07:00:00+00:00"),
         (DagRunType.MANUAL, "", "PT10M"),
         (DagRunType.BACKFILL_JOB, "", "PT10M"),
         (DagRunType.MANUAL, "07:00", "07:00"),
@@ -98,8 +103,26 @@ def test_a_nightly_training_by_hand_does_not_last_into_the_night(
     made = runpy.run_path(str(DAGS / "edl_nightly_elastic_training.py"))
     params = {name: param.value for name, param in made["PARAMS"].items()} | {"ends_by": ends_by}
     run = SimpleNamespace(run_after=datetime(2026, 1, 1, tzinfo=UTC), run_type=run_type)
-    made["train"].render_template_fields({"params": params, "dag_run": run})
+    context: Any = {"params": params, "dag_run": run}
+    if run_type == DagRunType.SCHEDULED:  # a run by hand has no interval
+        context["data_interval_end"] = datetime(2026, 1, 2, 7, tzinfo=UTC)
+    made["train"].render_template_fields(context)
     assert made["train"].ends_by == rendered
+
+
+def test_nights_are_the_windows_of_the_file_beside_the_dag() -> None:
+    """Each begins and ends with its window, and none is begun in the middle because the DAG was switched on."""
+    timetable = _dag("edl_nightly_elastic_training").timetable
+    assert isinstance(timetable, TrafficWindowTimetable)
+    assert timetable.windows == read_windows((DAGS / "traffic_windows.yaml").read_text())
+    assert timetable.summary == "at 22:00 UTC: night (all)"
+    assert timetable.run_immediately is False
+    evening = datetime(2026, 1, 1, 22, tzinfo=UTC)
+    last: Any = DataInterval(evening - timedelta(days=1), evening)  # type: ignore[arg-type]
+    restriction = TimeRestriction(earliest=None, latest=None, catchup=True)
+    night = timetable.next_dagrun_info(last_automated_data_interval=last, restriction=restriction)
+    assert night
+    assert night.data_interval == (evening, evening + timedelta(hours=9))
 
 
 def test_an_evaluation_gets_the_checkpoint_from_the_event_that_led_to_it() -> None:
