@@ -20,6 +20,7 @@ script touches one slot and Redis Cluster works.
 | checkpoints | stream of those that landed, as JSON; the last 1,000 or so | 30 days from the last | agents | Airflow |
 | plan | string, JSON of the last rescaling's plan | a day | who rescales | `edl monitor`, Airflow |
 | rescaling | string, the lock of who rescales | a minute | who rescales | who rescales |
+| history | stream of what ran when, as JSON; the last 10,000 or so | a week from the last | Lua | `edl monitor` |
 | ledger:state | hash, a ledger of shards: fence and counts | a week from the last use | Lua | Lua |
 | ledger:doing | hash, ticket → where its lease began, and whose it is | as state | Lua | Lua |
 | ledger:back | sorted set, ticket that came back → record to go on at | as state | Lua | Lua |
@@ -111,6 +112,10 @@ def log_position(namespace: str, job: str) -> str:
 
 def checkpoints(namespace: str, stream: str) -> str:
     return f"edl:{{{namespace}/{stream}}}:checkpoints"
+
+
+def history(namespace: str) -> str:
+    return f"edl:{{{namespace}}}:history"
 
 
 def group_events(namespace: str, job: str) -> str:

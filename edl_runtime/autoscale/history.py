@@ -1,0 +1,111 @@
+"""What ran when: a stream of points in Redis, written by whoever looks, drawn by `edl monitor --history`.
+
+Each pass of the rescaler writes one, and so does each look of a running `edl monitor`. Any number of writers may: a
+point is kept when something has changed since the last one, or when that is a minute old, and never two within five
+seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from edl_runtime.specs import JobKind
+from edl_runtime.store import keys
+from edl_runtime.store.client import run_script, unavailable_if_lost
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+State = Literal["running", "pending", "suspended"]
+
+LEAST_APART_MS = 5_000
+"""Two points are at least so far apart."""
+
+SAME_AFTER_MS = 60_000
+"""A point that says what the last one says is kept once that one is so old."""
+
+MOST_POINTS = 10_000
+MOST_BYTES = 16 << 20
+"""So much is kept, and of two bounds the tighter one counts; a few more points may be there."""
+
+KEPT_S = 7 * 24 * 3600
+"""How long the stream outlives its last point."""
+
+HOLDS_S = 900.0
+"""A point tells how things were until the next one, and for no longer than this: then nobody looked."""
+
+_FIELD = "point"
+
+
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a resource of the cluster, in its own unit, how much there is and who has it.
+
+    - `total`: of all nodes together; `reserved`: by everybody who runs there, `ours`: by jobs and pools.
+    - `allowed`: what jobs and pools may use now; None when nobody rescales.
+    """
+
+    total: float
+    reserved: float
+    ours: float = 0.0
+    allowed: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """What is reserved of all, 0 to 1; None where there is nothing to reserve."""
+        return self.reserved / self.total if self.total else None
+
+
+class JobPoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job or pool that had not ended: how many of its instances ran."""
+
+    running: int = 0
+    state: State = "running"
+    kind: JobKind = "trainer"
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen `at` a time, in Unix seconds of Redis's clock. `window`: that held, empty when nobody rescales."""
+
+    jobs: dict[str, JobPoint]
+    use: dict[str, Use]
+    window: str = ""
+    at: float = 0.0
+
+
+async def record(client: Redis, namespace: str, seen: Point) -> bool:
+    """Add a point, unless another was added just now or says the same. Returns whether it was added.
+
+    Raises RegistryUnavailableError.
+    """
+    told = msgspec.json.encode(msgspec.structs.replace(seen, at=0.0)).decode()
+    most = max(1, min(MOST_POINTS, MOST_BYTES // len(told)))
+    args: list[str | int] = [told, LEAST_APART_MS, SAME_AFTER_MS, most, KEPT_S]
+    return bool(await run_script(client, "history_record", [keys.history(namespace)], args))
+
+
+async def read(client: Redis, namespace: str, *, since: float) -> list[Point]:
+    """Return the points from `since` (Unix seconds) on, the oldest first, and the one that held then, if any.
+
+    Raises RegistryUnavailableError.
+    """
+    key = keys.history(namespace)
+    first = max(1, math.floor(since * 1000))
+    with unavailable_if_lost(client):
+        before: Any = await client.xrevrange(
+            key, max=f"({first}-0", min=str(max(0, first - int(HOLDS_S * 1000))), count=1
+        )
+        after: Any = await client.xrange(key, min=f"{first}-0")
+    return [found for entry in (*before, *after) if (found := _point(*entry))]
+
+
+def _point(entry: str, fields: Mapping[str, str]) -> Point | None:
+    """Return what stands in the stream; None for what another version wrote that this one can't read."""
+    try:
+        found = msgspec.json.decode(fields.get(_FIELD, ""), type=Point)
+    except msgspec.DecodeError:
+        return None
+    return msgspec.structs.replace(found, at=int(entry.partition("-")[0]) / 1000)

@@ -1,0 +1,1 @@
+"""What runs, what waits and why: now, and as it was."""

@@ -1,0 +1,104 @@
+"""What `edl monitor` remembers in Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from past_points import past
+
+from edl_runtime.autoscale import history
+from edl_runtime.autoscale.history import Point
+from edl_runtime.errors import RegistryUnavailableError
+from edl_runtime.store import keys
+from edl_runtime.store.client import connect
+
+
+async def remembered_before(client: Any, namespace: str, point: Point, ago_s: float) -> None:
+    """Let a point stand in the stream as one that was recorded so long ago."""
+    seconds, micros = await client.time()
+    at_ms = int((seconds + micros / 1e6 - ago_s) * 1000)
+    told = msgspec.json.encode(msgspec.structs.replace(point, at=0.0)).decode()
+    await client.xadd(keys.history(namespace), {"point": told}, id=f"{at_ms}-0")
+
+
+async def test_points_come_back_in_order_with_their_times(redis_url: str, namespace: str) -> None:
+    """From a time on, and the one that held then."""
+    async with connect(redis_url) as client:
+        for ago_s, running in ((2000.0, 1), (500.0, 2), (300.0, 3), (100.0, 4)):
+            await remembered_before(client, namespace, past(0.0, a=running), ago_s)
+        assert await history.record(client, namespace, past(7.0, a=5))
+        now = time.time()
+        found = await history.read(client, namespace, since=now - 400)
+        assert [point.jobs["a"].running for point in found] == [2, 3, 4, 5]
+        assert [now - point.at for point in found] == pytest.approx([500, 300, 100, 0], abs=5)
+        assert len(await history.read(client, namespace, since=now - 1000)) == 4, "what is too old held no longer"
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "before", "added"),
+    [
+        (4.0, past(0.0, a=1), False),
+        (6.0, past(0.0, a=1), True),
+        (6.0, past(0.0, a=2), False),
+        (59.0, past(0.0, a=2), False),
+        (61.0, past(0.0, a=2), True),
+    ],
+)
+async def test_a_point_is_added_when_there_is_something_new(
+    redis_url: str, namespace: str, ago_s: float, before: Point, *, added: bool
+) -> None:
+    """Not within five seconds of another, and not within a minute of one that says the same."""
+    async with connect(redis_url) as client:
+        await remembered_before(client, namespace, before, ago_s)
+        assert await history.record(client, namespace, past(0.0, a=2)) is added
+        assert await client.xlen(keys.history(namespace)) == 1 + added
+
+
+async def test_many_writers_at_once_add_one_point(redis_url: str, namespace: str) -> None:
+    """Whoever looks writes, and nothing is doubled."""
+    async with connect(redis_url) as client:
+        points = [past(0.0, a=number) for number in range(8)]
+        added = await asyncio.gather(*(history.record(client, namespace, point) for point in points))
+        assert sum(added) == 1
+        assert len(await history.read(client, namespace, since=0.0)) == 1
+
+
+async def test_the_past_is_bounded(redis_url: str, namespace: str) -> None:
+    """In points, or where these are large, in bytes; and it goes when nobody looks for a week."""
+    key = keys.history(namespace)
+    async with connect(redis_url) as client:
+        async with client.pipeline(transaction=False) as many:
+            for number in range(history.MOST_POINTS + 500):
+                many.xadd(key, {"point": "{}"}, id=f"{number + 1}-0")
+            await many.execute()
+        assert await history.record(client, namespace, past(0.0, a=1))
+        assert history.MOST_POINTS <= await client.xlen(key) <= history.MOST_POINTS + 200
+        assert history.KEPT_S - 60 < await client.ttl(key) <= history.KEPT_S
+        large = past(0.0, window="w" * (history.MOST_BYTES // 1000))
+        await client.xtrim(key, maxlen=2000, approximate=False)
+        await client.delete(key)
+        async with client.pipeline(transaction=False) as many:
+            for number in range(2000):
+                many.xadd(key, {"point": "{}"}, id=f"{number + 1}-0")
+            await many.execute()
+        assert await history.record(client, namespace, large)
+        assert await client.xlen(key) < 1200
+
+
+async def test_what_another_version_wrote_is_left_out(redis_url: str, namespace: str) -> None:
+    """It costs that point, and not the picture."""
+    async with connect(redis_url) as client:
+        await client.xadd(keys.history(namespace), {"point": '{"jobs": 3}'})
+        await client.xadd(keys.history(namespace), {"other": "x"})
+        assert await history.read(client, namespace, since=0.0) == []
+
+
+async def test_without_redis_the_error_says_so() -> None:
+    """As with all that is asked of it."""
+    async with connect("redis://:secret@127.0.0.1:1/0") as client:
+        with pytest.raises(RegistryUnavailableError, match=r"127.0.0.1:1"):
+            await history.record(client, "team", past(0.0))
