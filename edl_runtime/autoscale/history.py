@@ -45,7 +45,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     """Of a resource of the cluster, in its own unit, how much there is and who has it.
 
     - `total`: of all nodes together; `reserved`: by everybody who runs there, `ours`: by jobs and pools.
-    - `allowed`: what jobs and pools may use now; None when nobody rescales.
+    - `allowed`: what those of them that can be resized may use now; None when nobody rescales.
     """
 
     total: float

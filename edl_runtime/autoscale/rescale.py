@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from edl_runtime.autoscale import history
 from edl_runtime.autoscale.plan import JobTarget, Plan, Policy, Rules, plan
 from edl_runtime.autoscale.policy import decide
+from edl_runtime.autoscale.present import point
 from edl_runtime.autoscale.survey import survey
 from edl_runtime.errors import JobEndedError, RescalingError, SpecError, UnknownJobError
 from edl_runtime.store import keys
@@ -55,10 +57,12 @@ async def rescale(
     can't be asked or a job can't be resized, RescalingError if the pass before this one does not come to its end.
     """
     async with _alone(client, namespace):
-        found = plan(await survey(backend, client, namespace, rules.windows), rules, policy)
+        surveyed = await survey(backend, client, namespace, rules.windows)
+        found = plan(surveyed, rules, policy)
         refused = {} if dry_run else await _carry_out(found, backend)
         if not dry_run:
             await keep(client, namespace, found)
+            await history.record(client, namespace, point(surveyed.jobs, surveyed.capacity, found))
     return Rescaled(plan=found, refused=refused)
 
 

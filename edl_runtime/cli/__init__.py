@@ -22,6 +22,7 @@ SUMMARIES = {
     "events": "Show what happened to a job's trainers.",
     "jobs": "Show jobs and pools.",
     "logs": "Show what a job's instances wrote.",
+    "monitor": "Show jobs, pools, targets and what is reserved, live.",
     "pools": "Show pools and the teachers registered in them.",
     "resize": "Change the number of a pool's or job's instances.",
     "run": "Train a script by as many instances as wanted.",

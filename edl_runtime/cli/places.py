@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ from edl_runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from edl_runtime.backends.base import Backend
+    from edl_runtime.backends.kubernetes import KubernetesBackend
 
 
 def backend(settings: RuntimeSettings) -> Backend:
@@ -19,17 +22,36 @@ def backend(settings: RuntimeSettings) -> Backend:
 
     What it logs goes to stderr from now on: stdout is for what a command shows.
     """
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    _log_to_stderr()
     if settings.backend == "local":
         from edl_runtime.backends.local import LocalBackend
 
         return LocalBackend(settings.work_dir)
+    return _cluster(settings)
+
+
+@asynccontextmanager
+async def following(settings: RuntimeSettings) -> AsyncIterator[Backend]:
+    """Give the same backend to who looks again and again: of a cluster it is told what changes, and asks nobody."""
+    if settings.backend == "local":
+        yield backend(settings)
+        return
+    _log_to_stderr()
+    async with _cluster(settings).following() as followed:
+        yield followed
+
+
+def _cluster(settings: RuntimeSettings) -> KubernetesBackend:
     from edl_runtime.backends.kubernetes import KubernetesBackend
     from edl_runtime.backends.kubernetes.connect import by_kubeconfig, namespace_of
 
     context = settings.kube_context or None
     namespace = namespace_of(context=context)
     return KubernetesBackend(by_kubeconfig(context=context), namespace=settings.kube_namespace or namespace)
+
+
+def _log_to_stderr() -> None:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 
 def where(settings: RuntimeSettings) -> str:

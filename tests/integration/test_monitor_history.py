@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +13,9 @@ from past_points import past
 
 from edl_runtime.autoscale import history
 from edl_runtime.autoscale.history import Point
+from edl_runtime.autoscale.plan import Rules
+from edl_runtime.autoscale.rescale import rescale
+from edl_runtime.backends.local import LocalBackend
 from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.store import keys
 from edl_runtime.store.client import connect
@@ -87,6 +91,18 @@ async def test_the_past_is_bounded(redis_url: str, namespace: str) -> None:
             await many.execute()
         assert await history.record(client, namespace, large)
         assert await client.xlen(key) < 1200
+
+
+async def test_a_rescaling_remembers_what_it_saw(work_dir: Path, redis_url: str, namespace: str) -> None:
+    """With what training may use by its plan; a dry run is no rescaling."""
+    rules = Rules(max_load=0.5)
+    async with connect(redis_url) as client:
+        await rescale(LocalBackend(work_dir), client, namespace, rules, dry_run=True)
+        assert await history.read(client, namespace, since=0.0) == []
+        await rescale(LocalBackend(work_dir), client, namespace, rules)
+        [found] = await history.read(client, namespace, since=0.0)
+    assert found.jobs == {}
+    assert found.use["cpu"].allowed == found.use["cpu"].total / 2
 
 
 async def test_what_another_version_wrote_is_left_out(redis_url: str, namespace: str) -> None:

@@ -1,0 +1,188 @@
+"""`edl monitor`: what runs, what waits and why, now and in the past."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from edl_runtime.autoscale import history
+from edl_runtime.cli import places
+from edl_runtime.cli.flags import seconds
+from edl_runtime.errors import BackendError, SpecError
+from edl_runtime.monitor.collector import look
+from edl_runtime.monitor.screen import live, print_past, print_picture
+from edl_runtime.monitor.view import HEADINGS, Monitor, row
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.client import connect
+from edl_runtime.waits import unless
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+
+@click.command
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to look.",
+)
+@click.option("--once", is_flag=True, help="Look once, and show all of it.")
+@click.option("--history", "past", metavar="TIME", help="Draw so much of the past instead, as in 90m, 6h or 7d.")
+@click.option(
+    "--png", type=click.Path(dir_okay=False, path_type=Path), help="With --history: draw it as a PNG in this file, too."
+)
+@click.option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    help="Show Prometheus the same at /metrics of this port, of this machine alone unless HOST says otherwise.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON object for each look; with --history, one for each point."
+)
+def monitor(
+    *, every: float, once: bool, past: str | None, png: Path | None, metrics: str | None, as_json: bool
+) -> None:
+    """Show submitted and pending jobs, running trainers and the share of CPUs and GPUs that is reserved.
+
+    Goes on until Ctrl-C or SIGTERM: on a terminal with pools and with the targets of jobs and their reasons, else with
+    a line for each look, its columns apart by tabs. A pending job has no instance that runs. Jobs are those in the work
+    folder EDL_WORK_DIR, or with EDL_BACKEND=kubernetes in the cluster of the kubeconfig.
+
+    The Redis of EDL_REDIS_URL knows the members of pools, targets and the past, of the namespace EDL_NAMESPACE. What is
+    seen is kept there for a week.
+    """
+    settings = RuntimeSettings.from_env(os.environ)
+    if png and not past:
+        raise SpecError("--png", str(png), "a file to draw the past into, with --history 6h")
+    if past:
+        if once or metrics:
+            raise SpecError("--history", past, "nothing beside --once or --metrics, which are about now")
+        asyncio.run(_draw(settings, seconds("--history", past), png, as_json=as_json))
+    elif once:
+        if metrics:
+            raise SpecError("--metrics", metrics, "nothing beside --once, which ends before anybody could read them")
+        asyncio.run(_look_once(settings, as_json=as_json))
+    else:
+        asyncio.run(_watch(settings, every, metrics, as_json=as_json))
+
+
+async def _look_once(settings: RuntimeSettings, *, as_json: bool) -> None:
+    async with _redis(settings) as client:
+        seen = await look(places.backend(settings), client, settings.namespace)
+    if as_json:
+        click.echo(msgspec.json.encode(seen))
+    else:
+        print_picture(seen)
+
+
+async def _watch(settings: RuntimeSettings, every_s: float, metrics: str | None, *, as_json: bool) -> None:
+    """Look until it is told to stop; a backend or Redis that is away is waited for."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    on_screen = sys.stdout.isatty() and not as_json
+    complain = _Complaints()
+    async with _redis(settings) as client, places.following(settings) as backend:
+        with ExitStack() as shown:
+            told = _Told(metrics, shown)
+            show = shown.enter_context(live()) if on_screen else _show_json if as_json else _lines()
+            while not stop.is_set():
+                try:
+                    seen = await unless(stop, look(backend, client, settings.namespace))
+                except BackendError as error:
+                    complain((str(error),))
+                else:
+                    if seen is None:
+                        return
+                    told.tell(seen)
+                    show(seen)
+                    complain(() if on_screen else seen.lacks)
+                await unless(stop, asyncio.sleep(every_s))
+
+
+async def _draw(settings: RuntimeSettings, length_s: float, png: Path | None, *, as_json: bool) -> None:
+    if not settings.redis_url:
+        raise SpecError("EDL_REDIS_URL", "", "the Redis that remembers what was seen, as redis://127.0.0.1:6379/0")
+    now = time.time()
+    async with connect(settings.redis_url) as client:
+        points = await history.read(client, settings.namespace, since=now - length_s)
+    if as_json:
+        for point in points:
+            click.echo(msgspec.json.encode(point))
+    elif points:
+        print_past(points, since=now - length_s, until=now)
+    else:
+        click.echo(
+            "edl: nobody looked in that time; `edl monitor` and `edl autoscale` write down what they see", err=True
+        )
+    if png:
+        from edl_runtime.monitor.png import save
+
+        await asyncio.to_thread(save, points, png, since=now - length_s, until=now)
+        click.echo(f"edl: drawn into {png}", err=True)
+
+
+def _redis(settings: RuntimeSettings) -> AbstractAsyncContextManager[Redis | None]:
+    return connect(settings.redis_url) if settings.redis_url else nullcontext()
+
+
+def _show_json(seen: Monitor) -> None:
+    click.echo(msgspec.json.encode(seen))
+
+
+def _lines() -> Callable[[Monitor], None]:
+    """Print the headings, and return what prints a line."""
+    click.echo("\t".join(HEADINGS))
+    return lambda seen: click.echo("\t".join(row(seen)))
+
+
+class _Complaints:
+    """Says on stderr what is wrong, each time that it is something else."""
+
+    def __init__(self) -> None:
+        self._before: tuple[str, ...] = ()
+
+    def __call__(self, complaints: tuple[str, ...]) -> None:
+        for complaint in complaints:
+            if complaint not in self._before:
+                click.echo(f"edl: {complaint}", err=True)
+        self._before = complaints
+
+
+class _Told:
+    """Shows Prometheus what was last seen, from the first time on, if that is wanted, as long as `shown` is open."""
+
+    def __init__(self, address: str | None, shown: ExitStack) -> None:
+        """Raises SpecError unless there can be such an address."""
+        self._address = None
+        if address is not None:
+            from edl_runtime.monitor.metrics import parse_address
+
+            self._address = parse_address(address)
+        self._shown = shown
+        self._last: Monitor | None = None
+
+    def tell(self, seen: Monitor) -> None:
+        is_first, self._last = self._last is None, seen
+        if self._address and is_first:
+            from edl_runtime.monitor.metrics import serving
+
+            url = self._shown.enter_context(serving(self._seen, *self._address))
+            click.echo(f"edl: metrics at {url}", err=True)
+
+    def _seen(self) -> Monitor:
+        assert self._last  # noqa: S101 - it is served from the first on
+        return self._last

@@ -1,0 +1,111 @@
+"""What was seen, on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from edl_runtime.autoscale.history import Point, Use
+from edl_runtime.monitor.drawing import draw
+from edl_runtime.monitor.view import HEADINGS, NOTHING, JobLine, Monitor, PoolLine, row
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+MEBI = 2.0**20
+
+
+def picture(seen: Monitor) -> RenderableType:
+    """Return all of it: the tutorial's columns, what nodes have, pools, then jobs with their targets and reasons."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [_table(HEADINGS, [row(seen)])]
+    if seen.use:
+        parts += ["", _table(_RESOURCES, [_resource(name, use) for name, use in sorted(seen.use.items()) if use.total])]
+    if seen.pools:
+        parts += ["", _table(_POOLS, map(_pool, seen.pools))]
+    if seen.jobs:
+        parts += ["", _table(_JOBS, map(_job, seen.jobs))]
+    said = filter(None, [_said_of_plan(seen), seen.why, *seen.notes, *seen.lacks])
+    return Group(*parts, "", *(Text(line) for line in said))
+
+
+def print_picture(seen: Monitor) -> None:
+    """Print all of it, nothing cut off."""
+    from rich.console import Console
+
+    console = Console()
+    console.width = max(console.width, Console(width=2**16).measure(picture(seen)).maximum)
+    console.print(picture(seen))
+
+
+def print_past(points: Sequence[Point], *, since: float, until: float) -> None:
+    """Draw the past as wide as the terminal is; see `draw`."""
+    from rich.console import Console
+
+    console = Console()
+    console.print(draw(points, since=since, until=until, width=console.width), soft_wrap=True)
+
+
+@contextmanager
+def live() -> Iterator[Callable[[Monitor], None]]:
+    """Give what shows something in place of what was shown before."""
+    from rich.live import Live
+
+    with Live(auto_refresh=False, vertical_overflow="ellipsis") as shown:
+        yield lambda seen: shown.update(picture(seen), refresh=True)
+
+
+_RESOURCES = ("RESOURCE", "RESERVED", "BY-JOBS", "FOR-TRAINING", "TOTAL")
+_POOLS = ("POOL", "TEACHERS", "REGISTERED", "STUDENTS", "BUSY", "WAITING")
+_JOBS = ("NAME", "KIND", "STATE", "INSTANCES", "TARGET", "REASON")
+
+
+def _resource(name: str, use: Use) -> tuple[str, ...]:
+    amounts = (use.reserved, use.ours, use.allowed, use.total)
+    return (name, *(NOTHING if amount is None else _amount(name, amount) for amount in amounts))
+
+
+def _amount(resource: str, amount: float) -> str:
+    return f"{amount / MEBI:,.0f} MiB" if resource == "memory" else f"{amount:.6g}"
+
+
+def _pool(pool: PoolLine) -> tuple[str, ...]:
+    instances = NOTHING if pool.wanted is None else f"{pool.running}/{pool.wanted}"
+    counts = (NOTHING if count is None else str(count) for count in (pool.teachers, pool.students))
+    shares = (NOTHING if share is None else f"{100 * share:.0f}%" for share in (pool.busy, pool.waiting))
+    return (pool.name, instances, *counts, *shares)
+
+
+def _job(job: JobLine) -> tuple[str, ...]:
+    target = NOTHING if job.target is None else str(job.target)
+    reason = " · ".join(filter(None, [job.reason, job.trouble]))
+    return (job.name, job.kind, job.state, f"{job.running}/{job.wanted}", target, reason)
+
+
+def _said_of_plan(seen: Monitor) -> str:
+    if seen.planned_at is None:
+        return "targets: nobody rescales"
+    until = f" until {_clock(seen.until, seen.at)}" if seen.until else ""
+    window = f", window {seen.window!r}{until}" if seen.window else ""
+    return f"targets of {_clock(seen.planned_at, seen.at)}{window}"
+
+
+def _clock(at: float, now: float) -> str:
+    """Return a time of this machine's zone, with its day if that is another one."""
+    moment, today = (datetime.fromtimestamp(each).astimezone() for each in (at, now))
+    return f"{moment:%H:%M:%S}" if moment.date() == today.date() else f"{moment:%a %H:%M}"
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*headings, box=None, pad_edge=False)
+    for each in rows:
+        table.add_row(*map(Text, each))
+    return table
