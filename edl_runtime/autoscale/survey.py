@@ -56,8 +56,7 @@ async def survey(backend: Backend, client: Redis, namespace: str, windows: Traff
 
 def _need(pool: JobStatus, said: PoolDemand) -> Limit:
     assert pool.scaling  # noqa: S101 - none has ended
-    teachers, students = list(said.teachers.values()), list(said.students.values())
-    need = teachers_needed(pool.wanted, teachers, students, pool.scaling.bounds)
+    need = teachers_needed(pool.wanted, said, pool.scaling.bounds)
     return Limit(instances=need.teachers, reason=need.reason)
 
 

@@ -15,7 +15,7 @@ default:                              # the sizes of all other times
   cluster: 75%
 traffic:                              # optional: while it is known what the web needs, training has the rest of that
   resource: gpu
-  prometheus: {url: http://prometheus:9090, query: 'sum(rate(http_requests_total[5m]))', token_env: PROM_TOKEN}
+  prometheus: {url: http://prometheus:9090, query: 'sum(rate(http_requests_total[5m]))', token_env: EDL_TRAFFIC_TOKEN}
   # or redis: {stream: web-load}, or csv: {path: /data/web.csv}
   times: 0.002                        # GPUs for one of what the source counts, 1 by default
   headroom: 1.15                      # and the other fields of `profile.Foresight`, by default as there

@@ -20,7 +20,7 @@ from edl_runtime.autoscale.traffic import TrafficWindows
 from edl_runtime.autoscale.traffic_schema import read_windows
 from edl_runtime.cli import places
 from edl_runtime.cli.tables import print_table
-from edl_runtime.errors import BackendError, RegistryUnavailableError, RescalingError, SpecError
+from edl_runtime.errors import BackendError, RegistryUnavailableError, RescalingError, SourceUnavailableError, SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 
@@ -79,7 +79,10 @@ async def _passes(
     backend = places.backend(settings)
     async with connect(settings.redis_url) as client:
         if rules.windows and rules.windows.traffic:
-            await check(rules.windows.traffic, client, now_s=time.time())
+            try:
+                await check(rules.windows.traffic, client, now_s=time.time())
+            except SourceUnavailableError as error:
+                click.echo(f"edl: {error}; what windows say holds meanwhile", err=True)
         while True:
             try:
                 show(await rescale(backend, client, settings.namespace, rules, dry_run=dry_run))

@@ -205,9 +205,9 @@ async def test_a_check_raises_what_is_wrong(
         (msgspec.structs.replace(spec, query="sum("), SpecError, "traffic.prometheus.query: got 'sum('"),
         (msgspec.structs.replace(spec, query="sum(a)"), NoSamplesError, "the query 'sum(a)' of Prometheus at"),
         (
-            msgspec.structs.replace(spec, token_env="NO_TOKEN"),
+            msgspec.structs.replace(spec, token_env="EDL_TRAFFIC_NONE"),
             SpecError,
-            "traffic.prometheus.token_env: got 'NO_TOKEN'",
+            "traffic.prometheus.token_env: got 'EDL_TRAFFIC_NONE'",
         ),
         (msgspec.structs.replace(spec, url="http://127.0.0.1:1"), SourceUnavailableError, "Prometheus at http://127"),
         (CsvFile(path=str(tmp_path / "a.csv")), SpecError, "traffic.csv.path: got"),
@@ -222,8 +222,8 @@ async def test_a_check_raises_what_is_wrong(
     with pytest.raises(SpecError, match="a stream in the Redis of EDL_REDIS_URL, which is not set"):
         await check(msgspec.structs.replace(of, source=RedisStream(stream="a")), now_s=NOW_S)
     server.token = "open-sesame"
-    monkeypatch.setenv("PROM_TOKEN", "open-sesame")
-    with_token = msgspec.structs.replace(of, source=msgspec.structs.replace(spec, token_env="PROM_TOKEN"))
+    monkeypatch.setenv("EDL_TRAFFIC_TOKEN", "open-sesame")
+    with_token = msgspec.structs.replace(of, source=msgspec.structs.replace(spec, token_env="EDL_TRAFFIC_TOKEN"))
     assert (await check(with_token, now_s=NOW_S)).needed == 4
 
 

@@ -36,7 +36,7 @@ def source(
     server: StandIn, query: str = QUERY, *, token: str = "", step_s: float = 60, wait_s: float = 10
 ) -> PrometheusSource:
     """Return a source that asks that server."""
-    env = "PROM_TOKEN" if token else ""
+    env = "EDL_TRAFFIC_TOKEN" if token else ""
     return PrometheusSource(
         Prometheus(url=f"{server.url}/", query=query, step_s=step_s, timeout_s=wait_s, token_env=env), token
     )
@@ -115,7 +115,7 @@ async def test_the_token_is_sent_and_never_shown(server: StandIn) -> None:
     """A wrong one is an error that names its variable; one that is no token is not sent."""
     server.token = "open-sesame"
     assert await source(server, token="open-sesame").samples(NOW_S - 60, NOW_S)
-    for token, given in (("wrong-secret", "'PROM_TOKEN'"), ("", "'none'")):
+    for token, given in (("wrong-secret", "'EDL_TRAFFIC_TOKEN'"), ("", "'none'")):
         with pytest.raises(SpecError) as raised:
             await source(server, token=token).samples(NOW_S - 60, NOW_S)
         assert str(raised.value) == (
@@ -124,7 +124,7 @@ async def test_the_token_is_sent_and_never_shown(server: StandIn) -> None:
         )
     with pytest.raises(SpecError) as raised:
         source(server, token="two\nlines-secret")
-    assert str(raised.value).startswith("the token in PROM_TOKEN: got ")
+    assert str(raised.value).startswith("the token in EDL_TRAFFIC_TOKEN: got ")
     assert "secret" not in str(raised.value)
 
 

@@ -210,7 +210,7 @@ TRAFFIC = (
     url: https://prometheus.example/a
     query: 'sum(rate(http_requests_total[5m]))'
     step_s: 30
-    token_env: PROM_TOKEN
+    token_env: EDL_TRAFFIC_TOKEN
   times: 0.002
   headroom: 1.3
   slot_s: 900
@@ -220,13 +220,13 @@ PROMETHEUS = """prometheus:
     url: https://prometheus.example/a
     query: 'sum(rate(http_requests_total[5m]))'
     step_s: 30
-    token_env: PROM_TOKEN"""
+    token_env: EDL_TRAFFIC_TOKEN"""
 
 
 def test_a_traffic_source_stands_beside_the_windows() -> None:
     """Each kind in YAML and in Python; what is not said is as it is by default."""
     query = "sum(rate(http_requests_total[5m]))"
-    source = Prometheus(url="https://prometheus.example/a", query=query, step_s=30, token_env="PROM_TOKEN")
+    source = Prometheus(url="https://prometheus.example/a", query=query, step_s=30, token_env="EDL_TRAFFIC_TOKEN")
     careful = Foresight(headroom=1.3, slot_s=900)
     assert read_windows(TRAFFIC).traffic == Traffic(resource="gpu", source=source, times=0.002, foresight=careful)
     stream = read_windows(TRAFFIC.replace(PROMETHEUS, "redis: {stream: web-load}")).traffic
@@ -249,7 +249,11 @@ def test_a_traffic_source_stands_beside_the_windows() -> None:
         ("step_s: 30", "step_s: 1m", "line 24: traffic.prometheus.step_s: got '1m', allowed is a number"),
         ("step_s: 30", "timeout_s: 0", "line 24: traffic.prometheus.timeout_s: got 0.0, allowed is seconds, above 0"),
         ("step_s: 30", "steps: 30", "line 24: traffic.prometheus.steps: got 30.0, allowed is one of query, step_s"),
-        ("PROM_TOKEN", "eyJhb-ci", "line 25: traffic.prometheus.token_env: got '8 characters that are no name of a"),
+        (
+            "EDL_TRAFFIC_TOKEN",
+            "eyJhb-ci",
+            "line 25: traffic.prometheus.token_env: got '8 characters that are no",
+        ),
         ("0.002", "-1", "line 26: traffic.times: got -1.0, allowed is a number above 0"),
         ("1.3", "0.9", "line 27: traffic.headroom: got 0.9, allowed is 1 or more"),
         ("900", "900.5", "line 28: traffic.slot_s: got 900.5, allowed is seconds that divide a day"),

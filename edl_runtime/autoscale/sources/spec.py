@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from urllib.parse import urlsplit
 
 import msgspec
 
 from edl_runtime.autoscale.profile import Foresight, Sample
 from edl_runtime.errors import SpecError
+
+_TOKEN_VARIABLE = re.compile(r"EDL_TRAFFIC_[A-Z0-9_]+")
 
 
 class Prometheus(msgspec.Struct, frozen=True, kw_only=True, tag="prometheus"):
@@ -19,8 +22,9 @@ class Prometheus(msgspec.Struct, frozen=True, kw_only=True, tag="prometheus"):
     - `query`: PromQL that makes one series, as sum(rate(http_requests_total[5m])).
     - `step_s`: seconds between two samples.
     - `timeout_s`: how long an answer may take, in seconds.
-    - `token_env`: the environment variable that holds the bearer token; empty for no token. What reads the source, as
-      an Airflow worker, must have it.
+    - `token_env`: the environment variable that holds the bearer token, EDL_TRAFFIC_ and more; empty for no token.
+      What reads the source, as an Airflow worker, must have it. No other variable can be named, for who may write
+      windows may send it anywhere.
 
     Raises SpecError.
     """
@@ -39,10 +43,11 @@ class Prometheus(msgspec.Struct, frozen=True, kw_only=True, tag="prometheus"):
             raise SpecError("step_s", self.step_s, "seconds, 1 or more")
         if not 0 < self.timeout_s < math.inf:
             raise SpecError("timeout_s", self.timeout_s, "seconds, above 0")
-        if self.token_env and not self.token_env.isidentifier():
+        if self.token_env and not _TOKEN_VARIABLE.fullmatch(self.token_env):
             # Not shown: it may be the token, written where the variable's name belongs.
-            given = f"{len(self.token_env)} characters that are no name of a variable"
-            raise SpecError("token_env", given, "the name of an environment variable that holds the token")
+            given = f"{len(self.token_env)} characters that are no name of such a variable"
+            allowed = "the environment variable that holds the token, which begins with EDL_TRAFFIC_"
+            raise SpecError("token_env", given, allowed)
 
 
 class RedisStream(msgspec.Struct, frozen=True, kw_only=True, tag="redis"):
