@@ -136,6 +136,15 @@ def stepped(out: Path) -> dict[int, list[int]]:
     return {step: sorted(samples) for step, (_, samples) in sorted(steps.items())}
 
 
+def generations_of(out: Path) -> dict[int, set[int]]:
+    """Return the generations that each step was done in: of one that was done twice there are two."""
+    found: dict[int, set[int]] = {}
+    for file in out.glob("stepped-*.jsonl"):
+        for line in map(json.loads, file.read_text().splitlines()):
+            found.setdefault(line["step"], set()).add(line["generation"])
+    return found
+
+
 def batches_of(samples: int, global_batch: int, epochs: int, seed: int = 3) -> dict[int, list[int]]:
     """Return what `stepped` is when each sample counts once an epoch, in the order that the seed gives."""
     place = Cursor(length=samples, global_batch=global_batch, epochs=epochs, seed=seed)

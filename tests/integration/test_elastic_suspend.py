@@ -9,7 +9,7 @@ import pytest
 from agent_group import SCRIPT
 from checkpointing import steps_of
 from contract.asking import eventually, lines, reach
-from elastic_agents import batches_of, stepped
+from elastic_agents import batches_of, generations_of, stepped
 
 from edl_runtime.backends.base import Backend
 from edl_runtime.backends.local import LocalBackend
@@ -41,15 +41,6 @@ def training(out: Path, kept: Checkpoint, namespace: str) -> JobSpec:
         },
     )
     return elastic_job(script, Bounds(2, 3), start=3)
-
-
-def generations_of(out: Path) -> dict[int, set[int]]:
-    """Return the generations that each step was done in."""
-    found: dict[int, set[int]] = {}
-    for file in out.glob("stepped-*.jsonl"):
-        for line in map(json.loads, file.read_text().splitlines()):
-            found.setdefault(line["step"], set()).add(line["generation"])
-    return found
 
 
 async def steps_on(out: Path, count: int) -> int:
