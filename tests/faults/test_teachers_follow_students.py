@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 BOUNDS = Bounds(1, 6)
 ANSWER_S = 0.04
-STEP_S = 0.0155
+STEP_S = 0.0165
 NEEDED = 3
-"""A teacher answers a batch in 40 ms and a little, the student takes one in 15.5 ms and a little: 2.5 are busy then."""
+"""A teacher answers a batch in 40 ms and a little, the student takes one in 16.5 ms and a little: 2.4 are busy then."""
 STAYS_S = 2 * WINDOW_S
 PATIENCE_S = 100.0
 
