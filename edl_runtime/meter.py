@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Hashable
 from itertools import pairwise
 
@@ -42,21 +42,23 @@ class BusyTime:
 
     def __init__(self, now: float) -> None:
         """Begin, with all of them idle."""
-        self._tasks: Counter[Hashable] = Counter()
+        self._tasks: dict[Hashable, int] = {}
         self._busy = 0
         self._total_s = 0.0
         self._at = now
 
     def begin(self, who: Hashable, now: float) -> None:
         """One of them has one thing more to do."""
-        self._tasks[who] += 1
-        if self._tasks[who] == 1:
+        count = self._tasks.get(who, 0)
+        self._tasks[who] = count + 1
+        if not count:
             self._count(now, 1)
 
     def end(self, who: Hashable, now: float) -> None:
         """One of them has done one of its things."""
-        self._tasks[who] -= 1
-        if not self._tasks[who]:
+        count = self._tasks[who] - 1
+        self._tasks[who] = count
+        if not count:
             del self._tasks[who]
             self._count(now, -1)
 

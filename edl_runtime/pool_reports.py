@@ -32,6 +32,8 @@ class StudentReport(msgspec.Struct, frozen=True, kw_only=True):
     - `in_flight`, `queued`: requests that teachers are asked now, and that wait for a teacher.
     - `over_s`: ten, or fewer of one that has just begun, or whose teachers have just come or gone: what was before
       that tells nothing about those it has.
+    - `pauses`: it has taken no batch for much longer than it does otherwise, and does not wait: a validation, say. It
+      will go on, so how idle its teachers are tells nothing. After a minute it counts as one that takes nothing.
     """
 
     waiting: float = 0.0
@@ -42,6 +44,7 @@ class StudentReport(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 0
     queued: int = 0
     over_s: float = 0.0
+    pauses: bool = False
 
 
 class PoolDemand(msgspec.Struct, frozen=True, kw_only=True):

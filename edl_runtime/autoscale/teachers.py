@@ -102,6 +102,8 @@ def _unsettled(teachers: int, demand: PoolDemand) -> str:
         return f"{registered} of its teachers are registered"
     if silent := sum(report is None for report in students):
         return f"{silent} of {len(students)} students have reported nothing of late"
+    if paused := sum(report is not None and report.pauses for report in students):
+        return f"{paused} of {len(students)} students have paused a moment ago"
     reports = (*demand.teachers.values(), *students)
     if demand.settled_s < SETTLED_S or any(report is not None and report.over_s < WHOLE_S for report in reports):
         return f"its members have worked together for less than {WINDOW_S:g} s"

@@ -244,6 +244,7 @@ class Pipeline:
                 queued=dispatcher.queued,
                 waited_s=self._waited_for_pools_s(now)[number],
                 asked_s=dispatcher.asked_s(now),
+                batches=self._tally.batches,
                 samples=self._tally.samples,
             )
 

@@ -113,8 +113,13 @@ class Tally:
         self._wait_meter = Meter(now)
 
     @property
-    def samples(self) -> int:
+    def batches(self) -> int:
         """How many were delivered."""
+        return self._batches
+
+    @property
+    def samples(self) -> int:
+        """How many were delivered, in batches."""
         return self._samples
 
     @property

@@ -217,6 +217,7 @@ def test_a_pool_without_students_has_its_minimum() -> None:
         ([load()], [student(0.9)], "1 of its teachers are registered"),
         ([], [student(0.9)], "0 of its teachers are registered"),
         ([load()] * 2, [student(0.9), None], "1 of 2 students have reported nothing of late"),
+        ([load()] * 2, [StudentReport(pauses=True, over_s=WINDOW_S)], "1 of 1 students have paused a moment ago"),
         ([load()] * 2, [student(0.9, over_s=3.0)], "its members have worked together for less than 10 s"),
         ([load(), load(over_s=2.0)], [student(0.9)], "its members have worked together for less than 10 s"),
     ],

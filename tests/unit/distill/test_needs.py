@@ -13,8 +13,8 @@ class Reading:
     def __init__(self) -> None:
         self.now = 100.0
         self.connected = frozenset({"a:1"})
-        self.waiting, self.asking = 0.25, 1.5
-        self._waited_s, self._asked_s = 40.0, 50.0
+        self.waiting, self.asking, self.batches_per_s = 0.25, 1.5, 10.0
+        self._waited_s, self._asked_s, self._batches = 40.0, 50.0, 1000.0
 
     def clock(self) -> float:
         return self.now
@@ -23,6 +23,11 @@ class Reading:
         self.now += seconds
         self._waited_s += self.waiting * seconds
         self._asked_s += self.asking * seconds
+        self._batches += self.batches_per_s * seconds
+
+    def stop(self) -> None:
+        """Take nothing any more, and wait for nothing."""
+        self.waiting = self.asking = self.batches_per_s = 0.0
 
     def counts(self) -> PoolCounts:
         return PoolCounts(
@@ -31,7 +36,8 @@ class Reading:
             queued=3,
             waited_s=self._waited_s,
             asked_s=self._asked_s,
-            samples=round(80 * self.now),
+            batches=round(self._batches),
+            samples=round(8 * self._batches),
         )
 
 
@@ -63,3 +69,52 @@ def test_other_teachers_are_a_new_beginning() -> None:
     reading.pass_s(2)
     report = needs.report()
     assert (report.waiting, report.over_s, report.teachers) == (0, 2, 2)
+
+
+def test_a_pause_is_told_for_a_minute() -> None:
+    """It begins when nothing is taken for the time of some batches and two seconds; then nobody is there to read."""
+    reading = Reading()
+    needs = Needs(reading.counts, None, reading.clock)
+    for _ in range(15):
+        reading.pass_s(1)
+        assert not needs.report().pauses
+    reading.stop()
+    told = []
+    for _ in range(70):
+        reading.pass_s(1)
+        told.append(needs.report().pauses)
+    assert told == [False] * 2 + [True] * 57 + [False] * 11
+
+
+def test_after_a_pause_begins_another_window() -> None:
+    """That nothing was asked in between tells nothing; other teachers meanwhile do not end the pause."""
+    reading = Reading()
+    needs = Needs(reading.counts, None, reading.clock)
+    for _ in range(15):
+        reading.pass_s(1)
+        needs.report()
+    reading.stop()
+    reading.pass_s(5)
+    needs.report()
+    reading.connected = frozenset({"b:2"})
+    assert needs.report().pauses
+    reading.waiting, reading.asking, reading.batches_per_s = 0.25, 1.5, 10.0
+    for _ in range(4):
+        reading.pass_s(1)
+        report = needs.report()
+    assert (report.pauses, report.over_s, report.asked) == (False, 3, pytest.approx(1.5))
+
+
+def test_long_steps_are_no_pause() -> None:
+    """A student that takes a batch every five seconds is at work."""
+    reading = Reading()
+    needs = Needs(reading.counts, None, reading.clock)
+    reading.waiting = 0.0
+    for _ in range(10):
+        reading.batches_per_s = 1.0
+        reading.pass_s(1)
+        needs.report()
+        reading.batches_per_s = 0.0
+        for _ in range(4):
+            reading.pass_s(1)
+            assert not needs.report().pauses
