@@ -16,13 +16,10 @@ from prometheus_client.registry import Collector
 
 from edl_runtime.autoscale.history import State, Use
 from edl_runtime.errors import SpecError
-from edl_runtime.monitor.view import JobLine, Monitor, PoolLine
+from edl_runtime.monitor.view import UNITS, JobLine, Monitor, PoolLine
 
 HOST = "127.0.0.1"
 """Prometheus's server asks nobody for a token, so it is for this machine only, unless told otherwise."""
-
-UNITS = {"cpu": "cores", "memory": "bytes"}
-"""Of what a resource is a number; of others, pieces."""
 
 
 class MonitorCollector(Collector):

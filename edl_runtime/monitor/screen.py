@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 
 from edl_runtime.autoscale.history import Point, Use
 from edl_runtime.monitor.drawing import draw
-from edl_runtime.monitor.view import HEADINGS, NOTHING, JobLine, Monitor, PoolLine, row
+from edl_runtime.monitor.view import HEADINGS, NOTHING, UNITS, JobLine, Monitor, PoolLine, row
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
-
-MEBI = 2.0**20
 
 
 def picture(seen: Monitor) -> RenderableType:
@@ -71,7 +69,7 @@ def _resource(name: str, use: Use) -> tuple[str, ...]:
 
 
 def _amount(resource: str, amount: float) -> str:
-    return f"{amount / MEBI:,.0f} MiB" if resource == "memory" else f"{amount:.6g}"
+    return f"{amount / 2**30:,.2f} GiB" if UNITS.get(resource) == "bytes" else f"{amount:.6g}"
 
 
 def _pool(pool: PoolLine) -> tuple[str, ...]:

@@ -19,6 +19,9 @@ from edl_runtime.specs import JobKind
 HEADINGS = ("SUBMITTED-JOBS", "PENDING-JOBS", "RUNNING-TRAINERS", "CPU-UTILS", "GPU-UTILS")
 NOTHING = "-"
 
+UNITS = {"cpu": "cores", "memory": "bytes", "ephemeral-storage": "bytes"}
+"""Of what a resource is a number; of others, pieces."""
+
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     """A job or pool that has not ended.

@@ -73,6 +73,40 @@ async def test_logs_end_quietly_when_nobody_reads_on(backend: Backend, cluster: 
     assert process.returncode == 1
 
 
+async def test_pods_are_monitored(backend: Backend, cluster: Cluster) -> None:
+    """A line for each look, also of a pod that has no room, with the share of the nodes' CPUs; SIGTERM ends it."""
+    for name, cpu in (("fits", "50m"), ("waits", "900")):
+        spec = job(WAITS, name=name, kind="trainer", instances=2)
+        await backend.submit(msgspec.structs.replace(spec, pod=Pod(resources={"cpu": cpu})), token="mine", secrets={})
+    await reach(backend, "fits", lambda status: [one.phase for one in status.instances] == ["running"] * 2)
+    process = await asyncio.create_subprocess_exec(*EDL, "monitor", "--every", "0.5", stdout=PIPE, env=environ(cluster))
+    assert process.stdout
+    async with asyncio.timeout(60):
+        lines = [(await process.stdout.readline()).decode().rstrip("\n").split("\t") for _ in range(4)]
+        process.terminate()
+        assert await process.wait() == 0
+    assert lines[0][:4] == ["SUBMITTED-JOBS", "PENDING-JOBS", "RUNNING-TRAINERS", "CPU-UTILS"]
+    assert [line[:3] for line in lines[1:]] == [["2", "1", "fits:2|waits:0"]] * 3
+    assert all(0 < float(line[3].removesuffix("%")) <= 100 for line in lines[1:])
+
+
+async def test_jobs_are_monitored_where_nodes_may_not_be_seen(
+    backend: Backend, cluster: Cluster, tmp_path: Path
+) -> None:
+    """A role for one namespace shows them, and what it does not show is said."""
+    rights = {"batch/jobs": ["*"], "apps/deployments": ["*"], "/pods": ["*"], "/events": ["*"]}
+    token = await token_of(cluster, rights)
+    await backend.submit(job(WAITS, kind="trainer"), token="mine", secrets={})
+    await reach(backend, "job", lambda status: [one.phase for one in status.instances] == ["running"])
+    env = environ(cluster, KUBECONFIG=kubeconfig_with(cluster, tmp_path / "weak", token=token))
+    for words in (["--once"], ["--once", "--json"]):
+        status, out, _ = await edl("monitor", *words, env=env)
+        assert status == 0
+        assert "what nodes have is unknown: " in out
+    seen = msgspec.json.decode(out)
+    assert (seen["trainers"], seen["use"]) == ({"job": 1}, {})
+
+
 async def test_a_stop_says_that_the_log_could_not_be_kept(backend: Backend, cluster: Cluster, tmp_path: Path) -> None:
     """The job is gone all the same."""
     rights = {"batch/jobs": ["*"], "apps/deployments": ["*"], "/pods": ["*"], "/configmaps": ["get", "list"]}

@@ -111,6 +111,28 @@ async def test_a_thousand_looks_cost_what_one_costs(plain: KubernetesBackend, re
     assert took_s < 20
 
 
+async def test_all_jobs_are_looked_at_without_asking(plain: KubernetesBackend, requests: list[str]) -> None:
+    """As surely as one is: what was done by the same backend is seen at once."""
+
+    async def names() -> list[str]:
+        return [status.name for status in await followed.list()]
+
+    async with plain.following() as followed:
+        assert await names() == []
+        for name in ("second", "first"):
+            await followed.submit(job(WAITS, name=name), token="mine", secrets={})
+            assert name in await names()
+            await reach(followed, name, lambda status: [one.phase for one in status.instances] == ["running"])
+        assert await followed.list() == [await followed.get(name) for name in ("first", "second")]
+        requests.clear()
+        for _ in range(100):
+            assert await names() == ["first", "second"]
+            await asyncio.sleep(0.002)
+        assert requests == []
+        await followed.delete("first")
+        assert await names() == ["second"]
+
+
 async def test_what_others_do_is_seen_soon(plain: KubernetesBackend) -> None:
     """A job that comes, changes and goes without us."""
     async with plain.following() as followed:

@@ -93,12 +93,12 @@ class KubernetesBackend:
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[Backend]:
-        """Yield this backend as one whose `get` asks the cluster nothing: watches keep it up to date.
+        """Yield this backend as one whose `get` and `list` ask the cluster nothing: watches keep it up to date.
 
-        They begin with the first `get`, and are closed while nobody asks for a while, and on exit. All who have it open
-        in the same event loop at the same time share them, so one backend for many tasks costs as much as for one. What
-        is done by the backend that is yielded is seen by its next `get`. While the API server is away, `get` returns
-        what was known last; it raises ClusterUnavailableError when that lasts.
+        They begin with the first of these, and are closed while nobody asks for a while, and on exit. All who have it
+        open in the same event loop at the same time share them, so one backend for many tasks costs as much as for one.
+        What is done by the backend that is yielded is seen by its next look. While the API server is away, these return
+        what was known last; they raise ClusterUnavailableError when that lasts.
         """
         loop, user = asyncio.get_running_loop(), object()
         mirror, users = self._mirrors.setdefault(loop, (Mirror(self._connect, self._namespace, self._outage), set()))

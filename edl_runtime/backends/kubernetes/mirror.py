@@ -176,6 +176,18 @@ class Mirror:
             self._asking -= 1
             self._asked_at = clock()
 
+    async def list(self) -> builtins.list[JobStatus]:
+        """Return all jobs and pools, by name; see `get`."""
+        self._asking += 1
+        try:
+            await self._begin()
+            known = {*self._jobs.subjects, *self._deployments.subjects, *self._doubts}
+            found = await asyncio.gather(*map(self._if_there, sorted(known)))
+            return [status for status in found if status]
+        finally:
+            self._asking -= 1
+            self._asked_at = clock()
+
     def doubt(self, name: str) -> None:
         """Take what is known of the job for old, as something has been done to it."""
         if self._running and not self._running.done():
@@ -193,6 +205,12 @@ class Mirror:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
         await self._tell()
+
+    async def _if_there(self, name: str) -> JobStatus | None:
+        try:
+            return await self.get(name)
+        except UnknownJobError:  # it is gone meanwhile
+            return None
 
     async def _begin(self) -> None:
         """Watch, if nobody does so yet, and return when all objects are known."""
@@ -219,7 +237,7 @@ class Mirror:
         if doubt == self._doubts.get(name):
             self._doubts.pop(name, None)
 
-    async def _list(self, view: View, name: str) -> tuple[list[Manifest], str]:
+    async def _list(self, view: View, name: str) -> tuple[builtins.list[Manifest], str]:
         if self._api is None:
             raise RuntimeError("a job is asked about before anybody watches")
         return await self._api.list(view.kind, labels=names.selector(name))
@@ -338,7 +356,7 @@ def _says(owner: Manifest | None) -> tuple[str, ...] | None:
 
 
 class Followed:
-    """A backend whose jobs are followed by a mirror, so that `get` costs nothing; all else is the backend's own."""
+    """A backend whose jobs a mirror follows, so that `get` and `list` cost nothing; all else is the backend's own."""
 
     def __init__(self, backend: Backend, mirror: Mirror) -> None:
         self._backend = backend
@@ -353,7 +371,7 @@ class Followed:
         return await self._mirror.get(name)
 
     async def list(self) -> builtins.list[JobStatus]:
-        return await self._backend.list()
+        return await self._mirror.list()
 
     async def resize(self, name: str, instances: int) -> JobStatus:
         status = await self._backend.resize(name, instances)
