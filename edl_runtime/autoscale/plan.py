@@ -194,8 +194,8 @@ def _as_job(job: JobStatus, survey: Survey, spans: Sequence[Span], capacity: Map
         priority=scaling.priority,
         weight=scaling.weight,
         submitted_s=job.created_at,
-        changed_s=min((one.started_at for one in job.instances), default=None) if any(places) else None,
-        resized_s=scaling.resized_at,
+        changed_s=min(one.started_at for one in job.instances) if any(places) else scaling.resized_at,
+        resized_s=None if job.kind == "pool" else scaling.resized_at,  # its students go on while it is resized
         limit=_limit(job, survey, spans, capacity),
     )
 

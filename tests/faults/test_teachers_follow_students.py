@@ -19,10 +19,13 @@ from faults.watching import tell
 from integration.reading import POOL, ROWS, reader_of
 from teacher_process import TESTS
 
-from edl_runtime.autoscale.teachers import Need, teachers_needed
+from edl_runtime.autoscale.plan import Rules
+from edl_runtime.autoscale.rescale import rescale
+from edl_runtime.autoscale.traffic_schema import to_windows
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.distill import Discovered
 from edl_runtime.meter import WINDOW_S
+from edl_runtime.pods import Pod
 from edl_runtime.pool_reports import StudentReport
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.registry.demands import demands
@@ -75,10 +78,10 @@ class Student:
 
 
 class Follower:
-    """Sizes the pool by what its members report, pass by pass, up to `limit`: the least of what a rescaling does."""
+    """Rescales all there is, the pool alone, pass by pass under `rules`."""
 
     def __init__(self, backend: LocalBackend, client: Redis, namespace: str) -> None:
-        self.limit = BOUNDS.max
+        self.rules = Rules()
         self.sizes = [BOUNDS.min]
         self.said: list[str] = []
         self._backend = backend
@@ -86,14 +89,12 @@ class Follower:
         self._namespace = namespace
 
     async def passes(self) -> None:
-        """Look twice a second, until cancelled."""
+        """Make one twice a second, until cancelled."""
         while True:
-            need, size = await self._need(), self.sizes[-1]
-            wanted = min(need.teachers, self.limit)
-            if wanted != size:
-                await self._backend.resize(POOL, wanted)
-                self.sizes.append(wanted)
-                self.said.append(f"{size} → {wanted}: {need.reason}")
+            done = await rescale(self._backend, self._client, self._namespace, self.rules)
+            for change in done.plan.changes:
+                self.sizes.append(change.target)
+                self.said.append(change.reason)
             await asyncio.sleep(0.5)
 
     async def report(self) -> StudentReport | None:
@@ -112,11 +113,6 @@ class Follower:
                     return report
                 await asyncio.sleep(0.2)
 
-    async def _need(self) -> Need:
-        status = await self._backend.get(POOL)
-        said = (await demands(self._client, self._namespace, [POOL]))[POOL]
-        return teachers_needed(status.wanted, said, BOUNDS)
-
 
 @asynccontextmanager
 async def following(settings: RuntimeSettings, work_dir: Path) -> AsyncIterator[Follower]:
@@ -130,6 +126,7 @@ async def following(settings: RuntimeSettings, work_dir: Path) -> AsyncIterator[
         bounds=BOUNDS,
         instances=BOUNDS.min,
         env={**plain.to_env(), "PYTHONPATH": str(TESTS)},
+        pod=Pod(resources={"cpu": "100m"}),
     )
     backend = LocalBackend(work_dir)
     async with connect(settings.redis_url) as client:
@@ -156,7 +153,7 @@ async def test_a_pool_grows_to_what_its_student_needs_and_shrinks_with_its_windo
                 at_rest = await follower.until(lambda report: report.teachers >= NEEDED)
                 await asyncio.sleep(STAYS_S)
                 grown = list(follower.sizes)
-                follower.limit = 1
+                follower.rules = Rules(windows=to_windows({"windows": [], "default": {"pools": {POOL: 1}}}))
                 closed = await follower.until(lambda report: report.teachers == 1)
             finally:
                 student.stop()
