@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
-from airflow.sdk import Asset, AssetWatcher, task
+from airflow.sdk import DAG, Asset, AssetWatcher, task
 from prometheus_client import REGISTRY
 
 from edl_airflow.hooks.edl import EdlHook
@@ -19,7 +19,10 @@ from edl_airflow.retry_policy import EdlRetryPolicy
 from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
 from edl_airflow.sensors.job import EdlJobSensor
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
+from edl_airflow.sensors.traffic import EdlTrafficSensor
+from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
 from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
+from edl_airflow.windows import as_windows
 from edl_runtime.distill import AnswerCache, Discovered, DistillReader, Fixed, JobReporter
 from edl_runtime.distill.metrics import ReaderCollector
 from edl_runtime.result import write_result
@@ -43,6 +46,13 @@ EdlTrainOperator.from_manifest(Path("examplejob.yaml"), task_id="m", checkpoint=
 EdlDistillOperator(task_id="d", teacher_pool="digits", student=student, students=Bounds(1, 4), checkpoint=kept, job="d")
 EdlResizeOperator(task_id="more", job="night", instances=4)
 EdlJobSensor(task_id="runs", job="night", phase="running", at_least=2, deferrable=True)
+windows = as_windows({"windows": [], "default": {"cluster": "40%", "jobs": {"night": 2}}})
+DAG("nights", schedule=TrafficWindowTimetable(Path("traffic_windows.yaml"), only=("night",), run_immediately=False))
+EdlTrafficSensor(task_id="quiet", windows="variable:traffic", window="night", at_least={"gpu": 4}, deferrable=True)
+EdlResizeOperator(task_id="follow", job="night", windows=windows)
+EdlResizeOperator(
+    task_id="shut", teacher_pool="digits", windows=Path("traffic_windows.yaml"), window="{{ params.window }}"
+)
 EdlCheckpointSensor(task_id="good", stream="nightly/t", metric="accuracy>=0.9", max_age=timedelta(hours=1))
 Asset("digits", watchers=[AssetWatcher(name="landed", trigger=EdlCheckpointTrigger(stream="nightly/t"))])
 
