@@ -96,7 +96,7 @@ class JobWait(Wait[JobView], frozen=True, kw_only=True, tag="job"):
     def _fits(self, view: JobView, job: JobStatus) -> bool:
         if self.at_most == 0:  # nobody is left to say so
             return not job.instances
-        instances = view.training.instances if view.training else 0
+        instances = _training_now(view.training, job)
         return instances >= self.at_least and (self.at_most is None or instances <= self.at_most)
 
     def _lack(self, view: JobView) -> str:
@@ -110,3 +110,11 @@ class JobWait(Wait[JobView], frozen=True, kw_only=True, tag="job"):
             return f"{len(view.job.instances)} instances have yet to leave"
         wanted = f"{self.at_least} or more" if self.at_most is None else f"{self.at_least}"
         return f"{view.training.instances if view.training else 0} instances train together, wanted are {wanted}"
+
+
+def _training_now(training: Training | None, job: JobStatus) -> int:
+    """Return how many instances train together; those that did before the job was suspended are known for a while."""
+    if not training or job.is_suspended:
+        return 0
+    resumed = any(instance.started_at > training.heard_at for instance in job.instances)
+    return 0 if resumed else training.instances

@@ -235,6 +235,31 @@ def test_a_job_is_waited_for_and_grows_while_it_trains(trains: World) -> None:
     assert trains.processes() == []
 
 
+def test_a_job_is_suspended_and_resumed_as_windows_say(trains: World) -> None:
+    """When the window has none for it, all leave with a checkpoint; with the next they go on from there."""
+    context = trains.context()
+    windows = {
+        "windows": [{"name": "rush", "start": "07:00", "end": "22:00", "sizes": {"jobs": {"digits": 0}}}],
+        "default": {"jobs": {"digits": 2}},
+    }
+    follow: dict[str, Any] = {"job": "digits", "windows": windows, "deferrable": True}
+    with _running(trains, _train(trains, 10_000, deferrable=True)):
+        quiet = EdlResizeOperator(task_id="grow", window="default", **follow)
+        said = {"job": "digits", "instances": 2, "reason": "window 'default' has 2 for it"}
+        assert run_task(quiet, context) == said
+        reason = "window 'rush' has 0 for it, and its least is 1: it waits until there is more"
+        shut = run_task(EdlResizeOperator(task_id="shut", window="rush", **follow), context)
+        assert shut == {"job": "digits", "instances": 0, "reason": reason}
+        step = _step(trains)
+        assert step > 0
+        (job,) = asyncio.run(trains.backend.list())
+        assert (job.is_suspended, job.instances) == (True, ())
+        assert not EdlJobSensor(task_id="wait", job="digits", timeout=60).poke(context)
+        assert run_task(quiet, context) == said
+        reached = {"stream": STREAM, "job": "digits", "step": step + 1, "timeout": 60}
+        assert run_task(EdlCheckpointSensor(task_id="reached", **reached), context)["step"] > step
+
+
 def test_a_job_that_failed_and_was_removed_is_known(trains: World) -> None:
     """Sensors that start after it has failed fail at once; in the next run of the DAG they wait for its own job."""
     with pytest.raises(AirflowFailException, match="epochs"):

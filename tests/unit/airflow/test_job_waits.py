@@ -23,7 +23,7 @@ from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
 from edl_airflow.triggers.wait import EdlWaitTrigger
 from edl_airflow.waiting import judge
 from edl_airflow.work import Outcome, Training
-from edl_runtime.backends.base import JobStatus
+from edl_runtime.backends.base import InstanceStatus, JobStatus
 from edl_runtime.errors import BackendError, SpecError, UnknownJobError
 
 RUNS = JobWait(conn_id="edl_default", job="student", until=10.0, waits_s=5, began_at=50.0)
@@ -37,6 +37,9 @@ FAILED = Training(ended="failed", reason="a script failed", heard_at=60.0)
 BEFORE_IT_BEGAN = {"heard_at": 40.0}
 
 
+RESUMED = msgspec.structs.replace(JOB, instances=(InstanceStatus(index=0, phase="running", started_at=5.0),))
+
+
 @pytest.mark.parametrize(
     ("wait", "job", "training", "ended"),
     [
@@ -47,6 +50,9 @@ BEFORE_IT_BEGAN = {"heard_at": 40.0}
         (msgspec.structs.replace(RUNS, at_least=3), JOB, TWO, None),
         (msgspec.structs.replace(RUNS, at_least=1, at_most=1), JOB, TWO, None),
         (RUNS, None, TWO, None),  # of an earlier job of that name
+        (RUNS, msgspec.structs.replace(JOB, wanted=0), TWO, None),  # as it was before it was suspended
+        (RUNS, RESUMED, msgspec.structs.replace(TWO, heard_at=4.0), None),  # its agents have yet to come
+        (RUNS, RESUMED, msgspec.structs.replace(TWO, heard_at=5.5), "ready"),
         (RUNS, PLAIN, None, "impossible"),
         (SUCCEEDS, PLAIN, None, None),
         (SUCCEEDS, msgspec.structs.replace(PLAIN, phase="succeeded"), None, "ready"),
