@@ -12,13 +12,18 @@ from typing import Any
 import pytest
 import yaml
 from airflow.sdk import Connection
+from cluster_views import capacity, job, node
 from prometheus_client.registry import Collector
 
 from edl_airflow.hooks.edl import Surroundings
 from edl_airflow.work import KubernetesPlace
+from edl_runtime.autoscale.plan import JobTarget, Plan
 from edl_runtime.distill.metrics import ReaderCollector
 from edl_runtime.distill.stats import ReaderStats
+from edl_runtime.monitor.metrics import MonitorCollector
+from edl_runtime.monitor.view import view
 from edl_runtime.pods import Pod
+from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.load import Load
@@ -124,13 +129,21 @@ def samples(collector: Collector) -> dict[str, set[str]]:
 
 @pytest.fixture
 def shown() -> dict[str, set[str]]:
-    """All that students and teachers show Prometheus."""
+    """All that students, teachers and `edl monitor` show Prometheus."""
     stats = ReaderStats(answered={"a:1": 1})
     metrics = Metrics()
     metrics.answered(200)
     signature = ModelSignature(name="model")
     Front(signature, Predictors([], signature, metrics, Load(1)), Arena.create(1), metrics)
-    return samples(ReaderCollector(lambda: stats)) | samples(metrics)
+    target = JobTarget(name="job", kind="trainer", instances=1, target=2, reason="grows")
+    seen = view(
+        [job("job", 1)],
+        capacity(node(total={"cpu": 2.0}, used={"cpu": 1.0})),
+        Plan(at=1.0, window="night", capacity={"cpu": 1.0}, targets=(target,)),
+        {"pool": PoolDemand(teachers={"t": TeacherReport(busy=1.0, over_s=10.0)}, students={"s": StudentReport()})},
+        2.0,
+    )
+    return samples(ReaderCollector(lambda: stats)) | samples(metrics) | samples(MonitorCollector(lambda: seen))
 
 
 def test_the_dashboard_asks_for_metrics_and_labels_that_there_are(shown: dict[str, set[str]]) -> None:
