@@ -21,7 +21,7 @@ MOST_COLUMNS = 240
 TICK_COLUMNS = 12
 """Columns of the time's axis that a label needs, with room around it."""
 
-TICKS_S = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+TICKS_S = (10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 """Times that may lie between two labels."""
 
 CHARTS = ("cpu", "gpu")
@@ -126,9 +126,11 @@ def _last(cells: Sequence[Cell | None]) -> str:
 def _axis(since: float, until: float, count: int) -> tuple[str, str]:
     """Return the axis of times, and what stands below it."""
     marks, labels = ["─"] * count, [" "] * (count + TICK_COLUMNS)
-    for moment, column in _ticks(since, until, count):
+    ticks = list(_ticks(since, until, count))
+    told = "%a %H:%M" if until - since > 86400 else "%H:%M:%S" if any(moment.second for moment, _ in ticks) else "%H:%M"
+    for moment, column in ticks:
         marks[column] = "┴"
-        said = f"{moment:%H:%M}" if until - since <= 86400 else f"{moment:%a %H:%M}"
+        said = f"{moment:{told}}"
         labels[column : column + len(said)] = said
     return "".join(marks), "".join(labels).rstrip()
 

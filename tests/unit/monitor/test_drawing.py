@@ -69,3 +69,9 @@ def test_a_week_has_days_on_its_axis() -> None:
     points = [past(NOON + 600 * number, a=1) for number in range(6 * 24 * 7)]
     drawn = draw(points, since=NOON, until=NOON + 7 * 86400, width=120).plain
     assert "Mon 00:00" in drawn
+
+
+def test_a_minute_has_seconds_on_its_axis() -> None:
+    """As when one looks at what has just begun."""
+    drawn = draw([past(NOON, a=1)], since=NOON, until=NOON + 60, width=100).plain
+    assert drawn.splitlines()[-2].split() == [f"12:00:{second:02d}" for second in range(0, 60, 10)]
