@@ -142,7 +142,8 @@ def _left(
     for name, amount in total.items():
         free = sum(node.free.get(name, 0.0) for node in there.nodes)
         ours = resizable.get(name, 0.0)
-        left = [max_load * amount - (amount - free - ours)]
+        others = max(0.0, amount - free - ours)  # of processes, more may run than there is room for
+        left = [max_load * amount - others]
         if room:
             left.append(room.capacity[name] - fixed.get(name, 0.0))
         if name in there.quota_left:

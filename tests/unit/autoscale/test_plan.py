@@ -50,7 +50,7 @@ def planned(
     used = sum(
         job.scaling.resources["cpu"] * sum(bool(one.node) for one in job.instances) for job in jobs if job.scaling
     )
-    node = NodeCapacity(name="node", total={"cpu": cpus}, free={"cpu": round(cpus - others - used, 6)})
+    node = NodeCapacity(name="node", total={"cpu": cpus}, free={"cpu": max(0.0, round(cpus - others - used, 6))})
     found = Survey(at=at, jobs=tuple(jobs), capacity=Capacity(nodes=(node,)), needs=needs or {})
     return plan(found, Rules(**rules))
 
@@ -97,6 +97,13 @@ WINDOWS = to_windows(
         "default": {},
     }
 )
+
+
+def test_what_runs_beyond_the_room_is_no_room() -> None:
+    """Processes start whether or not there is room: jobs on 2.2 of 2 CPUs don't let training use more than it may."""
+    found = planned([job("a", Bounds(1, 10), 0.1, 12), job("b", Bounds(1, 10), 0.1, 10)], 2.0, max_load=0.7)
+    assert found.capacity == {"cpu": 1.4}
+    assert counts(found) == {"a": 7, "b": 7}
 
 
 def test_windows_say_how_much_there_is() -> None:
