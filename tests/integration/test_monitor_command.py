@@ -232,7 +232,10 @@ def test_what_was_seen_is_drawn(env: dict[str, str], tmp_path: Path) -> None:
     plan_of(env, night(time.time()))
     assert run(env, "--once").returncode == run(env, "--once").returncode == 0
     drawn = run(env, "--history", "10m", "--png", str(tmp_path / "past.png"))
-    assert (drawn.returncode, drawn.stderr) == (0, f"edl: drawn into {tmp_path / 'past.png'}\n")
+    assert drawn.returncode == 0
+    assert (
+        drawn.stderr.splitlines()[-1] == f"edl: drawn into {tmp_path / 'past.png'}"
+    )  # after a word of the first drawing
     assert re.search(r"^window +├", drawn.stdout, re.MULTILINE)
     assert re.search(r"^example +3│ +█+ +3$", drawn.stdout, re.MULTILINE)
     assert re.search(r"^example2 +0│ +z+ +0$", drawn.stdout, re.MULTILINE)
