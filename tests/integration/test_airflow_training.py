@@ -26,6 +26,7 @@ from edl_airflow.operators.train import EdlTrainOperator
 from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
 from edl_airflow.sensors.job import EdlJobSensor
 from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
+from edl_runtime.backends.base import SUSPENDED
 from edl_runtime.checkpoint import landed
 from edl_runtime.checkpoint.landed import Landed
 from edl_runtime.errors import JobFailedError
@@ -258,6 +259,41 @@ def test_a_job_is_suspended_and_resumed_as_windows_say(trains: World) -> None:
         assert run_task(quiet, context) == said
         reached = {"stream": STREAM, "job": "digits", "step": step + 1, "timeout": 60}
         assert run_task(EdlCheckpointSensor(task_id="reached", **reached), context)["step"] > step
+
+
+def test_a_training_is_suspended_and_goes_on_in_the_same_task(
+    trains: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The task waits, says once for what, and tells of each step once; also where another triggerer takes over."""
+    operator, context = _train(trains, 60, deferrable=True), trains.context()
+    deferred = defer(operator, context)
+    said: list[str] = []
+
+    async def resized(instances: int) -> None:
+        await trains.backend.resize("digits", instances)
+
+    async def suspended() -> None:
+        running = asyncio.ensure_future(fired(trigger_of(deferred)))
+        await asyncio.to_thread(until, lambda: _step(trains) >= 30, 60)
+        await resized(0)
+        await asyncio.to_thread(until, lambda: said.append(capsys.readouterr().out) or SUSPENDED in "".join(said), 60)
+        while (await trains.backend.get("digits")).instances:  # noqa: ASYNC110 - another process makes it so
+            await asyncio.sleep(0.05)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(suspended())
+    at = _step(trains)
+    asyncio.run(resized(2))
+    event = asyncio.run(fired(trigger_of(deferred)))
+    result = resume(_train(trains, 60), context, deferred, event)
+    assert (result["step"], result["stopped"]) == (480, False)
+    assert 30 <= at < 480
+    told = "".join([*said, capsys.readouterr().out])
+    assert told.count(f"'digits': {SUSPENDED}") == 1
+    stepped = [int(step) for step in re.findall(r"rank 0\] stepped (\d+)", told)]
+    assert stepped == sorted(set(stepped)), "a step was done, or told of, twice"
+    assert stepped[-1] == 480
 
 
 def test_a_job_that_failed_and_was_removed_is_known(trains: World) -> None:
