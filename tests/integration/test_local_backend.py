@@ -149,8 +149,18 @@ async def test_starting_and_stopping_leave_the_event_loop_free(backend: LocalBac
     assert while_stopping > 20
 
 
-async def test_capacity_counts_free_memory_now(backend: LocalBackend) -> None:
-    """The memory that can be given away is what the machine has available."""
-    capacity = await backend.capacity()
-    assert capacity.cpus == os.cpu_count()
-    assert 0 < capacity.free_memory < psutil.virtual_memory().total
+async def test_capacity_is_the_machine_beside_what_instances_reserve(backend: LocalBackend, work_dir: Path) -> None:
+    """A core each where nothing is said; whoever was told to leave counts as gone, though it takes its time."""
+    (empty,) = (await backend.capacity()).nodes
+    cores = os.cpu_count()
+    assert cores
+    assert (empty.total["cpu"], empty.total["memory"]) == (cores, psutil.virtual_memory().total)
+    assert empty.free == empty.total
+    await backend.submit(job(IGNORES_SIGTERM, work_dir, instances=2, grace_s=2.0), token="mine", secrets={})
+    await says(backend, "up", instances=2)
+    (node,) = (await backend.capacity()).nodes
+    assert node.free == {**empty.free, "cpu": max(0, cores - 2)}
+    leaving = await backend.resize("job", 0)
+    assert [one.node for one in leaving.instances] == [node.name] * 2
+    (node,) = (await backend.capacity()).nodes
+    assert node.free == empty.free
