@@ -17,9 +17,11 @@ from edl_airflow.decisions import View, decide
 from edl_airflow.joblog import Position
 from edl_airflow.telling import Say, Teller, latest
 from edl_airflow.work import LandedCheckpoint, Outcome, Training, Work
+from edl_runtime.autoscale.news import What
 from edl_runtime.backends.base import Backend, JobStatus, owner_of, refuse_strangers
 from edl_runtime.errors import RegistryUnavailableError, UnknownJobError
 from edl_runtime.progress import Progress
+from edl_runtime.specs import JobSpec
 
 clock = time.time
 """Unix seconds: when the time to train, and the task's own, is over."""
@@ -63,6 +65,10 @@ class Site(Protocol):
         """Ask a job's trainers to end with a checkpoint; False when there are none yet. The first reason counts."""
         ...
 
+    async def tell(self, job: str, what: What) -> None:
+        """Tell that a job or pool has come or gone; raises nothing."""
+        ...
+
     async def log_position(self, job: str) -> Position | None:
         """Return how much of the job's log is in its task's log already."""
         ...
@@ -82,7 +88,7 @@ async def begin(work: Work, site: Site) -> Outcome | None:
     if not adopted:
         await site.progress(work.name)  # a Redis that is away is an error now, and an outage to ride out later
     if work.pool_job:
-        await site.backend.submit(work.pool_job, token=work.token, secrets=site.secrets)
+        await _submit(work.pool_job, work, site)
     if adopted:
         await _start(work, site)
     view = await _look(work, site, started=adopted)
@@ -108,6 +114,8 @@ async def conduct(work: Work, site: Site, say: Say) -> Outcome:
                 if decision.ended == "stopped":
                     await stop(work, site.backend)  # instances that leave write a checkpoint, which is the job's last
                 await teller.finish(view, is_over=decision.ended != "timed_out")
+                for name in work.jobs if decision.ended not in ("ready", "taken_over") else ():
+                    await site.tell(name, "ended")
                 return await _ended(work, decision, view, site)
             if decision == "start_trainer":
                 await _start(work, site)
@@ -144,7 +152,12 @@ async def job_status(backend: Backend, name: str) -> JobStatus | None:
 
 async def _start(work: Work, site: Site) -> None:
     if work.trainer_job:
-        await site.backend.submit(work.trainer_job, token=work.token, secrets=site.secrets)
+        await _submit(work.trainer_job, work, site)
+
+
+async def _submit(job: JobSpec, work: Work, site: Site) -> None:
+    await site.backend.submit(job, token=work.token, secrets=site.secrets)
+    await site.tell(job.name, "submitted")
 
 
 async def _adopts_trainers(work: Work, backend: Backend) -> bool:

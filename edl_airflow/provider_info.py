@@ -43,6 +43,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "edl_airflow.triggers.checkpoint",
                     "edl_airflow.triggers.job",
+                    "edl_airflow.triggers.news",
                     "edl_airflow.triggers.traffic",
                     "edl_airflow.triggers.wait",
                 ],

@@ -18,6 +18,7 @@ from edl_runtime.store import keys
 from edl_runtime.store.client import connect, unavailable_if_lost
 
 if TYPE_CHECKING:
+    from edl_runtime.autoscale.news import News, What
     from edl_runtime.backends.base import Backend
     from edl_runtime.backends.kubernetes import KubernetesBackend
     from edl_runtime.checkpoint.landed import Landed
@@ -31,6 +32,9 @@ _pods: dict[bytes, KubernetesBackend] = {}
 
 POSITION_KEPT_S = 24 * 3600
 """How long it is known how much of a job's log has been shown, after the last that was."""
+
+NEWS_OF_S = 60.0
+"""Who begins to hear of jobs hears of so long before too: a triggerer that restarts misses none."""
 
 
 def backend_at(place: Place) -> Backend:
@@ -86,6 +90,7 @@ class Site:
     """
 
     def __init__(self, surroundings: Surroundings, backend: Backend) -> None:
+        from edl_runtime.autoscale import news
         from edl_runtime.checkpoint import landed
         from edl_runtime.elastic import events, glance, membership
         from edl_runtime.registry.demands import demands
@@ -98,6 +103,7 @@ class Site:
         self._directory = Directory(self._client, surroundings.namespace)
         self._demands = demands
         self._landed, self._events, self._glance, self._membership = landed, events, glance, membership
+        self._news = news
 
     async def close(self) -> None:
         """Close the sockets."""
@@ -160,6 +166,18 @@ class Site:
     async def ask_to_end(self, job: str, reason: str) -> bool:
         """Ask a job's trainers to end with a checkpoint; False when there are none yet."""
         return await self._membership.request_stop(self._client, self.namespace, job, reason)
+
+    async def tell(self, job: str, what: What) -> None:
+        """Tell that a job or pool has come or gone; raises nothing, not even when Redis is away."""
+        await self._news.tell(self._client, self.namespace, job, what)
+
+    async def news_since(self, last_id: str, *, block_ms: int = 1000) -> tuple[str, list[News]]:
+        """Return which jobs and pools have come or gone since `last_id`, and the next one; waits for that.
+
+        An empty `last_id` is for those of the last minute.
+        """
+        last_id = last_id or await self._news.ago(self._client, NEWS_OF_S)
+        return await self._news.since(self._client, self.namespace, last_id, block_ms=block_ms)
 
     async def log_position(self, job: str) -> Position | None:
         """Return how much of the job's log is in its task's log already; None, too, for what can't be read."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 import msgspec
 
+from edl_runtime.autoscale import news
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.checkpoint.storage import LocalStorage, storage_at
@@ -139,6 +140,7 @@ async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool, as_jso
             await stack.enter_async_context(_none_left(backend, spec.name, token))
         shell = _shell(os.environ, without=spec.env)
         status = await backend.submit(spec, token=token, secrets={**shell, "EDL_REDIS_URL": url})
+        await news.tell(client, settings.namespace, spec.name, "submitted")
         if detach:
             told = f"{spec.name} is started; `edl logs -f {spec.name}` shows what it writes"
             click.echo(msgspec.json.encode(status) if as_json else told)

@@ -21,6 +21,7 @@ script touches one slot and Redis Cluster works.
 | plan | string, JSON of the last rescaling's plan | a day | who rescales | `edl monitor`, Airflow |
 | rescaling | string, the lock of who rescales | a minute | who rescales | who rescales |
 | history | stream of what ran when, as JSON; the last 10,000 or so | a week from the last | Lua | `edl monitor` |
+| news | stream of jobs that came or went, as JSON; the last 1,000 or so | a day from the last | who submits | Airflow |
 | ledger:state | hash, a ledger of shards: fence and counts | a week from the last use | Lua | Lua |
 | ledger:doing | hash, ticket → where its lease began, and whose it is | as state | Lua | Lua |
 | ledger:back | sorted set, ticket that came back → record to go on at | as state | Lua | Lua |
@@ -104,6 +105,10 @@ def plan(namespace: str) -> str:
 
 def rescaling(namespace: str) -> str:
     return f"edl:{{{namespace}}}:rescaling"
+
+
+def news(namespace: str) -> str:
+    return f"edl:{{{namespace}}}:news"
 
 
 def log_position(namespace: str, job: str) -> str:

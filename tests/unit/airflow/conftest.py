@@ -22,7 +22,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> MadeUpSite:
 
     for module in (
         *("operators.base", "operators.resize", "sensors.base", "sensors.traffic"),
-        *("triggers.checkpoint", "triggers.job", "triggers.wait"),
+        *("triggers.checkpoint", "triggers.job", "triggers.news", "triggers.wait"),
     ):
         monkeypatch.setattr(f"edl_airflow.{module}.open_site", open_made_up)
     for module in ("operators.base", "operators.teacher_pool", "triggers.job"):

@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from edl_airflow.joblog import Position
 from edl_airflow.work import LandedCheckpoint, LocalPlace, Outcome, Training, Work
+from edl_runtime.autoscale.news import News
 from edl_runtime.backends.base import (
     Capacity,
     InstanceStatus,
@@ -113,6 +114,7 @@ class MadeUpSite:
         self.followed = asyncio.Event()  # somebody wants to hear of what lands from now on
         self.asked: list[tuple[str, str]] = []
         self.positions: dict[str, Position] = {}
+        self.told: list[tuple[str, str]] = []
         self.away = False
 
     async def teachers(self, pool: str) -> list[str]:  # noqa: ARG002
@@ -140,6 +142,18 @@ class MadeUpSite:
         if job in self.trainings:
             self.asked.append((job, reason))
         return job in self.trainings
+
+    async def tell(self, job: str, what: str) -> None:
+        if not self.away:
+            self.told.append((job, what))
+
+    async def news_since(self, last_id: str, *, block_ms: int = 1000) -> tuple[str, list[News]]:
+        self._fail_if_away()
+        if block_ms:
+            await asyncio.sleep(0.01)
+        first = int(last_id or 0)
+        new: Any = [{"job": job, "what": what, "at": 100.0} for job, what in self.told[first:]]
+        return str(len(self.told)), msgspec.convert(new, list[News])
 
     async def checkpoint(self, stream: str, job: str, since: float) -> LandedCheckpoint | None:  # noqa: ARG002
         self._fail_if_away()

@@ -1,0 +1,17 @@
+"""Assets that stand for what a connection leads to."""
+
+from __future__ import annotations
+
+from airflow.sdk import Asset, AssetWatcher
+
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID
+from edl_airflow.triggers.news import EdlJobsTrigger
+
+
+def jobs_asset(edl_conn_id: str = DEFAULT_CONN_ID) -> Asset:
+    """Return the asset "edl_jobs:CONN_ID": it has an event when jobs or pools of the connection have come or gone.
+
+    A DAG that is scheduled on it runs some seconds after a job was submitted or has ended; see `EdlJobsTrigger`.
+    """
+    watcher = AssetWatcher(name="came_or_went", trigger=EdlJobsTrigger(edl_conn_id=edl_conn_id))
+    return Asset(f"edl_jobs:{edl_conn_id}", watchers=[watcher])
