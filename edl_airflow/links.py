@@ -42,6 +42,15 @@ class Address(NamedTuple):
         return f"{_base()}/pools/{quote(self.conn_id, safe='')}/{quote(self.name, safe='')}"
 
 
+class RescalingLink(BaseOperatorLink):
+    """To what the last rescaling of the task's connection has decided."""
+
+    name = "Rescaling"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002 (Airflow's signature)
+        return rescaling_page(operator.edl_conn_id)
+
+
 class TrainersLink(BaseOperatorLink):
     """To the instances that the task trains with: the pods, where they are, and what they wait for."""
 
@@ -90,6 +99,11 @@ class TeacherPoolLink(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         return Address(operator.edl_conn_id, operator.teacher_pool or pool_name(ti_key)).pool
+
+
+def rescaling_page(conn_id: str) -> str:
+    """Return where the last rescaling of a connection is shown."""
+    return f"{_base()}/rescaling/{quote(conn_id, safe='')}"
 
 
 def push_links(operator: Any, context: Context) -> None:

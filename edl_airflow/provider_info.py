@@ -18,6 +18,7 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": _NAME,
                 "python-modules": [
+                    "edl_airflow.operators.autoscale",
                     "edl_airflow.operators.distill",
                     "edl_airflow.operators.resize",
                     "edl_airflow.operators.teacher_pool",
@@ -115,6 +116,7 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "extra-links": [
+            "edl_airflow.links.RescalingLink",
             "edl_airflow.links.ResizedLink",
             "edl_airflow.links.StudentLogLink",
             "edl_airflow.links.StudentsLink",

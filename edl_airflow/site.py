@@ -19,6 +19,8 @@ from edl_runtime.store.client import connect, unavailable_if_lost
 
 if TYPE_CHECKING:
     from edl_runtime.autoscale.news import News, What
+    from edl_runtime.autoscale.plan import Plan, Policy, Rules
+    from edl_runtime.autoscale.rescale import Rescaled
     from edl_runtime.backends.base import Backend
     from edl_runtime.backends.kubernetes import KubernetesBackend
     from edl_runtime.checkpoint.landed import Landed
@@ -178,6 +180,30 @@ class Site:
         """
         last_id = last_id or await self._news.ago(self._client, NEWS_OF_S)
         return await self._news.since(self._client, self.namespace, last_id, block_ms=block_ms)
+
+    async def rescale(self, rules: Rules, *, dry_run: bool, policy: Policy) -> Rescaled:
+        """Make one pass over all jobs and pools; see `edl_runtime.autoscale.rescale`."""
+        from edl_runtime.autoscale.rescale import rescale
+
+        return await rescale(self.backend, self._client, self.namespace, rules, dry_run=dry_run, policy=policy)
+
+    async def last_plan(self) -> Plan | None:
+        """Return what the last pass has decided, None when there was none within a day."""
+        from edl_runtime.autoscale.rescale import last_plan
+
+        return await last_plan(self._client, self.namespace)
+
+    async def keep_shrink_answer(self, job: str, *, approved: bool, for_s: float) -> None:
+        """Keep for so many seconds whether a job or pool may shrink."""
+        from edl_runtime.autoscale.approval import keep_answer
+
+        await keep_answer(self._client, self.namespace, job, approved=approved, for_s=for_s)
+
+    async def shrink_answer(self, job: str) -> bool | None:
+        """Return whether a job or pool may shrink, None if nobody has said so lately."""
+        from edl_runtime.autoscale.approval import kept_answer
+
+        return await kept_answer(self._client, self.namespace, job)
 
     async def log_position(self, job: str) -> Position | None:
         """Return how much of the job's log is in its task's log already; None, too, for what can't be read."""

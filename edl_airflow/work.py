@@ -62,6 +62,41 @@ class WindowNow(TypedDict):
     sizes: dict[str, Any]
 
 
+class RescalingTarget(TypedDict):
+    """How many `instances` a job or pool was asked to have, how many it should have (`target`), and why."""
+
+    name: str
+    kind: str
+    instances: int
+    target: int
+    reason: str
+
+
+class RescalingResult(TypedDict):
+    """What `EdlAutoscaleOperator` returns.
+
+    - `at`: of when it is, and `until`: the end of the traffic window, in Unix seconds; None for none.
+    - `window`: the name of the traffic window, "default" between windows, empty without any; `why`: what decides how
+      much training may use; `capacity`: that, by resource.
+    - `targets`: of each job and pool that can be resized, by name.
+    - `refused`: of those that could not be resized, as they have ended meanwhile, by name, why.
+    - `waiting`: which jobs and pools keep what they have until somebody approves that they shrink.
+    - `notes`: what is odd about the windows.
+    - `dry_run`: whether nothing was changed.
+    """
+
+    at: float
+    window: str
+    until: float | None
+    why: str
+    capacity: dict[str, float]
+    targets: list[RescalingTarget]
+    refused: dict[str, str]
+    waiting: list[str]
+    notes: list[str]
+    dry_run: bool
+
+
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """What a task does: have a pool, or train, or both; and how long that may take. Times are Unix seconds.
 

@@ -53,6 +53,22 @@ def as_count(field: str, value: object) -> int:
     return count
 
 
+def as_flag(field: str, value: object) -> bool:
+    """Return whether `value`, True, False or the text of one, is true. Raises SpecError naming `field`."""
+    flags = {"true": True, "false": False}
+    if str(value).lower() not in flags:
+        raise SpecError(field, value, "true or false")
+    return flags[str(value).lower()]
+
+
+def as_number(field: str, value: object, allowed: str) -> float:
+    """Return the number that `value`, or its text, says. Raises SpecError naming `field` and what is allowed."""
+    try:
+        return float(str(value))
+    except ValueError:
+        raise SpecError(field, value, allowed) from None
+
+
 def as_checkpoint(checkpoint: Checkpoint | str | None) -> Checkpoint | None:
     """Return what a Checkpoint, or a path or URL of one with all else as it is by default, says. Raises SpecError."""
     return Checkpoint(url=checkpoint) if isinstance(checkpoint, str) else checkpoint

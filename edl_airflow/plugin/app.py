@@ -36,6 +36,7 @@ def make_app() -> FastAPI:
     app.get("/jobs/{conn_id}/{job}", response_class=HTMLResponse)(show_job)
     app.get("/jobs/{conn_id}/{job}/log", response_class=HTMLResponse)(show_log)
     app.get("/pools/{conn_id}/{pool}", response_class=HTMLResponse)(show_pool)
+    app.get("/rescaling/{conn_id}", response_class=HTMLResponse)(show_rescaling)
     return app
 
 
@@ -72,6 +73,15 @@ async def show_pool(conn_id: str, pool: str) -> str:
         except RegistryError as error:
             teachers, students, said, trouble = [], [], PoolDemand(), str(error)
     return pages.pool_page(Address(conn_id, pool), status, teachers, students, said, trouble=trouble)
+
+
+async def show_rescaling(conn_id: str) -> str:
+    """What the last rescaling has decided: how much training may use, and what each job and pool should have."""
+    async with _site(conn_id) as site:
+        try:
+            return pages.rescaling_page(conn_id, await site.last_plan(), trouble="")
+        except RegistryError as error:
+            return pages.rescaling_page(conn_id, None, trouble=str(error))
 
 
 @asynccontextmanager

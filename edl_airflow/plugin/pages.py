@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import jinja2
 
 from edl_airflow.links import Address
+from edl_runtime.autoscale.plan import JobTarget, Plan
 from edl_runtime.backends.base import JobStatus, LogLine
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.progress import Progress
@@ -21,6 +23,8 @@ _LAYOUT = """<!doctype html>
 body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem; color: #1f2937; background: #fff }
 h1 { font-size: 1.25rem } h2 { font-size: 1.05rem } th { text-align: left }
 td, th { padding: .15rem 1.2rem .15rem 0; vertical-align: top }
+.bar { width: 10rem; height: .45rem; margin: .15rem 0; background: #8882 } .bar div { height: 100% }
+.had { background: #9ca3af } .more { background: #15803d } .fewer { background: #d97706 }
 pre { background: #f3f4f6; padding: 1rem; overflow-x: auto; white-space: pre-wrap }
 .failed { color: #b91c1c } .succeeded { color: #15803d } .quiet { color: #6b7280 }
 @media (prefers-color-scheme: dark) {
@@ -90,6 +94,32 @@ _POOL = """{% extends "layout" %}{% block body %}
 {% endfor %}</pre>{% endif %}
 {% else %}<p class="quiet">The backend runs no pool of this name.</p>{% endif %}{% endblock %}"""
 
+_RESCALING = """{% extends "layout" %}{% block body %}
+{% if trouble %}<p class="failed">{{ trouble }}</p>
+{% elif not plan %}<p class="quiet">Nothing has been rescaled within a day.</p>
+{% else %}
+<p><time datetime="{{ clock(plan.at) }}">{{ clock(plan.at) }}</time>
+{%- if plan.window %} · {{ "between windows" if plan.window == "default" else "window " ~ plan.window }}
+{%- if plan.until %} until {{ clock(plan.until) }}{% endif %}{% endif %}
+<br>{{ plan.why }}</p>
+{% for note in plan.notes %}<p class="failed">{{ note }}</p>{% endfor %}
+<h2>What training may use</h2>
+<table>{% for name, amount in plan.capacity | dictsort %}<tr><td>{{ name }}</td><td>{{ amount_of(name, amount) }}</td>
+</tr>{% else %}<tr><td class="quiet">no resource is known</td></tr>{% endfor %}</table>
+<h2>Jobs and pools ({{ plan.targets | length }})</h2>
+<table><tr><th>name</th><th>had</th><th></th><th>should have</th><th></th><th>why</th></tr>
+{% for one in plan.targets %}<tr>
+<td><a href="{{ link(one) }}">{{ one.name }}</a>{{ " (pool)" if one.kind == "pool" }}</td>
+<td>{{ one.instances }}</td>
+<td>{{ "↑" if one.target > one.instances else "↓" if one.target < one.instances }}</td>
+<td>{{ one.target }}</td>
+<td><div class="bar"><div class="had" style="width: {{ share(one.instances) }}%"></div></div>
+<div class="bar"><div class="{{ "more" if one.target > one.instances else "fewer" if one.target < one.instances
+else "had" }}" style="width: {{ share(one.target) }}%"></div></div></td>
+<td>{{ one.reason }}</td></tr>
+{% else %}<tr><td class="quiet">none that can be resized</td></tr>{% endfor %}</table>
+{% endif %}{% endblock %}"""
+
 _MESSAGE = """{% extends "layout" %}{% block body %}<p>{{ text }}</p>{% endblock %}"""
 
 _TEMPLATES = jinja2.Environment(
@@ -102,6 +132,7 @@ _TEMPLATES = jinja2.Environment(
             "job": _JOB,
             "log": _LOG,
             "pool": _POOL,
+            "rescaling": _RESCALING,
             "message": _MESSAGE,
         }
     ),
@@ -168,6 +199,26 @@ def pool_page(
         model=next((teacher.signature for teacher in teachers if teacher.signature), None),
         trouble=trouble,
         **_instances(at, status),
+    )
+
+
+def rescaling_page(conn_id: str, plan: Plan | None, *, trouble: str) -> str:
+    """Show what the last rescaling has decided, and reload. `trouble` says why it is not known, empty if it is."""
+    most = max((max(one.instances, one.target) for one in plan.targets), default=0) if plan else 0
+
+    def link(one: JobTarget) -> str:
+        at = Address(conn_id, one.name)
+        return at.pool if one.kind == "pool" else at.job
+
+    return _TEMPLATES.get_template("rescaling").render(
+        title=f"Rescaling of {conn_id}",
+        refresh_s=10,
+        plan=plan,
+        trouble=trouble,
+        link=link,
+        share=lambda instances: round(100 * instances / most) if most else 0,
+        clock=lambda at: datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        amount_of=lambda name, amount: f"{amount / 2**30:.1f} GiB" if name == "memory" else f"{amount:g}",
     )
 
 

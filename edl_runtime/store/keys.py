@@ -20,6 +20,7 @@ script touches one slot and Redis Cluster works.
 | checkpoints | stream of those that landed, as JSON; the last 1,000 or so | 30 days from the last | agents | Airflow |
 | plan | string, JSON of the last rescaling's plan | a day | who rescales | `edl monitor`, Airflow |
 | rescaling | string, the lock of who rescales | a minute | who rescales | who rescales |
+| shrink answer | string, whether a job may shrink: yes or no | as long as a question waits | Airflow | Airflow |
 | history | stream of what ran when, as JSON; the last 10,000 or so | a week from the last | Lua | `edl monitor` |
 | news | stream of jobs that came or went, as JSON; the last 1,000 or so | a day from the last | who submits | Airflow |
 | ledger:state | hash, a ledger of shards: fence and counts | a week from the last use | Lua | Lua |
@@ -105,6 +106,10 @@ def plan(namespace: str) -> str:
 
 def rescaling(namespace: str) -> str:
     return f"edl:{{{namespace}}}:rescaling"
+
+
+def shrink_answer(namespace: str, job: str) -> str:
+    return f"edl:{{{namespace}/{job}}}:shrink-answer"
 
 
 def news(namespace: str) -> str:

@@ -1,0 +1,227 @@
+"""Gives all jobs and pools of a connection the instances that traffic and the policy say."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from airflow.sdk import BaseOperatorLink
+
+from edl_airflow.approval import APPROVE, REJECT, answer_of, is_asked_already, question
+from edl_airflow.failures import failing_clearly
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook
+from edl_airflow.links import RescalingLink, push_links
+from edl_airflow.operators.templates import (
+    TextTemplates,
+    as_flag,
+    as_number,
+    check_seconds,
+    dag_folder,
+    has_template,
+)
+from edl_airflow.site import Site, open_site
+from edl_airflow.windows import Windows, as_field, as_windows
+from edl_airflow.work import RescalingResult, RescalingTarget
+from edl_runtime.autoscale.room import LEAD_S
+from edl_runtime.errors import SpecError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from edl_runtime.autoscale.plan import JobTarget, Policy, Rules
+    from edl_runtime.autoscale.rescale import Rescaled
+
+Made: TypeAlias = tuple[RescalingResult, list[RescalingTarget]]
+"""What came of a pass, and the shrinks that a person is to be asked about."""
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class EdlAutoscaleOperator(TextTemplates):
+    """Make one pass of the policy over all jobs and pools of a connection: look, decide, resize.
+
+    Returns a `RescalingResult`: the targets and why. The log has a line for each job and pool, and the task's link
+    leads to a page with the last pass. A pass takes seconds, so it is made in a worker. Two at once come one after the
+    other; one that is ended half-way is completed by the next. While Redis or the cluster can't be asked, the task
+    fails, changes nothing, and is tried again; mistakes in what is given fail it at once.
+
+    With `approve_shrinks` a person is asked, by the DAG's *Required Actions*, before jobs or pools lose instances that
+    run; the task waits in the state `awaiting_input` and takes up no worker. What can grow without that grows at once.
+    When the answer is there the pass is made anew, by what is then, and only those shrink that the person was asked
+    about. The answer holds for `approval_timeout_s`: until then runs do as it says and do not ask about these jobs
+    again. One question at a time: runs that find another waiting make the pass without what has to be approved. Airflow
+    may lose an answer that is given within some seconds of the question; with a retry the task asks again.
+
+    :param windows: traffic windows, as a mapping, a Path of a YAML file (a relative one starts from the DAG's file), a
+        text, or "variable:NAME" for an Airflow Variable, which is read when the task runs; None for all there is,
+        always (templated)
+    :param max_load: the share of each resource that everything on the nodes together may reserve, 0 to 1 (templated)
+    :param lead_s: seconds before a window begins that leaves less to training from which jobs shrink: so long as the
+        time between two passes, if nobody is to wait for room when it begins
+    :param policy: "package.module:function" of a policy of one's own; None for ours
+    :param dry_run: show what would be done, and change nothing (templated)
+    :param approve_shrinks: ask a person before jobs or pools shrink (templated)
+    :param approval_timeout_s: seconds to wait for the answer, and for which it holds
+    :param unanswered: what becomes of what should shrink when nobody answers: "keep" it as it is, or "shrink"
+    :param edl_conn_id: the Airflow connection of type `edl` (templated)
+    """
+
+    template_fields: Sequence[str] = ("windows", "max_load", "dry_run", "approve_shrinks", "edl_conn_id")
+    operator_extra_links: Sequence[BaseOperatorLink] = (RescalingLink(),)
+    ui_color = "#fff2cc"
+
+    def __init__(
+        self,
+        *,
+        windows: Windows | None = None,
+        max_load: float | str = 1.0,
+        lead_s: float = LEAD_S,
+        policy: str | None = None,
+        dry_run: bool | str = False,
+        approve_shrinks: bool | str = False,
+        approval_timeout_s: float = 3600,
+        unanswered: Literal["keep", "shrink"] = "keep",
+        edl_conn_id: str = DEFAULT_CONN_ID,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.windows = None if windows is None else as_field(windows, dag_folder(self))
+        self.max_load = max_load
+        self.lead_s = lead_s
+        self.policy = policy
+        self.dry_run = dry_run  # type: ignore[assignment,method-assign] # BaseOperator's is not called in Airflow 3
+        self.approve_shrinks = approve_shrinks
+        self.approval_timeout_s = approval_timeout_s
+        self.unanswered = unanswered
+        self.edl_conn_id = edl_conn_id
+        if policy is not None and not _FUNCTION.fullmatch(policy):
+            raise SpecError("policy", policy, "'package.module:function'")
+        if unanswered not in ("keep", "shrink"):
+            raise SpecError("unanswered", unanswered, "'keep' or 'shrink'")
+        for field, flag in (("dry_run", dry_run), ("approve_shrinks", approve_shrinks)):
+            if not has_template(flag):
+                as_flag(field, flag)
+        if not isinstance(self.windows, str) and not has_template([self.windows, max_load]):  # all is known already
+            self._rules()
+        check_seconds("approval_timeout_s", approval_timeout_s)
+
+    def execute(self, context: Context) -> RescalingResult:
+        """Make the pass, and ask for what is to shrink if somebody has to approve."""
+        with failing_clearly():
+            dry_run = as_flag("dry_run", self.dry_run)
+            asks = as_flag("approve_shrinks", self.approve_shrinks) and not dry_run
+            push_links(self, context)
+            result, unasked = self._make(self._approved_pass if asks else partial(self._pass, dry_run=dry_run))
+        if not unasked:
+            return result
+        if is_asked_already(context):
+            self.log.info("Another run waits for the answer whether jobs may shrink")
+            return result
+        default = APPROVE if self.unanswered == "shrink" else REJECT
+        raise question(context, unasked, timeout_s=self.approval_timeout_s, default=default, then=self.go_on)
+
+    def go_on(self, context: Context, names: list[str], event: dict[str, Any]) -> RescalingResult:  # noqa: ARG002
+        """Make the pass anew when the answer is there, on an operator that has never executed."""
+        approved, by = answer_of(event)
+        who = by or f"Nobody has answered within {self.approval_timeout_s:g} s, which"
+        self.log.info("%s %s that these shrink: %s", who, "approves" if approved else "refuses", ", ".join(names))
+        answers = dict.fromkeys(names, approved) if by or approved else {}
+        with failing_clearly():
+            result, _ = self._make(partial(self._approved_pass, answers=answers))
+        return result
+
+    def _make(self, make: Callable[[Site, Rules, Policy], Awaitable[Made]]) -> Made:
+        """Make a pass, and log what it has decided."""
+        surroundings = EdlHook(self.edl_conn_id).surroundings()
+        rules, policy = self._rules(), self._policy()
+
+        async def at_the_site() -> Made:
+            async with open_site(surroundings) as site:
+                return await make(site, rules, policy)
+
+        result, unasked = asyncio.run(at_the_site())
+        self._tell(result)
+        return result, unasked
+
+    async def _pass(self, site: Site, rules: Rules, policy: Policy, *, dry_run: bool) -> Made:
+        return _result(await site.rescale(rules, dry_run=dry_run, policy=policy), dry_run=dry_run), []
+
+    async def _approved_pass(
+        self, site: Site, rules: Rules, policy: Policy, *, answers: Mapping[str, bool] | None = None
+    ) -> Made:
+        """Make a pass in which only those shrink that a person has approved, now or lately."""
+        from edl_runtime.autoscale.approval import Approved
+
+        for name, approved in (answers or {}).items():
+            await site.keep_shrink_answer(name, approved=approved, for_s=self.approval_timeout_s)
+        due = (await site.rescale(rules, dry_run=True, policy=policy)).plan
+        shrinks = [one for one in due.changes if one.target < one.instances]
+        answered = {one.name: await site.shrink_answer(one.name) for one in shrinks}
+        held = Approved([name for name, approved in answered.items() if approved], policy)
+        done = await site.rescale(rules, dry_run=False, policy=held)
+        unasked = [one for one in shrinks if one.name in held.waiting and answered[one.name] is None]
+        return _result(done, sorted(held.waiting)), [_target(one) for one in unasked]
+
+    def _rules(self) -> Rules:
+        """Return by what a plan is made. Raises SpecError."""
+        from edl_runtime.autoscale.plan import Rules
+
+        return Rules(
+            windows=None if self.windows is None else as_windows(self.windows, folder=dag_folder(self)),
+            max_load=as_number("max_load", self.max_load, "a share above 0, up to 1"),
+            lead_s=self.lead_s,
+        )
+
+    def _policy(self) -> Policy:
+        """Return the policy. Raises SpecError for one of one's own that is not there."""
+        if self.policy is None:
+            from edl_runtime.autoscale.policy import decide
+
+            return decide
+        try:
+            found: Policy = resolve_name(self.policy)
+        except (ImportError, AttributeError) as error:
+            raise SpecError(
+                "policy", self.policy, f"'package.module:function' that can be imported: {error}"
+            ) from error
+        if not callable(found):
+            raise SpecError("policy", self.policy, "a function, as `edl_runtime.autoscale.policy:decide`")
+        return found
+
+    def _tell(self, result: RescalingResult) -> None:
+        """Log what was decided, a line for each job and pool."""
+        if result["dry_run"]:
+            self.log.info("A dry run: nothing is changed")
+        if result["why"]:
+            self.log.info("%s", result["why"])
+        for note in result["notes"]:
+            self.log.warning("%s", note)
+        for one in result["targets"]:
+            if one["name"] in result["refused"]:
+                self.log.warning("%s could not be resized: %s", one["name"], result["refused"][one["name"]])
+            else:
+                self.log.info("%s %s", one["name"], one["reason"])
+
+
+def _result(done: Rescaled, waiting: Sequence[str] = (), *, dry_run: bool = False) -> RescalingResult:
+    plan = done.plan
+    return RescalingResult(
+        at=plan.at,
+        window=plan.window,
+        until=plan.until,
+        why=plan.why,
+        capacity=plan.capacity,
+        targets=[_target(one) for one in plan.targets],
+        refused=done.refused,
+        waiting=list(waiting),
+        notes=list(plan.notes),
+        dry_run=dry_run,
+    )
+
+
+def _target(one: JobTarget) -> RescalingTarget:
+    return RescalingTarget(name=one.name, kind=one.kind, instances=one.instances, target=one.target, reason=one.reason)

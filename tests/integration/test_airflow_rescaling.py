@@ -1,0 +1,340 @@
+"""Rescaling tasks on the real local backend and a real Redis: what they change, say and return."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
+from contract.asking import WAITS
+from integration.airflow_world import World, until
+from rescaling_task import context, supervisor
+
+from edl_airflow.operators.autoscale import EdlAutoscaleOperator
+from edl_runtime.autoscale.jobs import Job, Node, Target
+from edl_runtime.autoscale.policy import decide
+from edl_runtime.autoscale.rescale import last_plan
+from edl_runtime.errors import RegistryUnavailableError
+from edl_runtime.pods import Pod
+from edl_runtime.specs import Bounds, JobSpec
+from edl_runtime.store.client import connect
+from edl_runtime.store.server import RedisServer
+
+TASK = Path(__file__).parents[1] / "rescaling_task.py"
+LITTLE = "1m"
+"""The CPU that an instance reserves: rules leave a few thousandths."""
+
+
+class Jobs:
+    """Jobs of real processes that may have between one and nine instances."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def submit(self, **sizes: int) -> None:
+        """Start jobs with so many instances each, and wait until these run."""
+        for name, instances in sizes.items():
+            asyncio.run(self._world.backend.submit(self._spec(name, instances), token="test/1", secrets={}))
+        until(lambda: self._running() == {**self._running(), **sizes})
+
+    def wanted(self) -> dict[str, int]:
+        return {job.name: job.wanted for job in asyncio.run(self._world.backend.list())}
+
+    def load_of(self, instances: int) -> float:
+        """Return the highest load under which so many instances have room."""
+        (node,) = asyncio.run(self._world.backend.capacity()).nodes
+        return (instances + 0.5) * 0.001 / node.total["cpu"]
+
+    def _spec(self, name: str, instances: int) -> JobSpec:
+        return JobSpec(
+            name=name,
+            kind="trainer",
+            command=("python", "-c", WAITS),
+            bounds=Bounds(1, 9),
+            instances=instances,
+            elastic=True,
+            env={"EDL_NAMESPACE": self._world.namespace},
+            pod=Pod(resources={"cpu": LITTLE}),
+        )
+
+    def _running(self) -> dict[str, int]:
+        found = asyncio.run(self._world.backend.list())
+        return {job.name: sum(one.phase == "running" for one in job.instances) for job in found}
+
+
+@pytest.fixture
+def jobs(world: World) -> Iterator[Jobs]:
+    """None are left when the test is over."""
+    yield Jobs(world)
+    for name in world.jobs():
+        asyncio.run(world.backend.delete(name))
+
+
+def _task(world: World, **given: Any) -> EdlAutoscaleOperator:
+    return EdlAutoscaleOperator(task_id="rescale", dag=world.dag(), **given)
+
+
+def _begun(world: World, **given: Any) -> subprocess.Popen[str]:
+    """Start the task in a process of its own."""
+    environ = {**os.environ, "PYTHONPATH": str(TASK.parent), "EDL_WORK": str(world.work_dir), "EDL_HALTED": "second"}
+    words = [sys.executable, str(TASK), json.dumps(given)]
+    return subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True)
+
+
+def _returned(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    result: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return result
+
+
+def _targets(result: Mapping[str, Any]) -> dict[str, int]:
+    return {one["name"]: one["target"] for one in result["targets"]}
+
+
+def _counts(result: Mapping[str, Any]) -> dict[str, int]:
+    return {one["name"]: one["instances"] for one in result["targets"]}
+
+
+def test_a_pass_resizes_jobs_and_says_why(
+    world: World, jobs: Jobs, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A dry run says the same and changes nothing; the result is plain data, and the page shows the plan."""
+    jobs.submit(first=5, second=1)
+    load = jobs.load_of(6)
+    windows = {"windows": [{"name": "day", "start": "00:00", "end": "24:00", "sizes": {"jobs": {"thrid": 1}}}]}
+    dry = _task(world, max_load=str(load), windows=windows, dry_run="True").execute(context())
+    assert jobs.wanted() == {"first": 5, "second": 1}
+    assert (dry["dry_run"], dry["window"], _targets(dry)) == (True, "day", {"first": 3, "second": 3})
+
+    made = _task(world, max_load=load, windows=windows)
+    operator_context = context()
+    result = made.execute(operator_context)
+    assert jobs.wanted() == {"first": 3, "second": 3}
+    assert json.loads(json.dumps(result)) == result
+    assert {**result, "at": dry["at"], "dry_run": True} == dry
+    assert (result["refused"], result["waiting"]) == ({}, [])
+    said = caplog.text + capsys.readouterr().out
+    assert "first shrinks from 5 to 3" in said
+    assert "second grows from 1 to 3" in said
+    assert "has a size for job 'thrid'" in said
+    assert "A dry run: nothing is changed" in said
+
+    async def kept() -> dict[str, int]:
+        async with connect(world.redis_url) as client:
+            plan = await last_plan(client, world.namespace)
+            return {one.name: one.target for one in plan.targets} if plan else {}
+
+    assert asyncio.run(kept()) == _targets(result)
+
+
+@pytest.mark.slow
+def test_a_pass_that_is_killed_half_way_is_completed_by_the_next(world: World, jobs: Jobs) -> None:
+    """The task's process is killed when it has resized the first job: the next run reaches what the first meant to."""
+    jobs.submit(first=4, second=4, third=1)
+    load = jobs.load_of(6)
+    meant = _targets(_task(world, max_load=load, dry_run=True).execute(context()))
+    assert meant == {"first": 2, "second": 2, "third": 2}
+    killed = _begun(world, max_load=load, policy="rescaling_task:halts_one")
+    try:
+        until(lambda: jobs.wanted()["first"] == 2, timeout_s=60)
+        assert jobs.wanted() == {"first": 2, "second": 4, "third": 1}
+    finally:
+        killed.kill()
+        killed.communicate()
+        os.kill(supervisor(world.work_dir, "second"), signal.SIGCONT)
+    assert jobs.wanted()["third"] == 1
+    asyncio.run(_forget_the_lock(world))
+    result = _task(world, max_load=load).execute(context())
+    assert _targets(result) == meant
+    assert jobs.wanted() == meant
+    assert not [one for one in _task(world, max_load=load).execute(context())["targets"] if _changes(one)]
+
+
+async def _forget_the_lock(world: World) -> None:
+    """Let the minute pass for which a pass that was killed keeps others away."""
+    from edl_runtime.store import keys
+
+    async with connect(world.redis_url) as client:
+        assert 0 < await client.pttl(keys.rescaling(world.namespace)) <= 60_000
+        await client.delete(keys.rescaling(world.namespace))
+
+
+def _changes(one: Mapping[str, Any]) -> bool:
+    return bool(one["instances"] != one["target"])
+
+
+@pytest.mark.slow
+def test_two_runs_at_once_come_one_after_the_other(world: World, jobs: Jobs) -> None:
+    """Two processes reach the same targets: one resizes, and the other finds all as it should be."""
+    jobs.submit(first=5, second=1)
+    both = [_begun(world, max_load=jobs.load_of(6)) for _ in range(2)]
+    earlier, later = sorted(map(_returned, both), key=lambda result: result["at"])
+    assert _targets(earlier) == _targets(later) == {"first": 3, "second": 3}
+    assert _counts(earlier) == {"first": 5, "second": 1}
+    assert _counts(later) == {"first": 3, "second": 3}
+    assert jobs.wanted() == {"first": 3, "second": 3}
+
+
+_world: World | None = None
+
+
+def ends_one(
+    given: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
+) -> Mapping[str, Target]:
+    """Decide, and end the first job before anybody is resized."""
+    assert _world
+    ending = threading.Thread(target=asyncio.run, args=[_world.backend.delete("first")])
+    ending.start()
+    ending.join()
+    return decide(given, nodes, capacity, now_s=now_s, pause_s=pause_s)
+
+
+def test_a_job_that_ends_meanwhile_is_told_and_keeps_nobody(
+    world: World, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task succeeds, and the others are resized."""
+    monkeypatch.setattr(sys.modules[__name__], "_world", world)
+    jobs.submit(first=5, second=1)
+    result = _task(world, max_load=jobs.load_of(6), policy=f"{__name__}:ends_one").execute(context())
+    assert jobs.wanted() == {"second": 3}
+    assert list(result["refused"]) == ["first"]
+    assert "no job or pool named 'first'" in result["refused"]["first"]
+
+
+def test_without_redis_nothing_is_changed_and_the_next_run_works(
+    world: World, jobs: Jobs, own_redis: RedisServer
+) -> None:
+    """The error is one that passes: Airflow tries again."""
+    world.connect_to(own_redis.url)
+    jobs.submit(first=5)
+    task = _task(world, max_load=jobs.load_of(3))
+    own_redis.stop()
+    with pytest.raises(RegistryUnavailableError, match=r"127\.0\.0\.1"):
+        task.execute(context())
+    assert jobs.wanted() == {"first": 5}
+    own_redis.start()
+    task.execute(context())
+    assert jobs.wanted() == {"first": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"windows": "variable:nobody-has-set-this"}, "nobody has set"),
+        ({"policy": "no.such.module:decide"}, "no.such.module"),
+        ({"policy": "edl_runtime.autoscale.policy:REST_S"}, "a function"),
+        ({"max_load": "{{ 'high' }}"}, "max_load"),
+        ({"edl_conn_id": "none"}, "none"),
+    ],
+)
+def test_mistakes_fail_the_task_at_once(
+    world: World, given: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trying again can't help, and the error names what to mend."""
+    from airflow.sdk import Variable
+    from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+    from airflow.sdk.execution_time.comms import ErrorResponse
+
+    def unset(_: str) -> str:
+        raise AirflowRuntimeError(ErrorResponse(error=ErrorType.VARIABLE_NOT_FOUND))
+
+    monkeypatch.setattr(Variable, "get", unset)
+    task = _task(world, **given)
+    task.render_template_fields(context())
+    with pytest.raises(AirflowFailException, match=words):
+        task.execute(context())
+
+
+class Asked:
+    """What the task has asked a person, as Airflow would be told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.questions: list[dict[str, Any]] = []
+        monkeypatch.setattr("edl_airflow.approval.upsert_hitl_detail", lambda **told: self.questions.append(told))
+
+    def by(self, task: EdlAutoscaleOperator) -> TaskAwaitingInput:
+        with pytest.raises(TaskAwaitingInput) as caught:
+            task.execute(context())
+        return caught.value
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    return Asked(monkeypatch)
+
+
+def _answer(option: str, name: str = "ada") -> dict[str, Any]:
+    return {"chosen_options": [option], "params_input": {}, "responded_by_user": {"id": "1", "name": name}}
+
+
+def test_shrinks_wait_for_a_person_and_growth_does_not(world: World, jobs: Jobs, asked: Asked) -> None:
+    """After the approval the pass is made by what is then, and shrinks only those that were asked about."""
+    jobs.submit(first=6, second=1)
+    given: dict[str, Any] = {"max_load": jobs.load_of(8), "approve_shrinks": True, "approval_timeout_s": 60}
+    waiting = asked.by(_task(world, **given))
+    assert jobs.wanted() == {"first": 6, "second": 2}
+    (question,) = asked.questions
+    assert question["subject"].startswith("Shrink first from 6 to ")
+    assert "| first | 6 | " in question["body"]
+    assert (question["options"], question["defaults"]) == (["Approve", "Reject"], ["Reject"])
+    assert waiting.timeout
+    assert waiting.timeout.total_seconds() == 60
+
+    jobs.submit(third=4)  # by then it is too many
+    result = _task(world, **given).go_on(context(), **waiting.kwargs, event=_answer("Approve"))
+    assert jobs.wanted()["first"] < 4
+    assert jobs.wanted()["third"] == 4
+    assert result["waiting"] == ["third"]
+
+
+def test_who_was_refused_is_not_asked_about_again_for_a_while(world: World, jobs: Jobs, asked: Asked) -> None:
+    """And nothing shrinks; where nobody has answered, the next run asks again, or shrinks if that was wanted."""
+    jobs.submit(first=5)
+    given: dict[str, Any] = {"max_load": jobs.load_of(3), "approve_shrinks": "true", "approval_timeout_s": 2}
+    task = _task(world, **given)
+    waiting = asked.by(task)
+    nobody = {**_answer("Reject"), "responded_by_user": None, "timedout": True}
+    task.go_on(context(), **waiting.kwargs, event=nobody)
+    waiting = asked.by(task)
+    result = task.go_on(context(), **waiting.kwargs, event=_answer("Reject"))
+    assert result["waiting"] == ["first"]
+    assert task.execute(context())["waiting"] == ["first"]
+    assert len(asked.questions) == 2
+    assert jobs.wanted() == {"first": 5}
+    waiting = until(lambda: _asks(task))
+    willing = _task(world, **given, unanswered="shrink")
+    assert asked.by(willing).method_name == "go_on"
+    assert asked.questions[-1]["defaults"] == ["Approve"]
+    willing.go_on(context(), **waiting.kwargs, event={**nobody, "chosen_options": ["Approve"]})
+    assert jobs.wanted() == {"first": 3}
+
+
+def _asks(task: EdlAutoscaleOperator) -> TaskAwaitingInput | None:
+    """Return the question of a run, None if it asks none."""
+    try:
+        task.execute(context())
+    except TaskAwaitingInput as waiting:
+        return waiting
+    return None
+
+
+def test_one_question_at_a_time(world: World, jobs: Jobs, asked: Asked) -> None:
+    """While a run waits for an answer the others make their pass, and ask nobody; a dry run asks nobody ever."""
+    jobs.submit(first=5)
+    given: dict[str, Any] = {"max_load": jobs.load_of(3), "approve_shrinks": True}
+    other = context()
+    other["ti"].get_ti_count = lambda **_: 1
+    assert _task(world, **given).execute(other)["waiting"] == ["first"]
+    assert _targets(_task(world, **given, dry_run=True).execute(context())) == {"first": 3}
+    assert asked.questions == []
+    assert jobs.wanted() == {"first": 5}

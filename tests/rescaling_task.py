@@ -1,0 +1,48 @@
+"""A rescaling task in a process of its own, as a worker runs it: prints what it returns as JSON.
+
+    python rescaling_task.py '{"max_load": 0.5}'
+
+The policies here interfere as nothing outside could in time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from edl_runtime.autoscale.jobs import Job, Node, Target
+from edl_runtime.autoscale.policy import decide
+from edl_runtime.backends.local.folders import WorkFolder
+
+
+def halts_one(
+    jobs: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
+) -> Mapping[str, Target]:
+    """Decide, and let the job that EDL_HALTED names answer nobody from then on."""
+    found = decide(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)
+    os.kill(supervisor(Path(os.environ["EDL_WORK"]), os.environ["EDL_HALTED"]), signal.SIGSTOP)
+    return found
+
+
+def supervisor(work_dir: Path, name: str) -> int:
+    """Return the process that answers for a job."""
+    return int(WorkFolder(work_dir).job(name).supervisor_lock.read_text())
+
+
+def context() -> Any:
+    """Return what Airflow gives to `execute`, as far as it is used; what is pushed goes nowhere."""
+    given = {"id": "try-1", "dag_id": "rescale", "task_id": "rescale", "run_id": "manual__1", "map_index": -1}
+    return {"ti": SimpleNamespace(**given, xcom_push=lambda **_: None, get_ti_count=lambda **_: 0)}
+
+
+if __name__ == "__main__":
+    from edl_airflow.operators.autoscale import EdlAutoscaleOperator
+
+    operator = EdlAutoscaleOperator(task_id="rescale", **json.loads(sys.argv[1]))
+    sys.stdout.write(json.dumps(operator.execute(context())))
