@@ -1,0 +1,130 @@
+"""Rescaling tasks and their questions, without a database, a backend or a Redis."""
+
+from __future__ import annotations
+
+import runpy
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import TaskAwaitingInput
+from unit.airflow.made_up import rendered
+
+from edl_airflow.approval import answer_of, question, subject, table
+from edl_airflow.operators.autoscale import EdlAutoscaleOperator
+from edl_airflow.plugin import pages
+from edl_airflow.work import RescalingTarget
+from edl_runtime.autoscale.plan import JobTarget, Plan
+from edl_runtime.errors import SpecError
+
+DAGS = Path(__file__).parents[3] / "dags"
+WINDOWS = {"windows": [{"name": "day", "start": "08:00", "end": "20:00", "sizes": {"cluster": "50%"}}], "default": {}}
+
+
+def _operator(**given: Any) -> EdlAutoscaleOperator:
+    return EdlAutoscaleOperator(task_id="rescale", **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"windows": {**WINDOWS, "default": None}}, "windows"),
+        ({"windows": {**WINDOWS, "time_zone": "Mars/Olympus"}}, "Mars/Olympus"),
+        ({"max_load": 1.5}, "max_load"),
+        ({"max_load": "high"}, "max_load"),
+        ({"lead_s": -1}, "lead_s"),
+        ({"policy": "decide"}, "policy"),
+        ({"dry_run": "perhaps"}, "dry_run"),
+        ({"approve_shrinks": 2}, "approve_shrinks"),
+        ({"approval_timeout_s": 0}, "approval_timeout_s"),
+        ({"unanswered": "ask again"}, "unanswered"),
+    ],
+)
+def test_mistakes_are_found_when_the_dag_is_read(given: dict[str, Any], field: str) -> None:
+    """The error names the field."""
+    with pytest.raises(SpecError, match=field):
+        _operator(**given)
+
+
+def test_values_of_the_form_are_rendered(context: dict[str, Any]) -> None:
+    """To text, which says the same; windows stay as they are."""
+    context["params"] = {"dry_run": True, "max_load": 0.9}
+    task = _operator(windows=WINDOWS, dry_run="{{ params.dry_run }}", max_load="{{ params.max_load }}")
+    task = rendered(task, context)
+    assert (task.dry_run, task.max_load) == ("True", "0.9")
+    assert task.windows["windows"][0]["sizes"] == {"cluster": {"*": "50%"}}
+
+
+TARGETS = [
+    RescalingTarget(name="a", kind="trainer", instances=5, target=3, reason="shrinks from 5 to 3: a | b"),
+    RescalingTarget(name="b", kind="pool", instances=2, target=0, reason="is suspended, with a checkpoint: no room"),
+]
+
+
+def test_a_question_says_what_shrinks_and_why(context: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a line and in a table; the task waits without a process, and the answer finds the names."""
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr("edl_airflow.approval.upsert_hitl_detail", lambda **given: told.append(given))
+    operator = _operator()
+    waiting = question(context, TARGETS, timeout_s=60, default="Reject", then=operator.go_on)
+    assert isinstance(waiting, TaskAwaitingInput)
+    assert (waiting.method_name, waiting.kwargs, waiting.timeout) == (
+        "go_on",
+        {"names": ["a", "b"]},
+        timedelta(seconds=60),
+    )
+    assert callable(getattr(operator, waiting.method_name))
+    assert told[0]["ti_id"] == "try-1"
+    assert told[0]["subject"] == "Shrink 2 jobs and pools?"
+    assert subject(TARGETS[:1]) == "Shrink a from 5 to 3?"
+    assert table(TARGETS).splitlines()[2:] == [
+        "| a | 5 | 3 | shrinks from 5 to 3: a \\| b |",
+        "| b | 2 | 0 | is suspended, with a checkpoint: no room |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("event", "answer"),
+    [
+        ({"chosen_options": ["Approve"], "responded_by_user": {"id": "1", "name": "ada"}}, (True, "ada")),
+        ({"chosen_options": ["Reject"], "responded_by_user": {"id": "1", "name": "ada"}}, (False, "ada")),
+        ({"chosen_options": ["Reject"], "responded_by_user": None, "timedout": True}, (False, "")),
+        ({"chosen_options": ["Approve"], "responded_by_user": None, "timedout": True}, (True, "")),
+        ({"error": "time is over", "error_type": "timeout"}, (False, "")),
+    ],
+)
+def test_an_answer_is_a_persons_or_the_default(event: dict[str, Any], answer: tuple[bool, str]) -> None:
+    """Only a person's has a name."""
+    assert answer_of(event) == answer
+
+
+def test_the_page_shows_the_plan_and_escapes_it() -> None:
+    """Capacity, window, and of each job what it had and should have; nothing of it is a script for the browser."""
+    first = JobTarget(name="first", kind="trainer", instances=4, target=1, reason="shrinks: <script>alert(1)</script>")
+    pool = JobTarget(name="teachers", kind="pool", instances=1, target=2, reason="grows from 1 to 2")
+    capacity = {"cpu": 1.5, "memory": 3 * 2.0**30}
+    plan = Plan(at=1.8e9, window="day", until=1.8e9 + 60, why="half of it", capacity=capacity, targets=(first, pool))
+    page = pages.rescaling_page("team", plan, trouble="")
+    assert "window day until 2027-01-15 08:01:00 UTC" in page
+    assert "<td>cpu</td><td>1.5</td>" in page
+    assert "<td>memory</td><td>3.0 GiB</td>" in page
+    assert '/edl/jobs/team/first"' in page
+    assert '/edl/pools/team/teachers"' in page
+    assert 'class="fewer" style="width: 25%"' in page
+    assert 'class="more" style="width: 50%"' in page
+    assert "<script>" not in page
+    assert "Nothing has been rescaled" in pages.rescaling_page("team", None, trouble="")
+    assert "Redis is away" in pages.rescaling_page("team", None, trouble="Redis is away")
+
+
+def test_the_dag_runs_at_each_edge_every_few_minutes_and_when_jobs_come(context: dict[str, Any]) -> None:
+    """By the clock of the windows; its form decides what a run by hand does."""
+    made = runpy.run_path(str(DAGS / "edl_rescale_by_traffic.py"))
+    assert made["TIMES"] == ["*/5 * * * *", "0 7 * * *", "0 22 * * *"]
+    (task,) = made["rescale"].dag.tasks
+    context["params"] = {name: param.value for name, param in made["PARAMS"].items()}
+    task.render_template_fields(context)
+    assert (task.dry_run, task.max_load, task.approve_shrinks) == ("False", "1.0", "False")
+    assert task.lead_s == 300
+    assert task.windows["time_zone"] == "UTC"
