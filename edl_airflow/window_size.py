@@ -41,7 +41,7 @@ def wanted_in(window: str, sizes: Sizes, status: JobStatus, scaling: Scaling, to
         said = f"{said}, which is {most}"
     if most >= low:
         return Wanted(most, said)
-    if scaling.resumes:
+    if scaling.resumes or status.is_suspended:
         return Wanted(0, f"{said}, and its least is {low}: it waits until there is more")
     return Wanted(low, f"{said}, and its least is {low}, which it keeps: it would not go on where it was")
 

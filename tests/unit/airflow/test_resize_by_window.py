@@ -88,6 +88,12 @@ def test_how_many_a_window_has(sizes: dict[str, Any], scaling: Scaling, instance
     assert wanted_in("night", found, STUDENT, scaling, {"gpu": 8.0, "cpu": 16.0}) == (instances, reason)
 
 
+def test_what_is_suspended_is_not_resumed_below_its_minimum() -> None:
+    """Though it would not go on where it was: it has nothing to lose any more."""
+    found = to_windows({"default": {"jobs": {"student": 1}}}).sizes_at(datetime.now(UTC))
+    assert wanted_in("night", found, LEFT, msgspec.structs.replace(GPUS, resumes=False), {}).instances == 0
+
+
 def test_the_runs_window_says_how_many(
     context: Any, site: MadeUpSite, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
