@@ -145,7 +145,9 @@ async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool, as_jso
             told = f"{spec.name} is started; `edl logs -f {spec.name}` shows what it writes"
             click.echo(msgspec.json.encode(status) if as_json else told)
             return 0
-        return await _Show(backend, client, settings.namespace, spec.name, token=token, as_json=as_json).run()
+        exit_status = await _Show(backend, client, settings.namespace, spec.name, token=token, as_json=as_json).run()
+        await news.tell(client, settings.namespace, spec.name, "ended")
+        return exit_status
 
 
 def _shell(environ: Mapping[str, str], *, without: Collection[str] = ()) -> dict[str, str]:

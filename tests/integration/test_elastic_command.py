@@ -15,10 +15,12 @@ import pytest
 from agent_group import SCRIPT
 from integration.local_jobs import wait_until_gone
 
+from edl_runtime.autoscale import news
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.cli.run import _name_of, _run, _shell, _Show
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
+from edl_runtime.store.client import connect
 
 PATIENCE_S = 60.0
 
@@ -74,6 +76,18 @@ def test_a_job_is_given_its_priority_and_weight(tmp_path: Path, work_dir: Path, 
     assert done.returncode == 0, done.stderr
     scaling = json.loads(done.stdout)["scaling"]
     assert (scaling["priority"], scaling["weight"]) == (7, 2.5)
+    wait_until_gone(work_dir)
+
+
+async def test_who_rescales_hears_of_a_job(tmp_path: Path, work_dir: Path, redis_url: str, namespace: str) -> None:
+    """Once it was submitted, and once it has ended."""
+    script = waiting(tmp_path / "mine")
+    (script.parent / "go").touch()
+    done = edl_run(work_dir, script.parent, script.name, EDL_REDIS_URL=redis_url, EDL_NAMESPACE=namespace)
+    assert done.returncode == 0, done.stderr
+    async with connect(redis_url) as client:
+        _, heard = await news.since(client, namespace, "0-0", block_ms=0)
+    assert [(one.job, one.what) for one in heard] == [("train", "submitted"), ("train", "ended")]
     wait_until_gone(work_dir)
 
 

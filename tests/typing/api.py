@@ -10,7 +10,9 @@ import numpy as np
 from airflow.sdk import DAG, Asset, AssetWatcher, task
 from prometheus_client import REGISTRY
 
+from edl_airflow.assets import jobs_asset
 from edl_airflow.hooks.edl import EdlHook
+from edl_airflow.operators.autoscale import EdlAutoscaleOperator
 from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
@@ -53,6 +55,9 @@ EdlResizeOperator(task_id="follow", job="night", windows=windows)
 EdlResizeOperator(
     task_id="shut", teacher_pool="digits", windows=Path("traffic_windows.yaml"), window="{{ params.window }}"
 )
+EdlAutoscaleOperator(task_id="all_of_it", windows=windows, max_load="{{ params.most }}", approve_shrinks=True)
+EdlAutoscaleOperator(task_id="show", policy="mine.policies:decide", dry_run="{{ params.dry_run }}", unanswered="shrink")
+DAG("rescales", schedule=[jobs_asset("edl_default")])
 EdlCheckpointSensor(task_id="good", stream="nightly/t", metric="accuracy>=0.9", max_age=timedelta(hours=1))
 Asset("digits", watchers=[AssetWatcher(name="landed", trigger=EdlCheckpointTrigger(stream="nightly/t"))])
 

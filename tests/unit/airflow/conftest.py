@@ -21,7 +21,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> MadeUpSite:
         yield site
 
     for module in (
-        *("operators.base", "operators.resize", "sensors.base", "sensors.traffic"),
+        *("operators.autoscale", "operators.base", "operators.resize", "sensors.base", "sensors.traffic"),
         *("triggers.checkpoint", "triggers.job", "triggers.news", "triggers.wait"),
     ):
         monkeypatch.setattr(f"edl_airflow.{module}.open_site", open_made_up)

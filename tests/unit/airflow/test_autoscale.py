@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import TaskAwaitingInput
-from unit.airflow.made_up import rendered
+from unit.airflow.made_up import MadeUpSite, rendered
 
 from edl_airflow.approval import answer_of, question, subject, table
+from edl_airflow.failures import is_passing
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
 from edl_airflow.plugin import pages
 from edl_airflow.work import RescalingTarget
 from edl_runtime.autoscale.plan import JobTarget, Plan
-from edl_runtime.errors import SpecError
+from edl_runtime.errors import ClusterUnavailableError, SpecError
 
 DAGS = Path(__file__).parents[3] / "dags"
 WINDOWS = {"windows": [{"name": "day", "start": "08:00", "end": "20:00", "sizes": {"cluster": "50%"}}], "default": {}}
@@ -54,6 +55,20 @@ def test_values_of_the_form_are_rendered(context: dict[str, Any]) -> None:
     task = rendered(task, context)
     assert (task.dry_run, task.max_load) == ("True", "0.9")
     assert task.windows["windows"][0]["sizes"] == {"cluster": {"*": "50%"}}
+
+
+def test_a_cluster_that_is_away_is_no_mistake(
+    context: dict[str, Any], site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error is one that passes, so that the task is tried again."""
+
+    async def rescale(*_: object, **__: object) -> None:
+        raise ClusterUnavailableError("127.0.0.1:6443", "connection refused")
+
+    monkeypatch.setattr(site, "rescale", rescale, raising=False)
+    with pytest.raises(ClusterUnavailableError) as caught:
+        _operator().execute(context)
+    assert is_passing(caught.value)
 
 
 TARGETS = [
