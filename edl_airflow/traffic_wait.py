@@ -9,7 +9,7 @@ from typing import Self
 import msgspec
 
 from edl_airflow.waiting import Wait
-from edl_airflow.windows import sizes_by_name, sizes_in_words, window_now
+from edl_airflow.windows import left_to_training, sizes_by_name, sizes_in_words, window_now
 from edl_airflow.work import Outcome
 from edl_runtime.autoscale.traffic import FARTHEST, Sizes, Span, TrafficWindows
 
@@ -30,13 +30,14 @@ class TrafficView(msgspec.Struct, frozen=True, kw_only=True):
 class TrafficWait(Wait[TrafficView], frozen=True, kw_only=True, tag="traffic"):
     """A window that is `window`, if one is named, and that leaves training `at_least` so much of resources, if any.
 
-    `total` is what the cluster has of each resource.
+    `total` is what the cluster has of each resource, `quota` what all instances may have whatever that is.
     """
 
     windows: TrafficWindows
     window: str = ""
     at_least: Mapping[str, float] = {}
     total: Mapping[str, float] = {}
+    quota: Mapping[str, float] = {}
     conn_id: str = ""
 
     @property
@@ -74,7 +75,7 @@ class TrafficWait(Wait[TrafficView], frozen=True, kw_only=True, tag="traffic"):
         return self
 
     def _fits(self, name: str, sizes: Sizes) -> bool:
-        has = sizes.capacity(self.total)
+        has = left_to_training(sizes, self.total, self.quota)
         enough = all(has.get(resource, 0.0) >= amount for resource, amount in self.at_least.items())
         return enough and self.window in ("", name)
 

@@ -23,8 +23,8 @@ def own_size(sizes: Sizes, status: JobStatus) -> Size | None:
     return (sizes.pools if status.kind == "pool" else sizes.jobs).get(status.name)
 
 
-def wanted_in(window: str, sizes: Sizes, status: JobStatus, scaling: Scaling, total: Mapping[str, float]) -> Wanted:
-    """Return how many instances a job or pool shall have in a window, of a cluster that has `total` of each resource.
+def wanted_in(window: str, sizes: Sizes, status: JobStatus, scaling: Scaling, room: Mapping[str, float]) -> Wanted:
+    """Return how many instances a job or pool shall have in a window that leaves training this `room`.
 
     As many as the window says, and without a size of its own as many as there is room for in what training may use, at
     most its maximum. With less than its minimum it is suspended, if it goes on later where it was, and else keeps that.
@@ -32,7 +32,7 @@ def wanted_in(window: str, sizes: Sizes, status: JobStatus, scaling: Scaling, to
     kind: Literal["jobs", "pools"] = "pools" if status.kind == "pool" else "jobs"
     size = own_size(sizes, status)
     asked = Sizes(**{kind: {status.name: size or _ALL}})
-    most = asked.most(kind, status.name, scaling.resources, sizes.capacity(total))
+    most = asked.most(kind, status.name, scaling.resources, room)
     low, high = scaling.bounds.min, scaling.bounds.max
     said = f"window {window!r} has {_in_words(size)}"
     if most is None or most >= high:

@@ -124,12 +124,17 @@ def as_data(windows: TrafficWindows) -> dict[str, Any]:
 
 
 def total_of(capacity: Capacity) -> dict[str, float]:
-    """Return what all nodes have together of each resource, at most what a quota leaves to all instances."""
+    """Return what all nodes have together of each resource."""
     total: dict[str, float] = {}
     for node in capacity.nodes:
         for name, amount in node.total.items():
             total[name] = total.get(name, 0.0) + amount
-    return {name: min(amount, capacity.quota_total.get(name, amount)) for name, amount in total.items()}
+    return total
+
+
+def left_to_training(sizes: Sizes, total: Mapping[str, float], quota: Mapping[str, float]) -> dict[str, float]:
+    """Return what training may use in a window: of what all nodes have, no more than a quota lets instances have."""
+    return {name: min(amount, quota.get(name, amount)) for name, amount in sizes.capacity(total).items()}
 
 
 def sizes_in_words(sizes: Sizes) -> str:

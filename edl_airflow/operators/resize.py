@@ -23,7 +23,16 @@ from edl_airflow.pool_wait import PoolWait
 from edl_airflow.site import Site, open_site
 from edl_airflow.waiting import judge, wait_for
 from edl_airflow.window_size import Wanted, own_size, wanted_in
-from edl_airflow.windows import Windows, as_field, as_windows, check_window, is_known, total_of, window_of
+from edl_airflow.windows import (
+    Windows,
+    as_field,
+    as_windows,
+    check_window,
+    is_known,
+    left_to_training,
+    total_of,
+    window_of,
+)
 from edl_airflow.work import Outcome, PoolResult, RunningJob
 from edl_runtime.autoscale.traffic import Sizes
 from edl_runtime.errors import BackendError, SpecError, UnknownJobError
@@ -187,8 +196,11 @@ async def _wanted(name: str, window: str, sizes: Sizes, site: Site) -> Wanted:
     if status.scaling is None:
         raise BackendError(f"{name!r} has ended")
     size = own_size(sizes, status)
-    total = total_of(await site.backend.capacity()) if size is None or size.share else {}
-    return wanted_in(window, sizes, status, status.scaling, total)
+    room = {}
+    if size is None or size.share:
+        there = await site.backend.capacity()
+        room = left_to_training(sizes, total_of(there), there.quota_total)
+    return wanted_in(window, sizes, status, status.scaling, room)
 
 
 async def _why_ended(name: str, error: BackendError, site: Site) -> str:

@@ -19,6 +19,7 @@ from edl_airflow.site import open_site
 from edl_airflow.traffic_wait import TrafficView, TrafficWait
 from edl_airflow.windows import Windows, as_field, as_windows, check_window, is_known, total_of
 from edl_airflow.work import Outcome, WindowNow
+from edl_runtime.backends.base import Capacity
 from edl_runtime.errors import SpecError
 
 if TYPE_CHECKING:
@@ -76,11 +77,13 @@ class EdlTrafficSensor(EdlSensor[TrafficWait]):
         if self.window is not None:
             check_window(windows, self.window)
         at_least = _amounts(self.at_least) if self.at_least is not None else {}
+        there = self._capacity(at_least) if at_least else Capacity(nodes=())
         return TrafficWait(
             windows=windows,
             window=self.window or "",
             at_least=at_least,
-            total=self._total(at_least) if at_least else {},
+            total=total_of(there),
+            quota=there.quota_total,
             waits_s=self.timeout,
             until=until,
             deadline=task_deadline(self),
@@ -98,18 +101,19 @@ class EdlTrafficSensor(EdlSensor[TrafficWait]):
         assert outcome.window is not None  # noqa: S101 (that is what was waited for)
         return outcome.window
 
-    def _total(self, at_least: Mapping[str, float]) -> dict[str, float]:
-        """Return what the cluster has. Raises SpecError for what it knows nothing of."""
-        total = asyncio.run(_total(EdlHook(self.edl_conn_id).surroundings()))
+    def _capacity(self, at_least: Mapping[str, float]) -> Capacity:
+        """Return what there is for instances. Raises SpecError for resources that the cluster knows nothing of."""
+        there = asyncio.run(_capacity(EdlHook(self.edl_conn_id).surroundings()))
+        known = sorted(total_of(there))
         for resource in at_least:
-            if resource not in total:
-                raise SpecError("at_least", resource, f"what the cluster has: {', '.join(sorted(total))}")
-        return total
+            if resource not in known:
+                raise SpecError("at_least", resource, f"what the cluster has: {', '.join(known)}")
+        return there
 
 
-async def _total(surroundings: Surroundings) -> dict[str, float]:
+async def _capacity(surroundings: Surroundings) -> Capacity:
     async with open_site(surroundings) as site:
-        return total_of(await site.backend.capacity())
+        return await site.backend.capacity()
 
 
 def _amounts(given: object) -> dict[str, float]:

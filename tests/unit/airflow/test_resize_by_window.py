@@ -16,6 +16,7 @@ from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.pool_wait import PoolView, PoolWait
 from edl_airflow.waiting import judge
 from edl_airflow.window_size import wanted_in
+from edl_airflow.windows import left_to_training
 from edl_airflow.work import Outcome, Training
 from edl_runtime.autoscale.traffic_schema import to_windows
 from edl_runtime.backends.base import InstanceStatus, Scaling
@@ -85,7 +86,8 @@ HALF = "window 'night' has 50% of what training may use for it, which is"
 def test_how_many_a_window_has(sizes: dict[str, Any], scaling: Scaling, instances: int, reason: str) -> None:
     """Of a cluster of 8 GPUs and 16 cores, within the job's bounds, or none for now."""
     found = to_windows({"default": sizes}).sizes_at(datetime.now(UTC))
-    assert wanted_in("night", found, STUDENT, scaling, {"gpu": 8.0, "cpu": 16.0}) == (instances, reason)
+    room = left_to_training(found, {"gpu": 8.0, "cpu": 16.0}, {})
+    assert wanted_in("night", found, STUDENT, scaling, room) == (instances, reason)
 
 
 def test_what_is_suspended_is_not_resumed_below_its_minimum() -> None:

@@ -65,6 +65,8 @@ def wait_for_night(**changes: Any) -> EdlTrafficSensor:
         (ROOM, EVENING, "ready"),
         (msgspec.structs.replace(ROOM, at_least={"gpu": 2}), NOON, "ready"),
         (msgspec.structs.replace(ROOM, at_least={"gpu": 2}, window="night"), NOON, None),
+        (msgspec.structs.replace(ROOM, quota={"gpu": 6}), EVENING, "ready"),
+        (msgspec.structs.replace(ROOM, quota={"gpu": 5}), EVENING, "impossible"),
         (msgspec.structs.replace(ROOM, at_least={"gpu": 7}), NOON, "impossible"),
         (msgspec.structs.replace(ROOM, at_least={"gpu": 7}), EVENING, "impossible"),
         (msgspec.structs.replace(ROOM, window="day"), EVENING, "impossible"),

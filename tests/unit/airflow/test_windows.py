@@ -14,6 +14,7 @@ from edl_airflow.windows import (
     as_windows,
     check_window,
     days_in_words,
+    left_to_training,
     sizes_in_words,
     total_of,
     window_now,
@@ -219,8 +220,12 @@ def test_where_traffic_is_known_from_goes_along(source: dict[str, Any]) -> None:
     assert to_windows(as_data(windows)) == windows
 
 
-def test_a_quota_is_the_most_that_a_cluster_has() -> None:
-    """Whatever its nodes have together."""
-    nodes = tuple(NodeCapacity(name=name, total={"gpu": 4.0, "cpu": 8.0}, free={}) for name in ("a", "b"))
-    assert total_of(Capacity(nodes=nodes)) == {"gpu": 8, "cpu": 16}
-    assert total_of(Capacity(nodes=nodes, quota_total={"gpu": 6.0, "cpu": 99.0})) == {"gpu": 6, "cpu": 16}
+def test_a_window_leaves_a_part_of_all_nodes_and_no_more_than_a_quota() -> None:
+    """A quota takes nothing from what training may use of the cluster, but where it is less."""
+    total = total_of(
+        Capacity(nodes=tuple(NodeCapacity(name=name, total={"gpu": 4.0, "cpu": 8.0}, free={}) for name in "ab"))
+    )
+    assert total == {"gpu": 8, "cpu": 16}
+    half = to_windows({"default": {"cluster": "50%"}}).sizes_at(datetime.now(UTC))
+    assert left_to_training(half, total, {}) == {"gpu": 4, "cpu": 8}
+    assert left_to_training(half, total, {"gpu": 3.0, "cpu": 12.0}) == {"gpu": 3, "cpu": 8}
