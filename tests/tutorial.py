@@ -7,9 +7,13 @@ queue of tasks gave them. Here they lease and acknowledge the shards of a ledger
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Self
 
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.autoscale.rescale import rescale
@@ -86,15 +90,11 @@ class Tutorial:
         jobs = await self.backend.list()
         return {job.name: sum(one.phase == "running" for one in job.instances) for job in jobs}
 
-    async def rescale_until(
-        self, holds: Callable[[Mapping[str, int]], bool], look: Callable[[], Awaitable[None]] | None = None
-    ) -> dict[str, int]:
+    async def rescale_until(self, holds: Callable[[Mapping[str, int]], bool]) -> dict[str, int]:
         """Rescale again and again until it holds for what runs, and the next rescaling changes nothing."""
         deadline = time.monotonic() + WITHIN_S
         while True:
             done = await rescale(self.backend, self.client, self.namespace, self.rules)
-            if look:
-                await look()
             running = await self.running()
             if holds(running) and not done.plan.changes:
                 return running
@@ -108,6 +108,45 @@ class Tutorial:
 
     def ledger(self, name: str) -> Ledger:
         return Ledger(self.client, self.namespace, name, worker="test", shards=SHARDS)
+
+
+class Monitored:
+    """What the columns of `edl monitor` show meanwhile. A context manager."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        command = [sys.executable, "-P", "-m", "edl_runtime.cli", "monitor", "--every", "1"]
+        self._process = subprocess.Popen(command, env=dict(env), stdout=subprocess.PIPE, text=True)
+        self._lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Self:
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        status = self._process.wait(30)
+        self._reader.join()
+        assert self._process.stdout
+        self._process.stdout.close()
+        assert status == 0
+        assert self._lines[0].split("\t")[:4] == ["SUBMITTED-JOBS", "PENDING-JOBS", "RUNNING-TRAINERS", "CPU-UTILS"]
+
+    async def shows(self, submitted: int, pending: int, trainers: str) -> float:
+        """Wait for a line from now on with these jobs and trainers, a pattern; return the CPUs reserved, a share."""
+        deadline, since = time.monotonic() + WITHIN_S, len(self._lines)
+        while True:
+            for line in self._lines[since:]:
+                found = re.match(rf"{submitted}\t{pending}\t{trainers}\t([\d.]+)%", line)
+                if found:
+                    return float(found[1]) / 100
+            assert time.monotonic() < deadline, self._lines[since:]
+            await asyncio.sleep(0.1)
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            self._lines.append(line)
 
 
 def all_at_their_most(running: Mapping[str, int]) -> bool:

@@ -25,8 +25,8 @@ def running(job: JobStatus) -> int:
 
 
 def state(job: JobStatus) -> State:
-    """Return whether a job that has not ended runs by at least one instance, and whether it is to run."""
-    if running(job):
+    """Return whether a job that has not ended runs, by as many instances as it needs at least, and whether it is to."""
+    if running(job) >= (job.scaling.bounds.min if job.scaling else 1):
         return "running"
     return "pending" if job.wanted else "suspended"
 

@@ -58,8 +58,8 @@ def monitor(
     """Show submitted and pending jobs, running trainers and the share of CPUs and GPUs that is reserved.
 
     Goes on until Ctrl-C or SIGTERM: on a terminal with pools and with the targets of jobs and their reasons, else with
-    a line for each look, its columns apart by tabs. A pending job has no instance that runs. Jobs are those in the work
-    folder EDL_WORK_DIR, or with EDL_BACKEND=kubernetes in the cluster of the kubeconfig.
+    a line for each look, its columns apart by tabs. A pending job has fewer instances that run than it needs. Jobs are
+    those in the work folder EDL_WORK_DIR, or with EDL_BACKEND=kubernetes in the cluster of the kubeconfig.
 
     The Redis of EDL_REDIS_URL knows the members of pools, targets and the past, of the namespace EDL_NAMESPACE. What is
     seen is kept there for a week.

@@ -61,7 +61,7 @@ class PoolLine(msgspec.Struct, frozen=True, kw_only=True):
 class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     """What there is at a time, in Unix seconds.
 
-    - `submitted`: the trainings that have not ended, by name; `pending`: those of them of which no instance runs;
+    - `submitted`: the trainings that have not ended, by name; `pending`: those of which fewer run than they need;
       `suspended`: those of the pending that are to wait.
     - `trainers`: how many trainers of each run.
     - `use`: of each resource, by name; None while nobody can tell.

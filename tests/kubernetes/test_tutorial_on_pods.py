@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 from kubernetes_cluster import Cluster, RedisService
-from tutorial import MAX_LOAD, OTHER_LOAD, Tutorial, all_at_their_most, the_third_has_joined
+from tutorial import MAX_LOAD, OTHER_LOAD, Monitored, Tutorial, all_at_their_most, the_third_has_joined
 
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.backends.base import Backend
@@ -50,18 +51,24 @@ async def test_jobs_make_way_for_a_third(cluster: Cluster, redis_service: RedisS
     backend = cluster.backend()
     cpus, reserved = await _cpus(backend)
     assert reserved <= OTHER_LOAD * cpus, f"the cluster is too busy for this test: {reserved:g} of {cpus:g} CPUs"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+    where = {"KUBECONFIG": cluster.kubeconfig, "EDL_BACKEND": "kubernetes", "EDL_KUBE_NAMESPACE": cluster.namespace}
+    env = {**clean, **where, "EDL_REDIS_URL": redis_service.url, "EDL_NAMESPACE": namespace}
     async with _other_load(cluster, OTHER_LOAD * cpus - reserved), connect(redis_service.url) as client:
         tutorial = Tutorial(backend, client, namespace, redis_service.url_inside, Rules(max_load=MAX_LOAD))
         try:
-            await tutorial.submit("example", cpus)
-            await tutorial.rescale_until(lambda running: running == {"example": 10})
-            await tutorial.submit("example1", cpus)
-            await tutorial.rescale_until(all_at_their_most)
-            await tutorial.submit("example2", cpus)
-            assert (await tutorial.running())["example2"] < 4, "it finds room though the nodes are full"
-            running = await tutorial.rescale_until(the_third_has_joined)
-            assert not [job.name for job in await backend.list() if job.phase == "pending"], running
-            assert (await _cpus(backend))[1] <= MAX_LOAD * cpus + 1e-6
+            with Monitored(env) as monitor:
+                await tutorial.submit("example", cpus)
+                await tutorial.rescale_until(lambda running: running == {"example": 10})
+                assert await monitor.shows(1, 0, "example:10") == pytest.approx(0.544, abs=0.001)
+                await tutorial.submit("example1", cpus)
+                await tutorial.rescale_until(all_at_their_most)
+                assert await monitor.shows(2, 0, r"example:10\|example1:8") == pytest.approx(0.864, abs=0.001)
+                await tutorial.submit("example2", cpus)
+                await monitor.shows(3, 1, r"example:10\|example1:8\|example2:[0-3]")
+                await tutorial.rescale_until(the_third_has_joined)
+                use = await monitor.shows(3, 0, r"example:[34]\|example1:[34]\|example2:4")
+                assert 0.8 < use <= MAX_LOAD
         finally:
             for job in await backend.list():
                 await backend.delete(job.name)
