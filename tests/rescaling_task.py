@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +27,22 @@ def halts_one(
 ) -> Mapping[str, Target]:
     """Decide, and let the job that EDL_HALTED names answer nobody from then on."""
     found = decide(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)
-    os.kill(supervisor(Path(os.environ["EDL_WORK"]), os.environ["EDL_HALTED"]), signal.SIGSTOP)
+    os.kill(supervisor(_work_dir(), os.environ["EDL_HALTED"]), signal.SIGSTOP)
     return found
+
+
+def waits_for_another(
+    jobs: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
+) -> Mapping[str, Target]:
+    """Decide by what was seen before another task had the time to make a pass, if anything lets it."""
+    while len([*_work_dir().glob("task-*")]) < 2:
+        time.sleep(0.05)
+    time.sleep(2.0)
+    return decide(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)
+
+
+def _work_dir() -> Path:
+    return Path(os.environ["EDL_WORK"])
 
 
 def supervisor(work_dir: Path, name: str) -> int:
@@ -44,5 +59,6 @@ def context() -> Any:
 if __name__ == "__main__":
     from edl_airflow.operators.autoscale import EdlAutoscaleOperator
 
+    (_work_dir() / f"task-{os.getpid()}").touch()
     operator = EdlAutoscaleOperator(task_id="rescale", **json.loads(sys.argv[1]))
     sys.stdout.write(json.dumps(operator.execute(context())))

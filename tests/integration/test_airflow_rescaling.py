@@ -177,7 +177,8 @@ def _changes(one: Mapping[str, Any]) -> bool:
 def test_two_runs_at_once_come_one_after_the_other(world: World, jobs: Jobs) -> None:
     """Two processes reach the same targets: one resizes, and the other finds all as it should be."""
     jobs.submit(first=5, second=1)
-    both = [_begun(world, max_load=jobs.load_of(6)) for _ in range(2)]
+    given = {"max_load": jobs.load_of(6), "policy": "rescaling_task:waits_for_another"}
+    both = [_begun(world, **given) for _ in range(2)]
     earlier, later = sorted(map(_returned, both), key=lambda result: result["at"])
     assert _targets(earlier) == _targets(later) == {"first": 3, "second": 3}
     assert _counts(earlier) == {"first": 5, "second": 1}
