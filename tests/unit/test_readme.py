@@ -12,18 +12,33 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 
 
+def dags() -> list[str]:
+    return [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "with DAG" in block]
+
+
 def test_the_dag_to_copy_is_a_dag() -> None:
     """The README's DAG is valid Python that makes a DAG of one distillation task."""
     from edl_airflow.operators.distill import EdlDistillOperator
 
-    (source,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "with DAG" in block]
     made: dict[str, Any] = {}
-    exec(compile(source.replace("\n):\n", "\n) as dag:\n"), "README.md", "exec"), made)
+    exec(compile(dags()[0].replace("\n):\n", "\n) as dag:\n"), "README.md", "exec"), made)
 
     (task,) = made["dag"].tasks
     assert isinstance(task, EdlDistillOperator)
     assert task.deferrable
     assert task.retries == 1
+
+
+def test_the_dag_that_rescales_is_a_dag() -> None:
+    """Beside a file of windows, as the one of our own DAGs."""
+    from edl_airflow.operators.autoscale import EdlAutoscaleOperator
+
+    made: dict[str, Any] = {"__file__": str(ROOT / "dags" / "rescale.py")}
+    exec(compile(dags()[1].replace("catchup=False):", "catchup=False) as dag:"), "README.md", "exec"), made)
+
+    (task,) = made["dag"].tasks
+    assert isinstance(task, EdlAutoscaleOperator)
+    assert made["dag"].timetable.summary.startswith("at 07:00, 22:00 UTC")
 
 
 @pytest.mark.parametrize(
@@ -33,6 +48,7 @@ def test_the_dag_to_copy_is_a_dag() -> None:
         "docs/distillation.md",
         "docs/elastic-training.md",
         "docs/kubernetes.md",
+        "docs/rescaling.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
     ],
