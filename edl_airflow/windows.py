@@ -23,7 +23,6 @@ from edl_runtime.errors import SpecError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from edl_runtime.backends.base import Capacity
 
 Windows: TypeAlias = TrafficWindows | Mapping[str, Any] | Path | str
 """Traffic windows, or what they are read from: a mapping, the path of a file, "variable:NAME" for an Airflow Variable,
@@ -121,15 +120,6 @@ def as_data(windows: TrafficWindows) -> dict[str, Any]:
     if windows.traffic is not None:
         data["traffic"] = _traffic_data(windows.traffic)
     return data
-
-
-def total_of(capacity: Capacity) -> dict[str, float]:
-    """Return what all nodes have together of each resource."""
-    total: dict[str, float] = {}
-    for node in capacity.nodes:
-        for name, amount in node.total.items():
-            total[name] = total.get(name, 0.0) + amount
-    return total
 
 
 def left_to_training(sizes: Sizes, total: Mapping[str, float], quota: Mapping[str, float]) -> dict[str, float]:

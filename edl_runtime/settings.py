@@ -27,6 +27,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `discovery_url` (EDL_DISCOVERY_URL): `http://` or `https://` of an `edl discovery` that tells a student its
       teachers; used without a `redis_url`.
     - `discovery_token` (EDL_DISCOVERY_TOKEN): the bearer token that it asks for; required off loopback.
+    - `monitor_token` (EDL_MONITOR_TOKEN): the bearer token that the metrics of `edl monitor` ask for; required off
+      loopback.
     - `namespace` (EDL_NAMESPACE): prefix of all keys, so that several teams share one Redis.
     - `job` (EDL_JOB): the job's name; empty when started by hand.
     - `run` (EDL_RUN): which run of the job this is; another run of the same name has another. Empty by hand.
@@ -71,6 +73,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     redis_for_pods: str = ""
     discovery_url: str = ""
     discovery_token: str = ""
+    monitor_token: str = ""
     namespace: str = "default"
     job: str = ""
     run: str = ""
@@ -122,6 +125,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise SpecError(named("backend"), self.backend, " or ".join(map(repr, BACKENDS)))
         check_token(named("teacher_token"), self.teacher_token)
         check_token(named("discovery_token"), self.discovery_token)
+        check_token(named("monitor_token"), self.monitor_token)
 
     def _check_checkpoint(self) -> None:
         for field in ("checkpoint_every_steps", "checkpoint_keep_every"):

@@ -30,7 +30,6 @@ from edl_airflow.windows import (
     check_window,
     is_known,
     left_to_training,
-    total_of,
     window_of,
 )
 from edl_airflow.work import Outcome, PoolResult, RunningJob
@@ -199,7 +198,7 @@ async def _wanted(name: str, window: str, sizes: Sizes, site: Site) -> Wanted:
     room = {}
     if size is None or size.share:
         there = await site.backend.capacity()
-        room = left_to_training(sizes, total_of(there), there.quota_total)
+        room = left_to_training(sizes, there.total, there.quota_total)
     return wanted_in(window, sizes, status, status.scaling, room)
 
 

@@ -17,7 +17,7 @@ from edl_airflow.operators.templates import dag_folder, has_template
 from edl_airflow.sensors.base import EdlSensor
 from edl_airflow.site import open_site
 from edl_airflow.traffic_wait import TrafficView, TrafficWait
-from edl_airflow.windows import Windows, as_field, as_windows, check_window, is_known, total_of
+from edl_airflow.windows import Windows, as_field, as_windows, check_window, is_known
 from edl_airflow.work import Outcome, WindowNow
 from edl_runtime.backends.base import Capacity
 from edl_runtime.errors import SpecError
@@ -82,7 +82,7 @@ class EdlTrafficSensor(EdlSensor[TrafficWait]):
             windows=windows,
             window=self.window or "",
             at_least=at_least,
-            total=total_of(there),
+            total=there.total,
             quota=there.quota_total,
             waits_s=self.timeout,
             until=until,
@@ -104,7 +104,7 @@ class EdlTrafficSensor(EdlSensor[TrafficWait]):
     def _capacity(self, at_least: Mapping[str, float]) -> Capacity:
         """Return what there is for instances. Raises SpecError for resources that the cluster knows nothing of."""
         there = asyncio.run(_capacity(EdlHook(self.edl_conn_id).surroundings()))
-        known = sorted(total_of(there))
+        known = sorted(there.total)
         for resource in at_least:
             if resource not in known:
                 raise SpecError("at_least", resource, f"what the cluster has: {', '.join(known)}")

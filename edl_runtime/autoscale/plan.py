@@ -100,9 +100,8 @@ def plan(survey: Survey, rules: Rules, decide: Policy = policy.decide) -> Plan:
     moment = datetime.fromtimestamp(survey.at, UTC)
     going_on = [job for job in survey.jobs if not job.has_ended and job.scaling]
     resizable = {job.name: job for job in going_on if _can_be_resized(job)}
-    total = _total(survey.capacity)
-    room = _room(survey, rules, total, moment)
-    capacity = _left(room, survey.capacity, total, going_on, rules.max_load)
+    room = _room(survey, rules, moment)
+    capacity = _left(room, survey.capacity, going_on, rules.max_load)
     spans = list(rules.windows.spans(moment, lead_s=rules.lead_s)) if rules.windows else []
     decided = decide(
         [_as_job(job, survey, spans, capacity) for job in resizable.values()],
@@ -122,15 +121,14 @@ def plan(survey: Survey, rules: Rules, decide: Policy = policy.decide) -> Plan:
     )
 
 
-def _room(survey: Survey, rules: Rules, total: Mapping[str, float], moment: datetime) -> Room | None:
+def _room(survey: Survey, rules: Rules, moment: datetime) -> Room | None:
     if rules.windows is None:
         return None
+    total = survey.capacity.total
     return room_for_training(rules.windows, total, now=moment, outlook=survey.outlook, lead_s=rules.lead_s)
 
 
-def _left(
-    room: Room | None, there: Capacity, total: Mapping[str, float], jobs: Sequence[JobStatus], max_load: float
-) -> dict[str, float]:
+def _left(room: Room | None, there: Capacity, jobs: Sequence[JobStatus], max_load: float) -> dict[str, float]:
     """Return what all instances that can be resized may use together, by resource.
 
     That is what is for training, without what its jobs that can't be resized have; and no more than is left of the
@@ -138,11 +136,11 @@ def _left(
     """
     resizable = _reserved([job for job in jobs if _can_be_resized(job)], there)
     fixed = _reserved([job for job in jobs if not _can_be_resized(job)], there)
+    free = there.free
     found = {}
-    for name, amount in total.items():
-        free = sum(node.free.get(name, 0.0) for node in there.nodes)
+    for name, amount in there.total.items():
         ours = resizable.get(name, 0.0)
-        others = max(0.0, amount - free - ours)  # of processes, more may run than there is room for
+        others = max(0.0, amount - free.get(name, 0.0) - ours)  # of processes, more may run than there is room for
         left = [max_load * amount - others]
         if room:
             left.append(room.capacity[name] - fixed.get(name, 0.0))
@@ -150,11 +148,6 @@ def _left(
             left.append(there.quota_left[name] + ours)
         found[name] = max(0.0, round(min(left), 6))
     return found
-
-
-def _total(capacity: Capacity) -> dict[str, float]:
-    names = sorted({name for node in capacity.nodes for name in node.total})
-    return {name: sum(node.total.get(name, 0.0) for node in capacity.nodes) for name in names}
 
 
 def _reserved(jobs: Sequence[JobStatus], capacity: Capacity) -> dict[str, float]:

@@ -35,15 +35,15 @@ def use(jobs: Iterable[JobStatus], capacity: Capacity, plan: Plan | None) -> dic
     """Return the use of each resource that a node has. Instances without a place reserve nothing."""
     placed = [(job.scaling.resources, running(job)) for job in jobs if job.scaling and not job.has_ended]
     allowed: Mapping[str, float] = plan.capacity if plan else {}
-    names = dict.fromkeys(name for node in capacity.nodes for name in node.total)
+    free = capacity.free
     return {
         name: Use(
-            total=_rounded(sum(node.total.get(name, 0.0) for node in capacity.nodes)),
-            reserved=_rounded(sum(node.total.get(name, 0.0) - node.free.get(name, 0.0) for node in capacity.nodes)),
+            total=_rounded(total),
+            reserved=_rounded(total - free.get(name, 0.0)),
             ours=_rounded(sum(each.get(name, 0.0) * count for each, count in placed)),
             allowed=_rounded(allowed[name]) if name in allowed else None,
         )
-        for name in names
+        for name, total in capacity.total.items()
     }
 
 

@@ -219,10 +219,8 @@ def _within(field: str, error: SpecError) -> SpecError:
 
 def _parsed(text: str) -> tuple[object, dict[str, int]]:
     """Return plain data, and of each field the line on which it is."""
-    try:
-        import yaml
-    except ModuleNotFoundError:
-        raise SpecError("traffic windows", "a text, and no module yaml", "PyYAML installed") from None
+    import yaml
+
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -192,12 +192,30 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     quota_left: dict[str, float] = {}
     only_node: str = ""
 
+    @property
+    def total(self) -> dict[str, float]:
+        """What all nodes have together, by resource."""
+        return _sums(node.total for node in self.nodes)
+
+    @property
+    def free(self) -> dict[str, float]:
+        """What is free on all nodes together, by resource."""
+        return _sums(node.free for node in self.nodes)
+
     def place_of(self, instance: InstanceStatus) -> str:
         """Return under which name the node of an instance is in `nodes`, if at all; empty while it has no place.
 
         A planner has to ask this: with `only_node` all instances that have a place are there.
         """
         return instance.node and (self.only_node or instance.node)
+
+
+def _sums(quantities: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for each in quantities:
+        for name, amount in each.items():
+            found[name] = found.get(name, 0.0) + amount
+    return found
 
 
 class Backend(Protocol):

@@ -22,6 +22,7 @@ from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.monitor.collector import look
 from edl_runtime.monitor.screen import live, print_past, print_picture
 from edl_runtime.monitor.view import HEADINGS, Monitor, row
+from edl_runtime.protocol.address import check_exposure
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 from edl_runtime.waits import unless
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
 @click.option(
     "--metrics",
     metavar="[HOST:]PORT",
-    help="Show Prometheus the same at /metrics of this port, of this machine alone unless HOST says otherwise.",
+    help="Show Prometheus the same at /metrics of this port, of this machine alone unless HOST says otherwise; then it "
+    "asks for the bearer token EDL_MONITOR_TOKEN.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print a JSON object for each look; with --history, one for each point."
@@ -97,7 +99,7 @@ async def _watch(settings: RuntimeSettings, every_s: float, metrics: str | None,
     complain = _Complaints()
     async with _redis(settings) as client, places.following(settings) as backend:
         with ExitStack() as shown:
-            told = _Told(metrics, shown)
+            told = _Told(metrics, settings.monitor_token, shown)
             show = shown.enter_context(live()) if on_screen else _show_json if as_json else _lines()
             while not stop.is_set():
                 try:
@@ -165,13 +167,15 @@ class _Complaints:
 class _Told:
     """Shows Prometheus what was last seen, from the first time on, if that is wanted, as long as `shown` is open."""
 
-    def __init__(self, address: str | None, shown: ExitStack) -> None:
-        """Raises SpecError unless there can be such an address."""
+    def __init__(self, address: str | None, token: str, shown: ExitStack) -> None:
+        """Raises SpecError unless there can be such an address, and one off loopback has a token."""
         self._address = None
         if address is not None:
             from edl_runtime.monitor.metrics import parse_address
 
             self._address = parse_address(address)
+            check_exposure(self._address[0], token, "EDL_MONITOR_TOKEN")
+        self._token = token
         self._shown = shown
         self._last: Monitor | None = None
 
@@ -180,7 +184,7 @@ class _Told:
         if self._address and is_first:
             from edl_runtime.monitor.metrics import serving
 
-            url = self._shown.enter_context(serving(self._seen, *self._address))
+            url = self._shown.enter_context(serving(self._seen, *self._address, self._token))
             click.echo(f"edl: metrics at {url}", err=True)
 
     def _seen(self) -> Monitor:

@@ -5,21 +5,30 @@ Only who shows metrics imports this module, and with it Prometheus's client.
 
 from __future__ import annotations
 
+import hmac
+import socket
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import get_args
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, get_args
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from edl_runtime.autoscale.history import State, Use
 from edl_runtime.errors import SpecError
 from edl_runtime.monitor.view import UNITS, JobLine, Monitor, PoolLine
+from edl_runtime.protocol.address import check_exposure
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 HOST = "127.0.0.1"
-"""Prometheus's server asks nobody for a token, so it is for this machine only, unless told otherwise."""
+"""Where it listens unless told otherwise: elsewhere it asks for a token."""
 
 
 class MonitorCollector(Collector):
@@ -58,21 +67,55 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 @contextmanager
-def serving(last: Callable[[], Monitor], host: str, port: int) -> Iterator[str]:
-    """Show what was last seen at the URL that is given, by a thread of its own. Raises SpecError where it can't."""
+def serving(last: Callable[[], Monitor], host: str, port: int, token: str = "") -> Iterator[str]:
+    """Show what was last seen at the URL that is given, by a thread of its own, to whoever has the bearer token.
+
+    Raises SpecError where it can't, and off loopback without a token.
+    """
+    check_exposure(host, token, "EDL_MONITOR_TOKEN")
     registry = CollectorRegistry()
     registry.register(MonitorCollector(last))
     try:
-        server, thread = start_http_server(port, host, registry)
+        server = make_server(host, port, _guarded(make_wsgi_app(registry), token), _Server, _Handler)
     except OSError as error:
         given = f"{host}:{port}"
         raise SpecError("--metrics", given, f"an address that can be listened at ({error.strerror})") from error
+    thread = threading.Thread(target=server.serve_forever, name="edl metrics", daemon=True)
+    thread.start()
     try:
         yield f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = 10.0
+
+    def log_message(self, *_: object) -> None:
+        """A line for each scrape would be nobody's news."""
+
+
+def _guarded(app: WSGIApplication, token: str) -> WSGIApplication:
+    """Return the app for those alone who have the token; for all, if there is none."""
+    wanted = f"Bearer {token}".encode()
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if token and not hmac.compare_digest(environ.get("HTTP_AUTHORIZATION", "").encode(), wanted):
+            start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
+            return [b"the bearer token is missing or wrong; it is in EDL_MONITOR_TOKEN\n"]
+        return app(environ, start_response)
+
+    return answer
 
 
 def _of_jobs(lines: Iterable[JobLine]) -> Iterator[Metric]:

@@ -93,8 +93,9 @@ async def test_what_is_somebody_elses_is_named_and_left_alone(
     """Any object may well have the name that one of the job's would have."""
     group, _, resource = plural.rpartition("/")
     path = f"/{group}/namespaces/{cluster.namespace}/{resource}"
+    name = theirs["metadata"]["name"]
+    await cluster.ask("DELETE", f"{path}/{name}")  # the log of an earlier test's job, say
     made = await cluster.ask("POST", path, theirs)
-    name = made["metadata"]["name"]
     try:
         said = await refused(cluster.backend(), cluster, kind, SubmitError)
         assert f"the {made['kind']} {name!r} is there and is not ours; give the job another name" in said

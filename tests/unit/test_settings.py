@@ -89,7 +89,9 @@ def test_half_of_tls_is_refused(variable: str, needed: str) -> None:
 
 def test_secrets_are_told_apart() -> None:
     """Redis' URL and the tokens never go where plain settings go."""
-    settings = RuntimeSettings(redis_url="redis://:pw@h:1", teacher_token="t", discovery_token="d", pool="p")
+    settings = RuntimeSettings(
+        redis_url="redis://:pw@h:1", teacher_token="t", discovery_token="d", monitor_token="m", pool="p"
+    )
     plain, secret = split_secrets(settings.to_env())
     assert plain == {"EDL_POOL": "p"}
-    assert set(secret) == {"EDL_DISCOVERY_TOKEN", "EDL_REDIS_URL", "EDL_TEACHER_TOKEN"}
+    assert set(secret) == {"EDL_DISCOVERY_TOKEN", "EDL_MONITOR_TOKEN", "EDL_REDIS_URL", "EDL_TEACHER_TOKEN"}

@@ -26,11 +26,12 @@ def by_kubeconfig(
     async def connect() -> AsyncIterator[ApiClient]:
         from kubernetes_asyncio.client import ApiClient, Configuration
         from kubernetes_asyncio.config import ConfigException, load_kube_config
+        from yaml import YAMLError
 
         configuration = Configuration()
         try:
             await load_kube_config(config_file=_file(file), context=context, client_configuration=configuration)
-        except (ConfigException, OSError) as error:
+        except (ConfigException, OSError, YAMLError) as error:
             raise _no_kubeconfig(file, error) from error
         async with ApiClient(configuration) as client:
             yield client
@@ -41,10 +42,11 @@ def by_kubeconfig(
 def namespace_of(file: str | None = None, context: str | None = None) -> str:
     """Return the namespace that a kubeconfig's context names, "default" if none. Raises SpecError."""
     from kubernetes_asyncio.config import ConfigException, list_kube_config_contexts
+    from yaml import YAMLError
 
     try:
         contexts, current = list_kube_config_contexts(config_file=_file(file))
-    except (ConfigException, OSError) as error:
+    except (ConfigException, OSError, YAMLError) as error:
         raise _no_kubeconfig(file, error) from error
     chosen = next((each for each in contexts if each["name"] == context), None) if context else current
     if chosen is None:

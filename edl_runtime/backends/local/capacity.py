@@ -35,9 +35,14 @@ def capacity_beside(jobs: Iterable[JobStatus], total: Mapping[str, float]) -> Ca
     return Capacity(nodes=(NodeCapacity(name=HERE, total=dict(total), free=free),))
 
 
-def scaling_of(spec: JobSpec) -> Scaling:
-    """Return what decides on the size of a job that is about to start: what it reserves is what its pods would."""
-    asked = {name: much for name, much in spec.pod.reserves().items() if much} if spec.pod else {}
+def scaling_of(spec: JobSpec, total: Mapping[str, float]) -> Scaling:
+    """Return what decides on the size of a job that is about to start.
+
+    It reserves what its pods would, of what a machine with so much in `total` has at all, and a core where that is
+    nothing: its processes start whatever they would ask for as pods.
+    """
+    asked = spec.pod.reserves() if spec.pod else {}
+    asked = {name: much for name, much in asked.items() if much and total.get(name)}
     return Scaling(
         bounds=spec.bounds,
         resources=asked or {"cpu": 1.0},

@@ -22,7 +22,7 @@ import msgspec
 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import locks
-from edl_runtime.backends.local.capacity import scaling_of
+from edl_runtime.backends.local.capacity import machine_total, scaling_of
 from edl_runtime.backends.local.folders import JobFolder, WorkFolder
 from edl_runtime.backends.local.instances import Instances
 from edl_runtime.backends.local.job import Job
@@ -95,7 +95,7 @@ def _first_status(start: Start) -> JobStatus:
         token=start.token,
         digest=start.spec.digest,
         wanted=start.spec.instances,
-        scaling=scaling_of(start.spec),
+        scaling=scaling_of(start.spec, machine_total()),
         elastic=start.spec.elastic,
         cwd=start.spec.cwd,
         created_at=time.time(),

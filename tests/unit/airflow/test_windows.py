@@ -16,7 +16,6 @@ from edl_airflow.windows import (
     days_in_words,
     left_to_training,
     sizes_in_words,
-    total_of,
     window_now,
     window_of,
 )
@@ -222,9 +221,9 @@ def test_where_traffic_is_known_from_goes_along(source: dict[str, Any]) -> None:
 
 def test_a_window_leaves_a_part_of_all_nodes_and_no_more_than_a_quota() -> None:
     """A quota takes nothing from what training may use of the cluster, but where it is less."""
-    total = total_of(
-        Capacity(nodes=tuple(NodeCapacity(name=name, total={"gpu": 4.0, "cpu": 8.0}, free={}) for name in "ab"))
-    )
+    total = Capacity(
+        nodes=tuple(NodeCapacity(name=name, total={"gpu": 4.0, "cpu": 8.0}, free={}) for name in "ab")
+    ).total
     assert total == {"gpu": 8, "cpu": 16}
     half = to_windows({"default": {"cluster": "50%"}}).sizes_at(datetime.now(UTC))
     assert left_to_training(half, total, {}) == {"gpu": 4, "cpu": 8}

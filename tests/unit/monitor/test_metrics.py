@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import urllib.error
 import urllib.request
 
 import pytest
@@ -113,6 +114,21 @@ def test_a_port_that_is_taken_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(SpecError, match=rf"127.0.0.1:{port}.*in use"), serving(seen, "127.0.0.1", port):
             pass
+
+
+def test_others_need_a_token() -> None:
+    """Off loopback none is an error, and with one nobody else is told anything."""
+    with pytest.raises(SpecError, match="EDL_MONITOR_TOKEN"), serving(seen, "0.0.0.0", 0):
+        pass
+    with serving(seen, "127.0.0.1", 0, "t0ken") as url:
+        for header in ({}, {"Authorization": "Bearer wr0ng"}, {"Authorization": "Bearer t\u00f6ken"}):
+            request = urllib.request.Request(url, headers=header)
+            with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+                urllib.request.urlopen(request, timeout=10)
+            assert b"EDL_MONITOR_TOKEN" in refused.value.read()
+        request = urllib.request.Request(url, headers={"Authorization": "Bearer t0ken"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert "edl_jobs" in answer.read().decode()
 
 
 @pytest.mark.parametrize(
