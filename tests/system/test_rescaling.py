@@ -18,31 +18,40 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 WITHIN_S = 150.0
 """How long anything may take on two busy cores."""
 
+AT_ONCE_S = 45.0
+"""How long it takes from a job's coming to another size of it, once Airflow listens."""
+
+Submit = Callable[[str], None]
+
 
 @pytest.fixture
-def job(laptop: Laptop, client: AirflowClient) -> Iterator[Run]:
-    """A run that has begun to train with one instance, once rescaling waits for jobs."""
+def submit(laptop: Laptop, client: AirflowClient) -> Iterator[Submit]:
+    """Start a run that begins to train a job with one instance, once rescaling is switched on."""
     for dag_id in ("rescales", "submits"):
         laptop.wait_for_dag(client, dag_id)
         client.unpause(dag_id)
-    run = client.trigger("submits")
-    yield run
+    runs: list[Run] = []
+    yield lambda job: runs.append(client.trigger("submits", {"job": job}))
     client._ask("PATCH", "/api/v2/dags/rescales", json={"is_paused": True})
-    client.fail(run)
-    _until(laptop, lambda: not _sizes(laptop), "the job of a failed run goes on")
+    for run in runs:
+        client.fail(run)
+    _until(laptop, lambda: not _sizes(laptop), "the jobs of failed runs go on")
 
 
 def test_a_job_that_comes_is_given_room_and_gives_it_back_when_a_person_approves(
-    laptop: Laptop, client: AirflowClient, job: Run
+    laptop: Laptop, client: AirflowClient, submit: Submit
 ) -> None:
-    """Nobody has triggered the first run; the second waits for an answer, and only then does the job shrink."""
-    assert job.dag_id == "submits"
-    _until(laptop, lambda: _sizes(laptop) == {"rescaled": (3, 3)}, lambda: str(_sizes(laptop)))
+    """Nobody has triggered the first run; the second waits for an answer, and only then does the job shrink.
+
+    Another job, once Airflow listens, is given room within seconds.
+    """
+    submit("first")
+    _until(laptop, lambda: _sizes(laptop) == {"first": (3, 3)}, lambda: str(_sizes(laptop)))
     _until(laptop, lambda: client.runs("rescales", ["success"]), "no run has ended")
     first = client.runs("rescales", ["success"])[-1]
     assert first.run_id.startswith("asset_triggered")
     result = client.xcom(first, "rescale")
-    assert [(one["name"], one["instances"], one["target"]) for one in result["targets"]] == [("rescaled", 1, 3)]
+    assert [(one["name"], one["instances"], one["target"]) for one in result["targets"]] == [("first", 1, 3)]
     assert result["window"] == "always"
     page = _page(client, first)
     assert "window always" in page
@@ -51,14 +60,21 @@ def test_a_job_that_comes_is_given_room_and_gives_it_back_when_a_person_approves
 
     shrinks = client.trigger("rescales", {"cpus": 0.0015, "approve": True})
     question = _answered(laptop, client, shrinks)
-    assert question["subject"] == "Shrink rescaled from 3 to 1?"
-    assert "| rescaled | 3 | 1 | shrinks from 3 to 1" in question["body"]
+    assert question["subject"] == "Shrink first from 3 to 1?"
+    assert "| first | 3 | 1 | shrinks from 3 to 1" in question["body"]
     result = client.xcom(shrinks, "rescale")
     assert (result["waiting"], result["targets"][0]["target"]) == ([], 1)
-    _until(laptop, lambda: _sizes(laptop) == {"rescaled": (1, 1)}, lambda: str(_sizes(laptop)))
+    _until(laptop, lambda: _sizes(laptop) == {"first": (1, 1)}, lambda: str(_sizes(laptop)))
     assert "shrinks from 3 to 1" in _page(client, shrinks)
     log = "\n".join(client.log(shrinks, client.tasks(shrinks)[0]))
-    assert "admin approves that these shrink: rescaled" in log
+    assert "admin approves that these shrink: first" in log
+
+    submit("second")
+    _until(laptop, lambda: "second" in _sizes(laptop), "the second job has not begun")
+    began = time.monotonic()
+    _until(laptop, lambda: _sizes(laptop)["second"][0] == 2, lambda: str(_sizes(laptop)))
+    assert time.monotonic() - began < AT_ONCE_S
+    assert _sizes(laptop)["first"][0] == 1  # it was resized just now, and rests
 
 
 def _answered(laptop: Laptop, client: AirflowClient, run: Run) -> dict[str, Any]:
@@ -69,7 +85,7 @@ def _answered(laptop: Laptop, client: AirflowClient, run: Run) -> dict[str, Any]
     def has_ended() -> bool:
         (task,) = client.tasks(run)
         if task.state == "awaiting_input":
-            assert asked or _sizes(laptop) == {"rescaled": (3, 3)}
+            assert asked or _sizes(laptop) == {"first": (3, 3)}
             question = client._ask("GET", path)
             if not question["response_received"]:
                 asked.append(question)

@@ -17,10 +17,10 @@ from edl_runtime.specs import TrainerSpec
 GO = Path(os.environ.get("AIRFLOW_HOME", "")).parent / "go"
 WAITS = f"import os, time\nwhile not os.path.exists({str(GO)!r}): time.sleep(0.2)"
 
-with DAG("submits", schedule=None):
+with DAG("submits", schedule=None, params={"job": "first"}):
     EdlTrainOperator(
         task_id="train",
-        job="rescaled",
+        job="{{ params.job }}",
         trainer=TrainerSpec(command=("python", "-c", WAITS), pod=Pod(resources={"cpu": "1m"})),
         trainers="1:3",
         deferrable=True,
