@@ -160,14 +160,15 @@ class BrokenStreamError(ClusterUnavailableError):
 
 
 class RescalingError(EdlError):
-    """Raised when one rescaling waits in vain for another to end."""
+    """Raised when a rescaling, or the one that it waits for, does not come to its end."""
 
-    def __init__(self, waited_s: float) -> None:
-        super().__init__(waited_s)
-        self.waited_s = waited_s
+    def __init__(self, what: str, limit_s: float) -> None:
+        super().__init__(what, limit_s)
+        self.what = what
+        self.limit_s = limit_s
 
     def __str__(self) -> str:
-        return f"another rescaling has not ended within {self.waited_s:g} s; nothing was changed. Try again"
+        return f"{self.what} has not ended within {self.limit_s:g} s; the next one does what is left to do"
 
 
 class RegistryError(EdlError):

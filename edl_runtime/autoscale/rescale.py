@@ -19,7 +19,7 @@ from edl_runtime.autoscale.plan import JobTarget, Plan, Policy, Rules, plan
 from edl_runtime.autoscale.policy import decide
 from edl_runtime.autoscale.present import point
 from edl_runtime.autoscale.survey import survey
-from edl_runtime.errors import JobEndedError, RescalingError, SpecError, UnknownJobError
+from edl_runtime.errors import JobEndedError, RegistryUnavailableError, RescalingError, SpecError, UnknownJobError
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
 
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from edl_runtime.backends.base import Backend
 
 PASS_S = 60.0
-"""A pass that takes longer is not alone any more, should another begin."""
+"""A pass that takes longer is given up: what it was decided by is not so any more."""
+
+LET_GO_S = 5.0
+"""So much later another may begin, should the first be unable to say that it is over."""
 
 WAITS_S = 90.0
 """So long a pass waits for the one before it."""
@@ -54,16 +57,21 @@ async def rescale(
     """Make one pass; with `dry_run` decide alone.
 
     A job that has ended meanwhile is told in `refused`. Raises RegistryUnavailableError, BackendError when what decides
-    can't be asked or a job can't be resized, RescalingError if the pass before this one does not come to its end.
+    can't be asked or a job can't be resized, RescalingError if this pass or the one before it takes too long.
     """
     async with _alone(client, namespace):
-        surveyed = await survey(backend, client, namespace, rules.windows)
-        found = plan(surveyed, rules, policy)
-        refused = {} if dry_run else await _carry_out(found, backend)
-        if not dry_run:
-            await keep(client, namespace, found)
-            await history.record(client, namespace, point(surveyed.jobs, surveyed.capacity, found))
-    return Rescaled(plan=found, refused=refused)
+        try:
+            async with asyncio.timeout(PASS_S):
+                surveyed = await survey(backend, client, namespace, rules.windows)
+                found = plan(surveyed, rules, policy)
+                if dry_run:
+                    return Rescaled(plan=found)
+                refused = await _carry_out(found, backend)
+                await keep(client, namespace, found)
+                await history.record(client, namespace, point(surveyed.jobs, surveyed.capacity, found))
+                return Rescaled(plan=found, refused=refused)
+        except TimeoutError:
+            raise RescalingError("this rescaling", PASS_S) from None
 
 
 async def keep(client: Redis, namespace: str, found: Plan) -> None:
@@ -110,15 +118,15 @@ async def _alone(client: Redis, namespace: str) -> AsyncIterator[None]:
     """Hold the lock of passes in this namespace; one that is lost meanwhile is left."""
     from redis.exceptions import LockError
 
-    lock = client.lock(keys.rescaling(namespace), timeout=PASS_S, blocking_timeout=WAITS_S)
+    lock = client.lock(keys.rescaling(namespace), timeout=PASS_S + LET_GO_S, blocking_timeout=WAITS_S)
     with unavailable_if_lost(client):
         if not await lock.acquire():
-            raise RescalingError(WAITS_S)
+            raise RescalingError("another rescaling", WAITS_S)
     try:
         yield
     finally:
         try:
             with unavailable_if_lost(client):
                 await lock.release()
-        except LockError:
-            structlog.get_logger("edl").warning("rescaling.slow", took_longer_than_s=PASS_S)
+        except (LockError, RegistryUnavailableError) as error:  # it is let go of by itself
+            structlog.get_logger("edl").warning("rescaling.lock_lost", cause=str(error))

@@ -14,9 +14,9 @@ from edl_runtime.autoscale.jobs import Job, Node, Target
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.autoscale.policy import decide
 from edl_runtime.autoscale.rescale import last_plan, rescale
-from edl_runtime.backends.base import JobStatus
+from edl_runtime.backends.base import Capacity, JobStatus
 from edl_runtime.backends.local import LocalBackend
-from edl_runtime.errors import BackendError, RegistryUnavailableError
+from edl_runtime.errors import BackendError, RegistryUnavailableError, RescalingError
 from edl_runtime.pods import Pod
 from edl_runtime.specs import Bounds, JobSpec
 from edl_runtime.store.client import connect
@@ -161,6 +161,32 @@ async def test_what_is_left_undone_the_next_pass_completes(
         assert len(done.plan.changes) == 3
         assert await wanted(backend) == {one.name: one.target for one in meant.targets}
         assert not (await rescale(backend, client, namespace, rules)).plan.changes
+
+
+class Silent(LocalBackend):
+    """A backend that does not answer."""
+
+    async def capacity(self) -> Capacity:
+        await asyncio.sleep(600)
+        raise AssertionError
+
+
+async def test_a_pass_that_takes_too_long_is_given_up(
+    backend: LocalBackend, work_dir: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was decided by may be so no more. Nothing is changed, and the next pass need not wait for it."""
+    await submit(backend, "first", Bounds(1, 9), 6)
+    rules = await rules_for(backend, 3)
+    async with connect(redis_url) as client:
+        monkeypatch.setattr("edl_runtime.autoscale.rescale.PASS_S", 0.5)
+        with pytest.raises(RescalingError, match=r"has not ended within 0\.5 s"):
+            await rescale(Silent(work_dir), client, namespace, rules)
+        monkeypatch.undo()
+        assert await wanted(backend) == {"first": 6}
+        began = time.monotonic()
+        await rescale(backend, client, namespace, rules)
+        assert time.monotonic() - began < 5
+        assert await wanted(backend) == {"first": 3}
 
 
 async def test_without_redis_nothing_is_changed(backend: LocalBackend, own_redis: RedisServer, namespace: str) -> None:
