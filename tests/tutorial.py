@@ -81,9 +81,9 @@ class Tutorial:
         self.rules = rules
         self._secrets = {"EDL_REDIS_URL": redis_url}
 
-    async def submit(self, name: str, cpus: float) -> None:
-        await self.ledger(name).restore(None, 1)
-        await self.backend.submit(spec(name, self.namespace, cpus), token="test/1", secrets=self._secrets)
+    async def submit(self, spec: JobSpec) -> None:
+        await self.ledger(spec.name).restore(None, 1)
+        await self.backend.submit(spec, token="test/1", secrets=self._secrets)
 
     async def running(self) -> dict[str, int]:
         """Return how many trainers of each job run; of one that has as many as it wants, no others being there."""

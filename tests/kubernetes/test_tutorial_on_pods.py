@@ -6,12 +6,15 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
+from contract.asking import eventually
 from kubernetes_cluster import Cluster, RedisService
-from tutorial import MAX_LOAD, OTHER_LOAD, Monitored, Tutorial, all_at_their_most, the_third_has_joined
+from tutorial import MAX_LOAD, OTHER_LOAD, Monitored, Tutorial, all_at_their_most, spec, the_third_has_joined
 
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.backends.base import Backend
+from edl_runtime.pods import Pod
 from edl_runtime.store.client import connect
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.system, pytest.mark.timeout(900)]
@@ -58,13 +61,13 @@ async def test_jobs_make_way_for_a_third(cluster: Cluster, redis_service: RedisS
         tutorial = Tutorial(backend, client, namespace, redis_service.url_inside, Rules(max_load=MAX_LOAD))
         try:
             with Monitored(env) as monitor:
-                await tutorial.submit("example", cpus)
+                await tutorial.submit(spec("example", namespace, cpus))
                 await tutorial.rescale_until(lambda running: running == {"example": 10})
                 assert await monitor.shows(1, 0, "example:10") == pytest.approx(0.544, abs=0.001)
-                await tutorial.submit("example1", cpus)
+                await tutorial.submit(spec("example1", namespace, cpus))
                 await tutorial.rescale_until(all_at_their_most)
                 assert await monitor.shows(2, 0, r"example:10\|example1:8") == pytest.approx(0.864, abs=0.001)
-                await tutorial.submit("example2", cpus)
+                await tutorial.submit(spec("example2", namespace, cpus))
                 await monitor.shows(3, 1, r"example:10\|example1:8\|example2:[0-3]")
                 await tutorial.rescale_until(the_third_has_joined)
                 use = await monitor.shows(3, 0, r"example:[34]\|example1:[34]\|example2:4")
@@ -76,3 +79,30 @@ async def test_jobs_make_way_for_a_third(cluster: Cluster, redis_service: RedisS
             consumed, begun = await tutorial.consumed(name)
             assert consumed > 0
             assert begun == 0
+
+
+async def test_a_resize_that_no_node_can_hold_is_taken_back(
+    cluster: Cluster, redis_service: RedisService, namespace: str
+) -> None:
+    """Instances that find no room on any node are not waited for, however much is free on all of them together."""
+    backend = cluster.backend()
+    cpus, reserved = await _cpus(backend)
+    large = msgspec.structs.replace(
+        spec("example", namespace, cpus), pod=Pod(resources={"cpu": f"{round(cpus * 400)}m"}), instances=2
+    )
+    fit = int((cpus - reserved) / (cpus * 0.4))
+    async with connect(redis_service.url) as client:
+        tutorial = Tutorial(backend, client, namespace, redis_service.url_inside, Rules())
+        try:
+            await tutorial.submit(large)
+            await backend.resize("example", 7)
+
+            async def waits_for_room() -> bool:
+                return any("cpu" in one.reason for one in (await backend.get("example")).instances)
+
+            await eventually(waits_for_room, "a pod without room")
+            assert await tutorial.rescale_until(lambda running: running["example"] == fit)
+            job = await backend.get("example")
+            assert (job.wanted, [one.phase for one in job.instances]) == (fit, ["running"] * fit)
+        finally:
+            await backend.delete("example")
