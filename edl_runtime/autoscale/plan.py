@@ -190,6 +190,7 @@ def _as_job(job: JobStatus, survey: Survey, spans: Sequence[Span], capacity: Map
         submitted_s=job.created_at,
         changed_s=min(one.started_at for one in job.instances) if any(places) else scaling.resized_at,
         resized_s=None if job.kind == "pool" else scaling.resized_at,  # its students go on while it is resized
+        speedup=survey.speedups.get(job.name),
         limit=_limit(job, survey, spans, capacity),
     )
 

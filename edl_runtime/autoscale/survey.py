@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edl_runtime.autoscale.jobs import Limit
+from edl_runtime.autoscale.jobs import Limit, Speedup
 from edl_runtime.autoscale.room import Outlook
+from edl_runtime.autoscale.speeds import speedups
 from edl_runtime.autoscale.teachers import teachers_needed
 from edl_runtime.autoscale.traffic import TrafficWindows
 from edl_runtime.backends.base import Capacity, JobStatus
@@ -31,6 +32,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     - `capacity`: the nodes, and what is free there.
     - `outlook`: what is known of the web's need; None where no source tells it.
     - `needs`: how many teachers a pool's students need, by the pool's name, for those that can tell.
+    - `speedups`: how much faster a job trains with more instances, by its name, where that was measured.
     """
 
     at: float
@@ -38,6 +40,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Capacity
     outlook: Outlook | None = None
     needs: Mapping[str, Limit] = {}
+    speedups: Mapping[str, Speedup] = {}
 
 
 async def survey(backend: Backend, client: Redis, namespace: str, windows: TrafficWindows | None = None) -> Survey:
@@ -51,7 +54,8 @@ async def survey(backend: Backend, client: Redis, namespace: str, windows: Traff
     pools = {job.name: job for job in jobs if job.kind == "pool" and not job.has_ended}
     said = await demands(client, namespace, list(pools))
     needs = {name: _need(job, said[name]) for name, job in pools.items() if job.scaling}
-    return Survey(at=now_s, jobs=tuple(jobs), capacity=capacity, outlook=outlook, needs=needs)
+    measured = await speedups(client, namespace, jobs, now_s)
+    return Survey(at=now_s, jobs=tuple(jobs), capacity=capacity, outlook=outlook, needs=needs, speedups=measured)
 
 
 def _need(pool: JobStatus, said: PoolDemand) -> Limit:

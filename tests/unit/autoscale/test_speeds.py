@@ -1,0 +1,94 @@
+"""How much faster jobs train with more instances, by what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edl_runtime.autoscale.jobs import Speedup
+from edl_runtime.autoscale.speeds import FRESH_S, STEADY_S, fit, speedups, steady_speed
+from edl_runtime.backends.base import InstanceStatus, JobStatus, Scaling
+from edl_runtime.progress import Progress, publish
+from edl_runtime.specs import Bounds
+from edl_runtime.store.client import connect
+
+NOW = 100_000.0
+
+
+def job(have: int, **more: Any) -> JobStatus:
+    given: dict[str, Any] = {"wanted": have, "resized_at": None, **more}
+    return JobStatus(
+        name="job",
+        kind="trainer",
+        elastic=True,
+        phase="running",
+        token="",
+        digest="",
+        created_at=NOW - 500,
+        wanted=given["wanted"],
+        instances=tuple(
+            InstanceStatus(index=index, phase="running", started_at=NOW - given.get("age", 400))
+            for index in range(have)
+        ),
+        scaling=Scaling(bounds=Bounds(1, 9), resources={"cpu": 1.0}, resized_at=given["resized_at"]),
+    )
+
+
+def report(instances: int, speed: float = 90.0, age: float = 1.0) -> Progress:
+    return Progress(step=1, updated_at=NOW - age, samples_per_s=speed, instances=instances)
+
+
+@pytest.mark.parametrize("a", [0.0, 0.03, 0.4, 1.0])
+def test_what_follows_the_law_is_found(a: float) -> None:
+    """Whatever one instance alone does, and whichever sizes were measured."""
+    true = Speedup(a=a)
+    for sizes in ((1, 2), (2, 5), (3, 4, 9)):
+        found = fit({size: 70 * true.goodput(size) for size in sizes})
+        assert found
+        assert found.a == pytest.approx(a, abs=1e-9)
+
+
+def test_what_does_not_stays_within_its_limits() -> None:
+    """More than twice as fast by twice as many is perfect, and slower by more is no gain at all."""
+    assert fit({1: 10.0, 2: 25.0}) == Speedup(a=0.0)
+    assert fit({1: 10.0, 4: 2.0}) == Speedup(a=1.0)
+    assert fit({1: 1.0, 2: 0.1, 9: 0.01}) == Speedup(a=1.0)
+    assert fit({4: 10.0}) is None
+    assert fit({}) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "speed"),
+    [
+        (job(3), report(3), 90.0),
+        (job(3), None, None),
+        (job(3), report(2), None),
+        (job(3, wanted=4), report(3), None),
+        (job(3), report(3, age=FRESH_S + 1), None),
+        (job(3), report(3, speed=0.0), None),
+        (job(3, age=STEADY_S - 1), report(3), None),
+        (job(3, resized_at=NOW - STEADY_S + 1), report(3), None),
+        (job(3, resized_at=NOW - STEADY_S), report(3), 90.0),
+    ],
+)
+def test_a_speed_is_that_of_a_job_at_rest(status: JobStatus, said: Progress | None, speed: float | None) -> None:
+    """With as many as it is to have, all of which have trained together for a while."""
+    assert steady_speed(status, said, NOW) == speed
+
+
+async def test_speeds_are_kept_from_pass_to_pass(redis_url: str, namespace: str) -> None:
+    """Of each size the mean of what was and what is; two sizes make a speed-up."""
+    async with connect(redis_url) as client:
+        for have, speed, expected in (
+            (1, 100.0, None),
+            (2, 100.0, 1.0),
+            (2, 200.0, 1 / 3),
+            (3, 150.0, None),
+        ):
+            await publish(client, namespace, "job", report(have, speed))
+            found = await speedups(client, namespace, [job(have)], NOW)
+            assert list(found) == ([] if have == 1 else ["job"])
+            if expected is not None:
+                assert found["job"].a == pytest.approx(expected)
+        assert await speedups(client, namespace, [], NOW) == {}
