@@ -55,6 +55,9 @@ class EdlResizeOperator(TextTemplates):
     without a size of its own, as many as there is room for in that. With fewer than its minimum a job or pool is
     suspended, unless it would not go on later where it was: then it keeps its minimum. Log and result say why.
 
+    Windows count as they are declared, not what a source of traffic says that the web needs. Where all jobs of a
+    connection are rescaled, as by `EdlAutoscaleOperator`, the next pass decides anew, within the same windows.
+
     :param teacher_pool: the pool's name; or, and exactly one of them, (templated)
     :param job: the name of a job of elastic trainers, as `EdlTrainOperator` was given it (templated)
     :param instances: the wanted number of teachers or instances; or, and exactly one of them, (templated)

@@ -35,7 +35,8 @@ class EdlTrafficSensor(EdlSensor[TrafficWait]):
 
     Returns a `WindowNow`: its name, start, end and sizes. It succeeds at any time within the window, by the clock of
     the machine that waits. Deferrable, it sleeps in the triggerer until the window that holds is over. Fails at once
-    when no window leaves training so much; see `EdlSensor` for what all sensors share.
+    when no window leaves training so much; see `EdlSensor` for what all sensors share. What windows declare counts, not
+    what a source of traffic says that the web needs, which may leave less.
 
     :param windows: traffic windows, as a mapping, a Path of a YAML file (a relative one starts from the DAG's file), a
         text, or "variable:NAME" for an Airflow Variable, which is read when the task runs (templated)
@@ -77,7 +78,7 @@ class EdlTrafficSensor(EdlSensor[TrafficWait]):
         if self.window is not None:
             check_window(windows, self.window)
         at_least = _amounts(self.at_least) if self.at_least is not None else {}
-        there = self._capacity(at_least) if at_least else Capacity(nodes=())
+        there = self._there(at_least) if at_least else Capacity(nodes=())
         return TrafficWait(
             windows=windows,
             window=self.window or "",
@@ -101,7 +102,7 @@ class EdlTrafficSensor(EdlSensor[TrafficWait]):
         assert outcome.window is not None  # noqa: S101 (that is what was waited for)
         return outcome.window
 
-    def _capacity(self, at_least: Mapping[str, float]) -> Capacity:
+    def _there(self, at_least: Mapping[str, float]) -> Capacity:
         """Return what there is for instances. Raises SpecError for resources that the cluster knows nothing of."""
         there = asyncio.run(_capacity(EdlHook(self.edl_conn_id).surroundings()))
         known = sorted(there.total)

@@ -36,7 +36,10 @@ class TrafficWindowTimetable(Timetable):
     another one or by the hour that comes twice, has a run each time that it begins. What ends in more than 400 days, or
     never, has an interval of 400 days. Also without catchup the window that holds has its run when the DAG is switched
     on, unless that has had it: windows are about now. A change of the windows is followed from the next edge on, or at
-    once when by the new ones another window holds.
+    once when by the new ones a window holds that began after the last run did.
+
+    It is for what is to be done once a window, as a training that begins with the night. A rescaling is to be made
+    again and again, and before a window begins that leaves less: `edl_rescale_by_traffic` has a schedule for that.
 
     Everything is read when the DAG's file is, a Variable too, and kept as plain data: a change of a Variable counts
     when the file is read again. Raises SpecError for mistakes in the windows, for names that no window has, and, when
@@ -52,7 +55,11 @@ class TrafficWindowTimetable(Timetable):
         self, windows: Windows, only: Sequence[str] | str | None = None, *, run_immediately: bool = True
     ) -> None:
         self.windows = as_windows(windows, folder=calling_folder())
+        if only is not None and not isinstance(only, str | list | tuple):
+            raise SpecError("only", only, "names of windows, as in ['night'], or None for all")
         self.only = None if only is None else tuple([only] if isinstance(only, str) else only)
+        if not isinstance(run_immediately, bool):
+            raise SpecError("run_immediately", run_immediately, "True or False")
         self.run_immediately = run_immediately
         for name in self.only or ():
             check_window(self.windows, name, field="only")

@@ -7,15 +7,16 @@ what they have before all others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
 from edl_runtime.autoscale import policy
-from edl_runtime.autoscale.jobs import Job, Limit, Node, Target
+from edl_runtime.autoscale.jobs import MOST, Job, Limit, Node, Target
 from edl_runtime.autoscale.room import LEAD_S, Room, room_for_training
 from edl_runtime.autoscale.survey import Survey
 from edl_runtime.autoscale.traffic import Span, TrafficWindows
@@ -25,6 +26,10 @@ from edl_runtime.specs import JobKind
 
 PAUSE_S = 1.0
 """How long a resize stops a job: rounded up from what `benchmarks/resize.py` measures for live and warm ones."""
+
+
+UNLIMITED = "instance"
+"""What an instance needs one of where nothing that it reserves is limited."""
 
 
 class Policy(Protocol):
@@ -103,20 +108,26 @@ def plan(survey: Survey, rules: Rules, decide: Policy = policy.decide) -> Plan:
     room = _room(survey, rules, moment)
     capacity = _left(room, survey.capacity, going_on, rules.max_load)
     spans = list(rules.windows.spans(moment, lead_s=rules.lead_s)) if rules.windows else []
-    decided = decide(
-        [_as_job(job, survey, spans, capacity) for job in resizable.values()],
-        [Node(name=node.name, free=_nothing_below_0(node.free)) for node in survey.capacity.nodes],
-        capacity,
-        now_s=survey.at,
-        pause_s=rules.pause_s,
-    )
+    jobs = [_as_job(job, survey, spans, capacity) for job in resizable.values()]
+    lasting = {job.name for job in resizable.values() if not _scaling(job).resumes}
+    ask = partial(decide, now_s=survey.at, pause_s=rules.pause_s)
+    targets = _kept_running(jobs, _nodes(survey.capacity), capacity, lasting, ask)
     return Plan(
         at=survey.at,
         window=spans[0].name if spans else "",
         until=spans[0].end.timestamp() if spans and spans[0].end else None,
         why=room.why if room else "",
         capacity=capacity,
-        targets=tuple(_target(resizable[name], target, survey.capacity) for name, target in sorted(decided.items())),
+        targets=tuple(
+            JobTarget(
+                name=name,
+                kind=resizable[name].kind,
+                instances=resizable[name].wanted,
+                target=target.instances,
+                reason=target.reason,
+            )
+            for name, target in sorted(targets.items())
+        ),
         notes=tuple(_notes(spans, going_on)),
     )
 
@@ -140,7 +151,9 @@ def _left(room: Room | None, there: Capacity, jobs: Sequence[JobStatus], max_loa
     found = {}
     for name, amount in there.total.items():
         ours = resizable.get(name, 0.0)
-        others = max(0.0, amount - free.get(name, 0.0) - ours)  # of processes, more may run than there is room for
+        others = max(
+            fixed.get(name, 0.0), amount - free.get(name, 0.0) - ours
+        )  # of processes, more may run than there is room for
         left = [max_load * amount - others]
         if room:
             left.append(room.capacity[name] - fixed.get(name, 0.0))
@@ -171,10 +184,11 @@ def _scaling(job: JobStatus) -> Scaling:
 
 
 def _places(job: JobStatus, capacity: Capacity) -> tuple[str, ...]:
-    """Return the node of each instance that is wanted, "" for one without a place."""
-    there = sorted(job.instances, key=lambda one: one.index)[: job.wanted]
+    """Return the node of each instance that is wanted and was not given up, "" for one without a place."""
+    living = [one for one in job.instances if not one.given_up]
+    there = sorted(living, key=lambda one: one.index)[: job.attainable]
     nodes = [capacity.place_of(one) if one.phase in ("pending", "running") else "" for one in there]
-    return (*nodes, *[""] * (job.wanted - len(nodes)))
+    return (*nodes, *[""] * (job.attainable - len(nodes)))
 
 
 def _as_job(job: JobStatus, survey: Survey, spans: Sequence[Span], capacity: Mapping[str, float]) -> Job:
@@ -183,16 +197,21 @@ def _as_job(job: JobStatus, survey: Survey, spans: Sequence[Span], capacity: Map
     return Job(
         name=job.name,
         bounds=scaling.bounds,
-        resources=scaling.resources,
+        resources=_counted(scaling.resources, survey.capacity),
         nodes=places,
         priority=scaling.priority,
         weight=scaling.weight,
         submitted_s=job.created_at,
-        changed_s=min(one.started_at for one in job.instances) if any(places) else scaling.resized_at,
+        changed_s=_began_s(job) if any(places) else scaling.resized_at,
         resized_s=None if job.kind == "pool" else scaling.resized_at,  # its students go on while it is resized
         speedup=survey.speedups.get(job.name),
         limit=_limit(job, survey, spans, capacity),
     )
+
+
+def _began_s(job: JobStatus) -> float:
+    """Return since when one of its instances is there."""
+    return min((one.started_at for one in job.instances if one.started_at), default=job.created_at)
 
 
 def _limit(job: JobStatus, survey: Survey, spans: Sequence[Span], capacity: Mapping[str, float]) -> Limit | None:
@@ -209,14 +228,54 @@ def _window(span: Span) -> str:
     return "the time between windows" if span.name == "default" else f"window {span.name!r}"
 
 
-def _target(job: JobStatus, target: Target, capacity: Capacity) -> JobTarget:
-    """Return a job's target; one that would lose its work is not suspended."""
-    scaling = _scaling(job)
-    instances, reason = target.instances, target.reason
-    if not instances and any(_places(job, capacity)) and not scaling.resumes:
-        instances = min(scaling.bounds.min, job.wanted)
-        reason = f"goes on with {instances}, since it has no checkpoint to be suspended with; else it {reason}"
-    return JobTarget(name=job.name, kind=job.kind, instances=job.wanted, target=instances, reason=reason)
+def _kept_running(
+    jobs: Sequence[Job],
+    nodes: Sequence[Node],
+    capacity: Mapping[str, float],
+    lasting: Collection[str],
+    ask: Callable[[Sequence[Job], Sequence[Node], Mapping[str, float]], Mapping[str, Target]],
+) -> dict[str, Target]:
+    """Return targets by which no job of those in `lasting` is suspended while it runs: it would lose its work.
+
+    Such a one goes on with its minimum, and what others may have is decided anew, beside that.
+    """
+    kept: dict[str, Target] = {}
+    while True:
+        others = [job for job in jobs if job.name not in kept]
+        going_on = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
+        targets = ask(others, _freed(nodes, going_on), _beside(capacity, going_on))
+        lost = [job for job in others if job.name in lasting and job.runs and not targets[job.name].instances]
+        if not lost:
+            return {**targets, **kept}
+        for job in lost:
+            count = _needed(job)
+            why = f"goes on with {count}, since it has no checkpoint to be suspended with; else it "
+            kept[job.name] = Target(instances=count, reason=why + targets[job.name].reason)
+
+
+def _needed(job: Job) -> int:
+    """Return how many instances a job that runs has to keep so that its minimum goes on; the last ones leave first."""
+    placed = [index for index, node in enumerate(job.nodes, start=1) if node]
+    return max(job.bounds.min, placed[: job.bounds.min][-1])
+
+
+def _freed(nodes: Sequence[Node], kept: Sequence[tuple[Job, int]]) -> list[Node]:
+    """Return the nodes with what the instances beyond those that are kept give back."""
+    free = {node.name: dict(node.free) for node in nodes}
+    for job, count in kept:
+        for place in filter(free.__contains__, job.nodes[count:]):
+            for name, need in job.resources.items():
+                free[place][name] = round(free[place].get(name, 0.0) + need, 6)
+    return [Node(name=name, free=left) for name, left in free.items()]
+
+
+def _beside(capacity: Mapping[str, float], kept: Sequence[tuple[Job, int]]) -> dict[str, float]:
+    """Return what is left of the capacity beside what is kept."""
+    left = dict(capacity)
+    for job, count in kept:
+        for name in left.keys() & job.resources.keys():
+            left[name] = max(0.0, round(left[name] - count * job.resources[name], 6))
+    return left
 
 
 def _notes(spans: Sequence[Span], jobs: Sequence[JobStatus]) -> Iterator[str]:
@@ -233,5 +292,18 @@ def _unknown(what: str, span: Span, sizes: Mapping[str, object], known: Sequence
             yield f"{_window(span)} has a size for {what} {name!r}, and there is no such {what} now{hint}"
 
 
-def _nothing_below_0(free: Mapping[str, float]) -> dict[str, float]:
-    return {name: max(0.0, amount) for name, amount in free.items()}
+def _nodes(capacity: Capacity) -> list[Node]:
+    """Return the nodes with what is free; the one that stands for all has room for whatever no quota limits."""
+    unlimited = {UNLIMITED: MOST} if capacity.only_node else {}
+    return [
+        Node(name=node.name, free={name: min(max(0.0, much), MOST) for name, much in (node.free | unlimited).items()})
+        for node in capacity.nodes
+    ]
+
+
+def _counted(resources: Mapping[str, float], capacity: Capacity) -> dict[str, float]:
+    """Return what an instance needs, of what is known: where a quota stands for all nodes, it limits nothing else."""
+    if not capacity.only_node:
+        return dict(resources)
+    known = capacity.total
+    return {name: need for name, need in resources.items() if name in known} or {UNLIMITED: 1.0}

@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from edl_runtime.autoscale.claims import Claim, Claims, Refusal
-from edl_runtime.autoscale.jobs import MOST, SMALLEST, Job, Node, Speedup, Target
+from edl_runtime.autoscale.jobs import SMALLEST, Job, Node, Speedup, Target
 from edl_runtime.errors import SpecError
 
 REST_S = 300.0
@@ -80,8 +80,8 @@ def _check(jobs: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, fl
             twice = next(name for number, name in enumerate(names) if name in names[:number])
             raise SpecError(field, twice, "a name for each: this is the name of two")
     for resource, amount in capacity.items():
-        if not 0 <= amount <= MOST:
-            raise SpecError(f"capacity[{resource!r}]", amount, f"a number, 0 to {MOST:g}")
+        if not 0 <= amount < math.inf:
+            raise SpecError(f"capacity[{resource!r}]", amount, "a number, 0 or more")
     if not 0 <= pause_s < math.inf:
         raise SpecError("pause_s", pause_s, "seconds, 0 or more")
 

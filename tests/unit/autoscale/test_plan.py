@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edl_runtime.autoscale.jobs import Limit
 from edl_runtime.autoscale.plan import Plan, Rules, plan
@@ -141,18 +144,102 @@ def test_what_cannot_be_resized_has_what_it_has() -> None:
 
 
 def test_who_has_no_checkpoint_is_not_suspended() -> None:
-    """It goes on with its minimum; and one that has not begun yet waits."""
+    """It goes on with its minimum, and others share what is left beside that; one that has not begun yet waits."""
     jobs = [
         job("first", Bounds(3, 3), 1.0, 3, priority=1),
         job("second", Bounds(2, 4), 1.0, 3, resumes=False),
-        job("third", Bounds(2, 4), 1.0, 0, pending=2, resumes=False),
+        job("third", Bounds(3, 4), 1.0, 0, pending=2, resumes=False),
     ]
-    found = planned(jobs, 8.0, max_load=0.5)
-    assert counts(found) == {"first": 3, "second": 2, "third": 0}
+    found = planned(jobs, 10.0, max_load=0.4)
+    assert counts(found) == {"first": 0, "second": 2, "third": 0}
     assert reasons(found)["second"] == (
         "goes on with 2, since it has no checkpoint to be suspended with; else it is suspended, with a checkpoint: its "
         "minimum of 2 does not fit beside those that come first"
     )
+    assert counts(planned(jobs, 10.0, max_load=0.5)) == {"first": 3, "second": 2, "third": 0}
+    assert counts(planned(jobs, 10.0, max_load=0.1)) == {"first": 0, "second": 2, "third": 0}, "what runs, runs"
+
+
+def test_who_is_kept_leaves_what_it_has_beyond_its_minimum_to_others() -> None:
+    """In the same pass; and with instances that have no place it keeps those that run."""
+    large = job("large", Bounds(1, 9), 1.0, 8, resumes=False)
+    found = planned([large, job("new", Bounds(4, 4), 1.0, 0, pending=4, priority=1)], 8.0, windows=SMALL)
+    assert counts(found) == {"large": 1, "new": 4}
+    places = ("", "node", "node")
+    gaps = msgspec.structs.replace(
+        large,
+        wanted=3,
+        instances=tuple(
+            InstanceStatus(index=index, phase="running" if node else "pending", started_at=NOON - 4000, node=node)
+            for index, node in enumerate(places)
+        ),
+    )
+    assert counts(planned([gaps], 8.0, windows=SMALL)) == {"large": 2}
+
+
+SMALL = to_windows({"windows": [], "default": {"jobs": {"large": 0}}})
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.integers(0, 4), st.integers(0, 5), st.booleans(), st.integers(0, 1)), max_size=5
+    ),
+    st.integers(0, 12),
+)
+def test_a_plan_never_exceeds_what_there_is(drawn: list[tuple[int, int, int, bool, int]], allowed: int) -> None:
+    """Unless those that can't be suspended take more than that by their minimums alone."""
+    jobs = [
+        job(f"job-{number}", Bounds(least, least + more), 1.0, have, resumes=resumes, priority=priority)
+        for number, (least, more, have, resumes, priority) in enumerate(drawn)
+    ]
+    found = planned(jobs, 24.0, max_load=max(allowed, 0.001) / 24)
+    kept = sum(one.target for one in found.targets if "no checkpoint" in one.reason)
+    assert sum(one.target for one in found.targets) <= max(allowed, kept)
+
+
+def test_a_quota_limits_what_it_names_alone() -> None:
+    """Where nobody may see nodes, one stands for all, and what the quota does not name there is enough of."""
+    there = Capacity(
+        nodes=(NodeCapacity(name="quota", total={"cpu": 10.0}, free={"cpu": 8.0}),),
+        quota_total={"cpu": 10.0},
+        quota_left={"cpu": 8.0},
+        only_node="quota",
+    )
+    runs, new = job("runs", Bounds(1, 9), 1.0, 2), job("new", Bounds(1, 4), 1.0, 0, pending=1)
+    jobs = [
+        msgspec.structs.replace(one, scaling=msgspec.structs.replace(one.scaling, resources=resources))
+        for one, resources in ((runs, {"cpu": 1.0, "pods": 1.0}), (new, {"pods": 1.0, "memory": 5.0}))
+        if one.scaling
+    ]
+    found = plan(Survey(at=NOON, jobs=tuple(jobs), capacity=there), Rules())
+    assert counts(found) == {"runs": 9, "new": 4}
+
+
+def test_clusters_may_have_more_than_one_node_can() -> None:
+    """A hundred nodes with two terabytes each, of which no job needs much."""
+    node = NodeCapacity(name="node", total={"cpu": 4.0, "memory": 3e14}, free={"cpu": 4.0, "memory": 3e14})
+    waiting = job("job", Bounds(1, 4), 1.0, 0, pending=1)
+    found = plan(Survey(at=NOON, jobs=(waiting,), capacity=Capacity(nodes=(node,))), Rules())
+    assert counts(found) == {"job": 4}
+
+
+def test_processes_that_can_not_be_resized_come_first_without_windows_too() -> None:
+    """Three of three CPUs, as processes may have, leave nothing to others."""
+    jobs = [job("single", Bounds(1, 1), 3.0, 1, elastic=False), job("other", Bounds(1, 9), 1.0, 3)]
+    node = NodeCapacity(name="node", total={"cpu": 3.0}, free={"cpu": 0.0})
+    found = plan(Survey(at=NOON, jobs=tuple(jobs), capacity=Capacity(nodes=(node,))), Rules())
+    assert found.capacity == {"cpu": 0.0}
+    assert counts(found) == {"other": 0}
+
+
+def test_who_was_given_up_has_no_place_to_keep() -> None:
+    """A job of four of which one was given up has three, and nobody who lives leaves for it."""
+    four = job("job", Bounds(3, 4), 1.0, 4)
+    first = msgspec.structs.replace(four.instances[0], phase="failed", given_up=True, node="")
+    given_up = msgspec.structs.replace(four, instances=(first, *four.instances[1:]))
+    found = planned([given_up], 3.0)
+    assert counts(found) == {"job": 3}
+    assert reasons(found)["job"].startswith("stays at 3")
 
 
 def test_a_pool_has_as_many_as_its_students_need() -> None:
