@@ -19,6 +19,7 @@ from edl_runtime.autoscale.zones import zone_of
 from edl_runtime.errors import SpecError
 
 DAY_S = 86_400
+YEAR_S = 366 * DAY_S
 
 SPARSE_S = 3600
 """A slot without samples is as the one before, for so long."""
@@ -67,8 +68,8 @@ class Foresight(msgspec.Struct, frozen=True, kw_only=True):
             if not 1 <= getattr(self, field) < math.inf:
                 raise SpecError(field, getattr(self, field), "1 or more")
         for field in ("lead_s", "silent_after_s", "memory_s"):
-            if not 0 <= getattr(self, field) < math.inf:
-                raise SpecError(field, getattr(self, field), "seconds, 0 or more")
+            if not 0 <= getattr(self, field) <= YEAR_S:
+                raise SpecError(field, getattr(self, field), f"seconds, 0 to {YEAR_S:,}: a year")
         if not 1 <= self.slot_s <= DAY_S or DAY_S % self.slot_s or self.slot_s != int(self.slot_s):
             raise SpecError("slot_s", self.slot_s, "seconds that divide a day, as 600")
 

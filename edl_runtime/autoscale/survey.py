@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +21,10 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from edl_runtime.backends.base import Backend
+
+
+LOOKS = 3
+"""So often jobs and nodes are looked at until both are as they are at one time."""
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +52,8 @@ async def survey(backend: Backend, client: Redis, namespace: str, windows: Traff
     Raises BackendError, RegistryUnavailableError.
     """
     now_s = time.time()
-    looks = asyncio.gather(backend.list(), backend.capacity(), _outlook(windows, client, namespace, now_s))
-    jobs, capacity, outlook = await looks
+    outlook = await _outlook(windows, client, namespace, now_s)
+    jobs, capacity = await _jobs_and_capacity(backend)
     pools = {job.name: job for job in jobs if job.kind == "pool" and not job.has_ended}
     said = await demands(client, namespace, list(pools))
     needs = {name: _need(job, said[name]) for name, job in pools.items() if job.scaling}
@@ -58,9 +61,27 @@ async def survey(backend: Backend, client: Redis, namespace: str, windows: Traff
     return Survey(at=now_s, jobs=tuple(jobs), capacity=capacity, outlook=outlook, needs=needs, speedups=measured)
 
 
+async def _jobs_and_capacity(backend: Backend) -> tuple[list[JobStatus], Capacity]:
+    """Return both as they are at one time: no instance has found its place, or left it, between the two looks.
+
+    Where they do so again and again, the last of some looks counts.
+    """
+    jobs = await backend.list()
+    for _ in range(LOOKS):
+        capacity = await backend.capacity()
+        before, jobs = jobs, await backend.list()
+        if _placed(before) == _placed(jobs):
+            break
+    return jobs, capacity
+
+
+def _placed(jobs: Sequence[JobStatus]) -> list[tuple[str, list[tuple[int, str]]]]:
+    return [(job.name, [(one.index, one.node) for one in job.instances]) for job in jobs]
+
+
 def _need(pool: JobStatus, said: PoolDemand) -> Limit:
     assert pool.scaling  # noqa: S101 - none has ended
-    need = teachers_needed(pool.wanted, said, pool.scaling.bounds)
+    need = teachers_needed(pool.attainable, said, pool.scaling.bounds)
     return Limit(instances=need.teachers, reason=need.reason)
 
 

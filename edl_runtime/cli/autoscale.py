@@ -20,7 +20,14 @@ from edl_runtime.autoscale.traffic import TrafficWindows
 from edl_runtime.autoscale.traffic_schema import read_windows
 from edl_runtime.cli import places
 from edl_runtime.cli.tables import print_table
-from edl_runtime.errors import BackendError, RegistryUnavailableError, RescalingError, SourceUnavailableError, SpecError
+from edl_runtime.errors import (
+    BackendError,
+    NoSamplesError,
+    RegistryUnavailableError,
+    RescalingError,
+    SourceError,
+    SpecError,
+)
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 
@@ -81,7 +88,9 @@ async def _passes(
         if rules.windows and rules.windows.traffic:
             try:
                 await check(rules.windows.traffic, client, now_s=time.time())
-            except SourceUnavailableError as error:
+            except (SourceError, RegistryUnavailableError) as error:
+                if every_s is None and isinstance(error, NoSamplesError):  # as of a query that returns nothing
+                    raise
                 click.echo(f"edl: {error}; what windows say holds meanwhile", err=True)
         while True:
             try:

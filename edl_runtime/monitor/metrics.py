@@ -44,7 +44,7 @@ class MonitorCollector(Collector):
         states = Counter(line.state for line in seen.jobs if line.kind == "trainer")
         yield _by(
             "edl_jobs",
-            "Trainings that have not ended: with an instance that runs, without one, and told to wait.",
+            "Trainings that have not ended: with as many instances as they need, with fewer, and told to wait.",
             ["phase"],
             (([state], states[state]) for state in get_args(State)),
         )

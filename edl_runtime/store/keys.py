@@ -21,7 +21,7 @@ script touches one slot and Redis Cluster works.
 | checkpoints | stream of those that landed, as JSON; the last 1,000 or so | 30 days from the last | agents | Airflow |
 | plan | string, JSON of the last rescaling's plan | a day | who rescales | `edl monitor`, Airflow |
 | rescaling | string, the lock of who rescales | a minute | who rescales | who rescales |
-| shrink answer | string, whether a job may shrink: yes or no | as long as a question waits | Airflow | Airflow |
+| shrink answer | string, whether a job may shrink: yes or no | as long as the answer holds | Airflow | Airflow |
 | history | stream of what ran when, as JSON; the last 10,000 or so | a week from the last | Lua | `edl monitor` |
 | news | stream of jobs that came or went, as JSON; the last 1,000 or so | a day from the last | who submits | Airflow |
 | ledger:state | hash, a ledger of shards: fence and counts | a week from the last use | Lua | Lua |

@@ -11,6 +11,12 @@ import msgspec
 from edl_runtime.autoscale.profile import Foresight, Sample
 from edl_runtime.errors import SpecError
 
+MOST_SAMPLES = 100_000
+"""So many samples a profile is learned from at most: ten requests to Prometheus."""
+
+MOST_TIMEOUT_S = 20.0
+"""A pass that waits for two answers so long is still in time."""
+
 _TOKEN_VARIABLE = re.compile(r"EDL_TRAFFIC_[A-Z0-9_]+")
 
 
@@ -21,7 +27,7 @@ class Prometheus(msgspec.Struct, frozen=True, kw_only=True, tag="prometheus"):
       be shown.
     - `query`: PromQL that makes one series, as sum(rate(http_requests_total[5m])).
     - `step_s`: seconds between two samples.
-    - `timeout_s`: how long an answer may take, in seconds.
+    - `timeout_s`: how long an answer may take, in seconds, up to 20.
     - `token_env`: the environment variable that holds the bearer token, EDL_TRAFFIC_ and more; empty for no token.
       What reads the source, as an Airflow worker, must have it. No other variable can be named, for who may write
       windows may send it anywhere.
@@ -41,8 +47,8 @@ class Prometheus(msgspec.Struct, frozen=True, kw_only=True, tag="prometheus"):
             raise SpecError("query", self.query, "PromQL, as in sum(rate(http_requests_total[5m]))")
         if not 1 <= self.step_s < math.inf:
             raise SpecError("step_s", self.step_s, "seconds, 1 or more")
-        if not 0 < self.timeout_s < math.inf:
-            raise SpecError("timeout_s", self.timeout_s, "seconds, above 0")
+        if not 0 < self.timeout_s <= MOST_TIMEOUT_S:
+            raise SpecError("timeout_s", self.timeout_s, f"seconds, above 0, up to {MOST_TIMEOUT_S:g}")
         if self.token_env and not _TOKEN_VARIABLE.fullmatch(self.token_env):
             # Not shown: it may be the token, written where the variable's name belongs.
             given = f"{len(self.token_env)} characters that are no name of such a variable"
@@ -107,6 +113,10 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
             raise SpecError("resource", self.resource, "the name of a resource, as gpu")
         if not 0 < self.times < math.inf:
             raise SpecError("times", self.times, "a number above 0")
+        if isinstance(self.source, Prometheus) and self.foresight.memory_s > MOST_SAMPLES * self.source.step_s:
+            least = self.foresight.memory_s / MOST_SAMPLES
+            allowed = f"{least:g} or more, so that memory_s is {MOST_SAMPLES:,} samples at most"
+            raise SpecError("prometheus.step_s", self.source.step_s, allowed)
 
     def needs(self, samples: list[Sample]) -> list[Sample]:
         """Return what a source counted as what the web needs of the resource."""
