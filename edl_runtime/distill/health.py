@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 
@@ -10,6 +11,10 @@ import structlog
 FIRST_REST_S = 0.1
 LAST_REST_S = 30.0
 """A teacher in quarantine rests, each time twice as long as the time before."""
+
+JITTER = 1.25
+"""A rest is up to so many times as long, by chance: teachers that are probed at the same time again and again would be
+asked the same as the last time, each of them, and what all fail would not be found."""
 
 PROBATION = 5
 """When it has behaved for so many times the rest that would be next, that is the first again. One that answers wrongly
@@ -60,7 +65,7 @@ class Health:
             log.warning("teacher.quarantined", teacher=self.address, cause=reason, rest_s=self._rest_s)
             self.reason = reason
             self.out.clear()
-            self._due_at = now + self._rest_s
+            self._due_at = now + self._rest_s * random.uniform(1, JITTER)  # noqa: S311 - nobody is to be kept from guessing
             self._rest_s = min(2 * self._rest_s, LAST_REST_S)
 
     def broke(self, reason: str) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 from elastic_agents import SCRIPT, Trainer, batches_of, join, leave, open_gate, stepped, trainers, weights
+from teacher_process import wait_until
 
 from edl_runtime.elastic.messages import Abort, Failed, Finished, Join, Lost, Ready, Stepped, Up
 
@@ -136,8 +137,8 @@ def test_workers_that_load_samples_die_with_their_trainer(tmp_path: Path) -> Non
         only.await_word(Ready)
         join([only], 1)
         only.await_word(Stepped)
+        wait_until(lambda: len(loading(only)) == 2)  # the second may take longer than a step
         workers = loading(only)
-        assert len(workers) == 2
         only.process.kill()
         assert psutil.wait_procs(workers, timeout=SOON_S)[1] == []
 

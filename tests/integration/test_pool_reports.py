@@ -60,7 +60,7 @@ def test_a_student_that_only_waits_and_its_teacher_say_so(settings: RuntimeSetti
     assert load is not None
     assert student is not None
     assert load.busy * load.over_s > 0.9 * student.over_s  # it was there before
-    assert student.waiting > 0.9
+    assert student.waiting > 0.7
     assert 0.9 < student.asked <= 1.01
     assert (student.teachers, student.want) == (1, 2)
     assert 100 < student.samples_per_s <= 201  # 4 rows in 20 ms
@@ -85,6 +85,6 @@ def test_each_pool_of_a_mixture_hears_how_long_it_is_waited_for(settings: Runtim
     assert fast.busy is not None
     assert slow.waiting is not None
     assert fast.waiting is not None
-    assert slow.waiting > 0.9
+    assert slow.waiting > 0.7
     assert fast.waiting < 0.3
     assert fast.busy < 0.5 < slow.busy

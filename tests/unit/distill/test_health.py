@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edl_runtime.distill.health import FIRST_REST_S, PROBATION, Health
+from edl_runtime.distill.health import FIRST_REST_S, JITTER, PROBATION, Health
 
 
 @pytest.fixture
@@ -33,6 +33,7 @@ def test_one_that_misbehaves_again_and_again_rests_ever_longer(health: Health, m
     """Right answers in between don't help it, unless it has behaved for a time."""
     now = [1000.0]
     monkeypatch.setattr("edl_runtime.distill.health.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("edl_runtime.distill.health.JITTER", 1.0)
     rests = []
     for good_s in (0.0, 0.0, 0.0, PROBATION * 16 * FIRST_REST_S):
         health.misbehaved("garbage")
@@ -52,3 +53,14 @@ def test_nobody_waits_for_one_that_is_not_in_use(health: Health) -> None:
     late.retire()
     late.misbehaved("garbage")
     assert late.out.is_set()
+
+
+def test_no_two_rest_alike() -> None:
+    """Else they would be probed together again and again, and each be asked what it was asked before."""
+    ends = set()
+    for _ in range(20):
+        health = Health("a:1")
+        health.misbehaved("garbage")
+        ends.add(round(health.due_in_s(time.monotonic()) / FIRST_REST_S, 2))
+    assert len(ends) > 2
+    assert max(ends) <= JITTER
