@@ -52,6 +52,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     - `priority`, `weight`: as in its `JobSpec`.
     - `resumes`: whether one that is suspended goes on where it was: a pool, or elastic trainers with checkpoints.
     - `resized_at`: when it was last given another number of instances, in Unix seconds; None for never.
+    - `node_selector`, `tolerations`: on which nodes its instances may run, as in a pod's spec; see `may_run_on`.
     """
 
     bounds: Bounds
@@ -60,6 +61,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     resumes: bool = False
     resized_at: float | None = None
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[dict[str, Any], ...] = ()
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,12 +172,16 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """A node that takes instances: what it has in `total`, by the names of `Scaling.resources`, and what is `free`.
 
     `free` is beside all that is there, whoever started it, where instances that are leaving count as gone: whoever
-    wants their room gets it in a moment.
+    wants their room gets it in a moment. `labels`: those of the node; None where it has none, as this machine or a
+    quota, so that whatever a job asks of them holds. `taints`: those that keep instances away unless these tolerate
+    them, each with `key`, `value` and `effect`, "NoSchedule" or "NoExecute". See `may_run_on`.
     """
 
     name: str
     total: dict[str, float]
     free: dict[str, float]
+    labels: dict[str, str] | None = None
+    taints: tuple[dict[str, str], ...] = ()
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,6 +215,25 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         A planner has to ask this: with `only_node` all instances that have a place are there.
         """
         return instance.node and (self.only_node or instance.node)
+
+
+def may_run_on(scaling: Scaling, node: NodeCapacity) -> bool:
+    """Whether new instances of a job may be on a node, whatever is free there, by Kubernetes' rules.
+
+    The node has all labels that the job selects, and the job tolerates all of its taints. Affinity is not looked at.
+    """
+    labels = scaling.node_selector if node.labels is None else node.labels
+    is_selected = all(labels.get(name) == value for name, value in scaling.node_selector.items())
+    return is_selected and all(any(_tolerates(each, taint) for each in scaling.tolerations) for taint in node.taints)
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
+    """Whether a toleration is for that taint: one without a key is for all, and one without an effect for either."""
+    if any(toleration.get(part) not in (None, "", taint.get(part)) for part in ("key", "effect")):
+        return False
+    operator = toleration.get("operator") or "Equal"
+    is_equal = (toleration.get("value") or "") == taint.get("value", "")
+    return operator == "Exists" or (operator == "Equal" and is_equal)
 
 
 def _sums(quantities: Iterable[Mapping[str, float]]) -> dict[str, float]:

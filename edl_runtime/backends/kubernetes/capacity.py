@@ -55,15 +55,31 @@ def of_nodes(nodes: Iterable[Manifest], pods: Iterable[Manifest], gone: set[str]
 
     `pods`: those of all namespaces. `gone`: the uids of those that count as gone.
     """
-    total = {node["metadata"]["name"]: _allocatable(node) for node in nodes if _takes_pods(node)}
-    used = {name: Counter[str]() for name in total}
+    there = {node["metadata"]["name"]: node for node in nodes if _takes_pods(node)}
+    used = {name: Counter[str]() for name in there}
     for pod in pods:
         where = pod["spec"].get("nodeName")
         if where in used and not _has_ended(pod) and pod["metadata"]["uid"] not in gone:
             used[where].update(reserved(pod))
-    return tuple(
-        NodeCapacity(name=name, total=there, free=_without(there, used[name])) for name, there in sorted(total.items())
+    return tuple(_node(there[name], used[name]) for name in sorted(there))
+
+
+def _node(node: Manifest, used: Mapping[str, float]) -> NodeCapacity:
+    total = _allocatable(node)
+    return NodeCapacity(
+        name=node["metadata"]["name"],
+        total=total,
+        free=_without(total, used),
+        labels=dict(node["metadata"].get("labels") or {}),
+        taints=_taints(node),
     )
+
+
+def _taints(node: Manifest) -> tuple[dict[str, str], ...]:
+    """Return those that keep pods away; by the others a node is only taken last."""
+    found = (node.get("spec") or {}).get("taints") or ()
+    kept_away = [taint for taint in found if taint.get("effect") in ("NoSchedule", "NoExecute")]
+    return tuple({part: taint.get(part) or "" for part in ("key", "value", "effect")} for taint in kept_away)
 
 
 def _allocatable(node: Manifest) -> dict[str, float]:

@@ -27,6 +27,11 @@ def resource_of(name: str) -> str:
     return "gpu" if name == GPU else name
 
 
+def kubernetes_name(resource: str) -> str:
+    """Return what Kubernetes calls a resource of a `Pod`."""
+    return GPU if resource == "gpu" else resource
+
+
 def requested(pod: Manifest, name: str) -> float:
     """Return what a pod reserves: what its containers ask for together, or what it takes to get there if that is more.
 

@@ -15,7 +15,7 @@ import msgspec
 from edl_runtime.backends.base import SUSPENDED, InstancePhase, InstanceStatus, JobStatus, Phase, Scaling
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.manifests import MOST_DISRUPTIONS, MOST_LIVES
-from edl_runtime.backends.kubernetes.reserving import reserved
+from edl_runtime.backends.kubernetes.reserving import kubernetes_name, reserved
 from edl_runtime.backends.kubernetes.templates import instance_of, things
 from edl_runtime.backends.local.restarts import ending
 from edl_runtime.errors import EX_CONFIG
@@ -248,7 +248,20 @@ def scaling(owner: Manifest) -> Scaling | None:
         weight=float(annotations.get(names.WEIGHT) or 1),
         resumes=_resumes(owner),
         resized_at=float(resized_at) if resized_at else None,
+        node_selector=dict(_at(template, "spec", "nodeSelector")),
+        tolerations=_tolerations(template),
     )
+
+
+def _tolerations(template: Manifest) -> tuple[dict[str, Any], ...]:
+    """Return what pods of a template tolerate.
+
+    Where nodes are tainted by the name of a resource that only they have, as for GPUs, the cluster lets pods that ask
+    for it tolerate that (its admission plugin ExtendedResourceToleration); a template knows nothing of this.
+    """
+    given = [dict(toleration) for toleration in things(_at(template, "spec"), "tolerations")]
+    extended = [name for name in map(kubernetes_name, reserved(template)) if "/" in name]
+    return (*given, *({"key": name, "operator": "Exists", "effect": "NoSchedule"} for name in extended))
 
 
 def _resumes(owner: Manifest) -> bool:

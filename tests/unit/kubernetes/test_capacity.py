@@ -90,17 +90,36 @@ def test_nodes_have_what_pods_have_not_asked_for() -> None:
             name="a",
             total={"cpu": 4, "memory": 8 * GI, "gpu": 2, "pods": 3, "rdma/hca": 4},
             free={"cpu": 2.5, "memory": 6 * GI, "gpu": 1, "pods": 1, "rdma/hca": 3},
+            labels={},
         ),
         NodeCapacity(
             name="b",
             total={"cpu": 3.5, "memory": GI, "pods": 110},
             free={"cpu": 2.5, "memory": GI, "pods": 109},
+            labels={},
         ),
-        NodeCapacity(name="new", total={}, free={}),
+        NodeCapacity(name="new", total={}, free={}, labels={}),
     )
     (a, *_) = of_nodes(nodes, [pod(container("99"))], set())
     assert a.free["cpu"] == 0
     assert of_nodes([], [], set()) == ()
+
+
+def test_a_node_says_who_may_be_there() -> None:
+    """By its labels, and by those taints that keep pods away."""
+    labels = {"node-role.kubernetes.io/control-plane": "", "zone": "a"}
+    taints = [
+        {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"},
+        {"key": "old", "value": "yes", "effect": "PreferNoSchedule"},
+        {"key": "drained", "value": "now", "effect": "NoExecute", "timeAdded": "2026-11-22T09:08:44Z"},
+    ]
+    metadata = {"name": "a", "labels": labels}
+    (there,) = of_nodes([{**node(cpu="4"), "metadata": metadata, "spec": {"taints": taints}}], [], set())
+    assert there.labels == labels
+    assert there.taints == (
+        {"key": "node-role.kubernetes.io/control-plane", "value": "", "effect": "NoSchedule"},
+        {"key": "drained", "value": "now", "effect": "NoExecute"},
+    )
 
 
 def owner(kind: str, name: str, **spec: Any) -> dict[str, Any]:

@@ -830,12 +830,17 @@ def template(*env: dict[str, Any]) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "instance", "resources": resources, "env": list(env)}]}}
 
 
+GPU_NODES = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+"""What the cluster lets pods tolerate that ask for a GPU."""
+
 CHECKPOINT = {"name": "EDL_CHECKPOINT", "value": "s3://b/job"}
 
 
 def test_a_job_tells_what_decides_its_size_until_it_has_ended() -> None:
     """From its annotations, and what its pods ask for from their template."""
-    thing = job(template=template(CHECKPOINT), elastic=True, priority=-5, weight=0.5, resized_at=17.25)
+    placing = {"nodeSelector": {"zone": "a"}, "tolerations": [{"key": "batch", "operator": "Exists"}]}
+    pods = template(CHECKPOINT)
+    thing = job(template={"spec": pods["spec"] | placing}, elastic=True, priority=-5, weight=0.5, resized_at=17.25)
     expected = Scaling(
         bounds=Bounds(1, 4),
         resources={"cpu": 0.5, "memory": float(1 << 30), "gpu": 1.0, "pods": 1.0},
@@ -843,6 +848,8 @@ def test_a_job_tells_what_decides_its_size_until_it_has_ended() -> None:
         weight=0.5,
         resumes=True,
         resized_at=17.25,
+        node_selector={"zone": "a"},
+        tolerations=({"key": "batch", "operator": "Exists"}, GPU_NODES),
     )
     assert of(thing).scaling == expected
     assert of({**thing, "spec": {**thing["spec"], "suspend": True}}).scaling == expected
