@@ -169,7 +169,9 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that takes instances: what it has in `total`, by the names of `Scaling.resources`, and what is `free`.
+    """A node of instances: what it has in `total`, by the names of `Scaling.resources`, and what of it is `free`.
+
+    One that takes no more has no more than what is there reserves, and nothing is free.
 
     `free` is beside all that is there, whoever started it, where instances that are leaving count as gone: whoever
     wants their room gets it in a moment. `labels`: those of the node; None where it has none, as this machine or a
@@ -187,7 +189,7 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """What there is for instances.
 
-    - `nodes`: those that take instances, by name.
+    - `nodes`: those that instances may be on, by name.
     - `quota_total`, `quota_left`: what all instances together may have whatever the nodes have, by resource, and what
       is left of it, in which instances that have no node yet or are leaving count as gone. Empty for no such limit.
     - `only_node`: where the backend sees no nodes, the name of the one in `nodes` that stands for all, and has what

@@ -51,11 +51,12 @@ def _surplus(owner: Manifest, pods: Sequence[Manifest]) -> Iterable[Manifest]:
 
 
 def of_nodes(nodes: Iterable[Manifest], pods: Iterable[Manifest], gone: set[str]) -> tuple[NodeCapacity, ...]:
-    """Return what nodes that take pods have allocatable, and what of it the pods on them have not asked for.
+    """Return what nodes have allocatable, and what of it the pods on them have not asked for.
 
-    `pods`: those of all namespaces. `gone`: the uids of those that count as gone.
+    A node that takes no pods now, as one that is cordoned or not ready, has what those reserve that stay there, and
+    nothing is free. `pods`: those of all namespaces. `gone`: the uids of those that count as gone.
     """
-    there = {node["metadata"]["name"]: node for node in nodes if _takes_pods(node)}
+    there = {node["metadata"]["name"]: node for node in nodes}
     used = {name: Counter[str]() for name in there}
     for pod in pods:
         where = pod["spec"].get("nodeName")
@@ -65,7 +66,8 @@ def of_nodes(nodes: Iterable[Manifest], pods: Iterable[Manifest], gone: set[str]
 
 
 def _node(node: Manifest, used: Mapping[str, float]) -> NodeCapacity:
-    total = _allocatable(node)
+    allocatable = _allocatable(node)
+    total = allocatable if _takes_pods(node) else {name: used.get(name, 0.0) for name in allocatable}
     return NodeCapacity(
         name=node["metadata"]["name"],
         total=total,

@@ -67,18 +67,16 @@ def test_what_is_no_quantity_is_an_error(quantity: Any) -> None:
 
 
 def test_nodes_have_what_pods_have_not_asked_for() -> None:
-    """Only those that take pods count, and only pods that are on them, have not ended and stay."""
+    """Only pods count that are on them, have not ended and stay."""
     nodes = [
         node("b", cpu="3500m", memory="1Gi", pods="110"),
         node("a", cpu="4", memory="8Gi", gpus="2", pods="3", **{"rdma/hca": "4"}),
-        node("cordoned", cpu="64", unschedulable=True),
-        node("lost", cpu="64", ready="Unknown"),
         {"metadata": {"name": "new"}, "status": {}},
     ]
     pods = [
         pod(container("1"), container("500m")),
         pod(container("1"), on="b", phase="Pending"),
-        pod(container("64"), on="cordoned"),
+        pod(container("64"), on="elsewhere"),
         pod(container("64"), on=""),
         pod(container("64"), phase="Succeeded"),
         pod(container("64"), phase="Failed"),
@@ -103,6 +101,22 @@ def test_nodes_have_what_pods_have_not_asked_for() -> None:
     (a, *_) = of_nodes(nodes, [pod(container("99"))], set())
     assert a.free["cpu"] == 0
     assert of_nodes([], [], set()) == ()
+
+
+@pytest.mark.parametrize("how", [{"unschedulable": True}, {"ready": "Unknown"}, {"ready": "False"}])
+def test_a_node_that_takes_no_pods_has_what_is_there(how: dict[str, Any]) -> None:
+    """Who is there keeps its place, and nobody gets one: not even that of who leaves."""
+    pods = [
+        pod(container("1500m")),
+        pod({"resources": {"requests": {"memory": "1Gi", "rdma/hca": "1"}}}, phase="Pending"),
+        pod(container("2"), uid="leaves"),
+        pod(container("4"), phase="Succeeded"),
+        pod(container("8"), on="b"),
+    ]
+    (there,) = of_nodes([node(cpu="64", memory="8Gi", gpus="8", pods="110", **how)], pods, {"leaves"})
+    assert there.total == {"cpu": 1.5, "memory": GI, "gpu": 0, "pods": 2}
+    assert there.free == dict.fromkeys(there.total, 0)
+    assert of_nodes([node(cpu="64", **how)], [], set())[0].total == {"cpu": 0}
 
 
 def test_a_node_says_who_may_be_there() -> None:
