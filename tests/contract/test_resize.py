@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from contract.asking import SAYS_GOODBYE, WAITS, ended, eventually, followed, job, lines, reach, says
+from contract.asking import SAYS_GOODBYE, WAITS, breaks, ended, eventually, followed, job, lines, reach, says
 
 from edl_runtime.backends.base import Backend, JobStatus
-from edl_runtime.errors import BackendError, SpecError
+from edl_runtime.errors import EX_CONFIG, BackendError, SpecError
+from edl_runtime.specs import Bounds
 
 
 def indices(status: JobStatus) -> list[int]:
@@ -81,3 +83,15 @@ async def test_a_trainer_job_succeeds_without_the_instances_it_gave_up(backend: 
     await backend.resize("job", 1)
     status = await ended(backend)
     assert (status.phase, indices(status)) == ("succeeded", [0])
+
+
+async def test_nobody_leaves_while_there_is_one_that_was_given_up(backend: Backend) -> None:
+    """As many stay as are asked for, of those that live: else there would be fewer than the bounds' least."""
+    spec = job(breaks("0", EX_CONFIG) + WAITS, kind="trainer", elastic=True, instances=4)
+    await backend.submit(msgspec.structs.replace(spec, bounds=Bounds(3, 4)), token="mine", secrets={})
+    await says(backend, "up", instances=3)
+    before = await reach(backend, "job", lambda status: status.attainable == 3)
+    await backend.resize("job", 3)
+    status = await reach(backend, "job", lambda status: status.has_ended or indices(status) == [1, 2, 3])
+    assert (status.phase, status.reason, status.attainable) == ("running", "", 3)
+    assert [(one.pod, one.restarts) for one in status.instances] == [(one.pod, 0) for one in before.instances[1:]]

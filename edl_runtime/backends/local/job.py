@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
@@ -45,6 +47,7 @@ class Job:
         self._instances = instances
         self._restarts = restarts
         self._slots: dict[int, Slot] = {}
+        self._indexes = set(range(status.wanted))
         self._keepers = asyncio.TaskGroup()
         self._ending = asyncio.Event()
         self._deleted = False
@@ -54,7 +57,7 @@ class Job:
         async with self._keepers:
             self._fill()
             await self._ending.wait()
-            self._dismiss(0)
+            self._dismiss_all_but(())
 
     def close(self) -> None:
         """Write down what became of the job, or remove it if it was deleted."""
@@ -100,8 +103,11 @@ class Job:
         raised = instances > before
         if scaling and instances != before:
             scaling = msgspec.structs.replace(scaling, resized_at=time.time())
+        given_up = [slot.status.index for _, slot in sorted(self._slots.items()) if slot.status.given_up]
+        living = [index for index in sorted(self._indexes) if index not in given_up]
+        self._indexes = indexes_for(instances, living, given_up)
         self._change(wanted=instances, phase="running" if instances else "pending", scaling=scaling)
-        self._dismiss(instances)
+        self._dismiss_all_but(self._indexes)
         if raised:
             self._slots = {index: slot for index, slot in self._slots.items() if not slot.status.given_up}
         self._fill()
@@ -117,14 +123,14 @@ class Job:
         return Done(self._status)
 
     def _fill(self) -> None:
-        for index in range(self._status.wanted):
+        for index in sorted(self._indexes):
             if index not in self._slots:
                 slot = self._slots[index] = Slot(index)
                 self._keepers.create_task(self._keep(slot))
 
-    def _dismiss(self, wanted: int) -> None:
+    def _dismiss_all_but(self, staying: Collection[int]) -> None:
         for index in sorted(self._slots, reverse=True):
-            if index >= wanted:
+            if index not in staying:
                 self._slots[index].leave.set()
                 if self._slots[index].finished and not self._ending.is_set():
                     del self._slots[index]
@@ -247,6 +253,20 @@ class Job:
             self._folder.write_status(self._status)
         except OSError as error:  # a full disk must not end the job
             _log().warning("status.unwritten", job=self._spec.name, error=str(error))
+
+
+def indexes_for(instances: int, living: Sequence[int], given_up: Sequence[int]) -> set[int]:
+    """Return the indexes of a job that is to have so many instances.
+
+    `living`, `given_up`: those that it has, sorted. A smaller number is one of instances that live as far as there are
+    enough, of the lowest indexes. A larger one keeps all that live and takes the lowest other indexes, those that were
+    given up among them.
+    """
+    kept = living[:instances]
+    missing = instances - len(kept)
+    if instances > len(living) + len(given_up):
+        return {*kept, *islice((index for index in count() if index not in kept), missing)}
+    return {*kept, *given_up[len(given_up) - missing :]}
 
 
 def _told(trouble: Trouble | None) -> dict[str, Any]:

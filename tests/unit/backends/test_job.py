@@ -11,7 +11,7 @@ import pytest
 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local.folders import JobFolder
-from edl_runtime.backends.local.job import Job
+from edl_runtime.backends.local.job import Job, indexes_for
 from edl_runtime.backends.local.restarts import RestartPolicy
 from edl_runtime.backends.local.slots import Trouble
 from edl_runtime.specs import Bounds, JobKind, JobSpec
@@ -74,3 +74,28 @@ async def test_a_pool_goes_on_however_often_one_is_killed(tmp_path: Path) -> Non
     assert not running.done()
     job.stop("the test is over")
     await running
+
+
+@pytest.mark.parametrize(
+    ("instances", "living", "given_up", "indexes"),
+    [
+        (3, [0], [], [0, 1, 2]),
+        (2, [0, 1, 2], [], [0, 1]),
+        (0, [0, 1], [2], []),
+        (2, [], [], [0, 1]),
+        (2, [0, 1], [], [0, 1]),
+        (4, [1, 2, 3], [0], [0, 1, 2, 3]),
+        (3, [1, 2, 3], [0], [1, 2, 3]),
+        (2, [1, 2, 3], [0], [1, 2]),
+        (3, [3], [0, 1, 2], [1, 2, 3]),
+        (2, [1, 3], [0, 2], [1, 3]),
+        (3, [1, 3], [], [0, 1, 3]),
+        (5, [1, 3], [0, 2], [0, 1, 2, 3, 4]),
+        (1, [], [0, 1], [1]),
+    ],
+)
+def test_a_job_is_resized_by_those_that_live(
+    instances: int, living: list[int], given_up: list[int], indexes: list[int]
+) -> None:
+    """Nobody has to leave for one that was given up, and a larger number tries that one anew."""
+    assert sorted(indexes_for(instances, living, given_up)) == indexes
