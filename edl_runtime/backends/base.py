@@ -27,7 +27,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     `pending`: it waits for its place, its image or the like. `given_up`: it has failed and is not started again, though
     the job goes on; see `JobStatus.attainable`. `disruptions`: how often the cluster has ended it, as by an eviction;
     it is replaced then, and that is no failure. `disrupted`: the last time is now. `pod`: its name, of a pod. `node`:
-    where it is, empty while it has no place. `reason`: what is wrong with it, for people; empty otherwise.
+    where it is, empty while it has no place. `leaving`: it has been told to end, by whomever; another may take its
+    place already. `reason`: what is wrong with it, for people; empty otherwise.
     """
 
     index: int
@@ -40,6 +41,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     given_up: bool = False
     pod: str = ""
     node: str = ""
+    leaving: bool = False
     reason: str = ""
 
 
@@ -214,9 +216,10 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     def place_of(self, instance: InstanceStatus) -> str:
         """Return under which name the node of an instance is in `nodes`, if at all; empty while it has no place.
 
-        A planner has to ask this: with `only_node` all instances that have a place are there.
+        A planner has to ask this: with `only_node` all instances that have a place are there, and the place of one
+        that is leaving counts as free.
         """
-        return instance.node and (self.only_node or instance.node)
+        return "" if instance.leaving else instance.node and (self.only_node or instance.node)
 
 
 def may_run_on(scaling: Scaling, node: NodeCapacity) -> bool:

@@ -161,6 +161,6 @@ async def test_capacity_is_the_machine_beside_what_instances_reserve(backend: Lo
     (node,) = (await backend.capacity()).nodes
     assert node.free == {**empty.free, "cpu": max(0, cores - 2)}
     leaving = await backend.resize("job", 0)
-    assert [one.node for one in leaving.instances] == [node.name] * 2
+    assert [(one.node, one.leaving) for one in leaving.instances] == [(node.name, True)] * 2
     (node,) = (await backend.capacity()).nodes
     assert node.free == empty.free

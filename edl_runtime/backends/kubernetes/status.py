@@ -499,6 +499,7 @@ def _seen(
         given_up=given_up,
         pod=pod["metadata"]["name"],
         node=_at(pod, "spec").get("nodeName") or "",
+        leaving=bool(pod["metadata"].get("deletionTimestamp")),
         reason=trouble,
     )
     return Seen(status=status, last_lines=_last_lines(wrote), hopeless=hopeless)

@@ -28,7 +28,7 @@ def capacity_beside(jobs: Iterable[JobStatus], total: Mapping[str, float]) -> Ca
     """Return what is free of `total` beside the instances of these jobs, but for those that are leaving."""
     free = dict(total)
     for job in jobs:
-        staying = sum(one.phase == "running" for one in job.instances[: job.wanted])  # the highest indexes leave
+        staying = sum(one.phase == "running" and not one.leaving for one in job.instances)
         for name, much in (job.scaling.resources if job.scaling else {}).items():
             if name in free:
                 free[name] = max(0.0, free[name] - staying * much)

@@ -106,8 +106,8 @@ class Job:
         given_up = [slot.status.index for _, slot in sorted(self._slots.items()) if slot.status.given_up]
         living = [index for index in sorted(self._indexes) if index not in given_up]
         self._indexes = indexes_for(instances, living, given_up)
-        self._change(wanted=instances, phase="running" if instances else "pending", scaling=scaling)
         self._dismiss_all_but(self._indexes)
+        self._change(wanted=instances, phase="running" if instances else "pending", scaling=scaling)
         if raised:
             self._slots = {index: slot for index, slot in self._slots.items() if not slot.status.given_up}
         self._fill()
@@ -130,10 +130,12 @@ class Job:
 
     def _dismiss_all_but(self, staying: Collection[int]) -> None:
         for index in sorted(self._slots, reverse=True):
-            if index not in staying:
-                self._slots[index].leave.set()
-                if self._slots[index].finished and not self._ending.is_set():
-                    del self._slots[index]
+            if index in staying:
+                continue
+            if not self._slots[index].finished:
+                self._slots[index].send_away()
+            elif not self._ending.is_set():
+                del self._slots[index]
 
     async def _keep(self, slot: Slot) -> None:
         """Keep instances in the slot until it has to be left or its work is done."""

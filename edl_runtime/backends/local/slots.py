@@ -38,6 +38,11 @@ class Slot:
     def update(self, **changes: object) -> None:
         self.status = msgspec.structs.replace(self.status, **changes)
 
+    def send_away(self) -> None:
+        """Have its instance leave."""
+        self.leave.set()
+        self.update(leaving=True)
+
     def count_end(self, now: float) -> int:
         """Note that its instance has ended, and return how often that was so within the last hour of a clock."""
         self._ended_at.append(now)

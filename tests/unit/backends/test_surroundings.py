@@ -43,8 +43,10 @@ def test_without_the_variable_the_driver_is_asked(tmp_path: Path) -> None:
 
 
 def running(resources: dict[str, float], wanted: int, phases: tuple[InstancePhase, ...]) -> JobStatus:
+    """Return the status of a job whose instances beyond those that are wanted are leaving."""
     instances = tuple(
-        InstanceStatus(index=index, phase=phase, started_at=1.0, node=HERE) for index, phase in enumerate(phases)
+        InstanceStatus(index=index, phase=phase, started_at=1.0, node=HERE, leaving=index >= wanted)
+        for index, phase in enumerate(phases)
     )
     scaling = Scaling(bounds=Bounds(1, 9), resources=resources)
     told = {"name": "job", "token": "t", "digest": "d", "created_at": 1.0}

@@ -226,8 +226,8 @@ def test_a_quota_for_pods_that_run_on_counts() -> None:
     assert of_quotas([quota({"cpu": "2"}, scopes=["NotTerminating", "NotBestEffort"])], [], set())[1] == {"cpu": 2}
 
 
-def placed(node: str) -> InstanceStatus:
-    return InstanceStatus(index=0, phase="running", started_at=1.0, node=node)
+def placed(node: str, *, leaving: bool = False) -> InstanceStatus:
+    return InstanceStatus(index=0, phase="running", started_at=1.0, node=node, leaving=leaving)
 
 
 def test_where_no_nodes_may_be_seen_the_quota_is_the_only_one() -> None:
@@ -241,6 +241,7 @@ def test_where_no_nodes_may_be_seen_the_quota_is_the_only_one() -> None:
     both = capacity_of(nodes, {"cpu": 4}, {"cpu": 1}, "ml")
     assert both == Capacity(nodes=nodes, quota_total={"cpu": 4}, quota_left={"cpu": 1})
     assert (both.place_of(placed("n1")), both.place_of(placed(""))) == ("n1", "")
+    assert [each.place_of(placed("n1", leaving=True)) for each in (by_quota, both)] == ["", ""]
     assert capacity_of((), {}, {}, "ml") == Capacity(nodes=())
     assert capacity_of(None, {}, {}, "ml") is None
 

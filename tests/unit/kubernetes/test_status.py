@@ -59,6 +59,7 @@ def pod(index: int = 0, state: Any = None, phase: str = "Running", **more: Any) 
     annotations = {INDEX: str(index), FAILURES: str(lives), DISRUPTIONS: str(more.pop("disruptions", 0))}
     name = more.pop("name", f"job-{index}-{lives}")
     metadata = {"name": name, "creationTimestamp": more.pop("created", CREATED), "annotations": annotations}
+    metadata |= {"deletionTimestamp": more.pop("deleted")} if "deleted" in more else {}
     spec = {"nodeName": more["node"]} if "node" in more else {}
     return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
 
@@ -605,6 +606,14 @@ def test_shown_are_those_that_count(completions: int, wanted_now: int, failed: s
 def test_an_instance_that_leaves_is_shown_until_it_is_gone() -> None:
     """It still writes its checkpoint."""
     assert phases(of(job(1), pod(0, RUNNING), pod(1, RUNNING))) == [(0, "running"), (1, "running")]
+
+
+def test_who_has_been_told_to_leave_says_so() -> None:
+    """By a resize, a drain or an eviction alike; where it is stays known until it is gone."""
+    pods = [pod(0, RUNNING, node="n1"), pod(1, RUNNING, node="n1", deleted="2026-11-22T09:09:44Z")]
+    for thing in (job(2), pool(2)):
+        told = [(one.node, one.leaving) for one in of(thing, *pods).instances]
+        assert told == [("n1", False), ("n1", True)]
 
 
 def test_of_several_pods_of_an_instance_the_newest_speaks() -> None:
