@@ -12,31 +12,27 @@ from edl_airflow.operators.autoscale import EdlAutoscaleOperator
 from edl_airflow.windows import as_windows
 
 WINDOWS = as_windows(Path(__file__).resolve().with_name("traffic_windows.yaml"))
-EVERY = timedelta(minutes=5)
+
+EVERY_MINUTES = 5
+"""Minutes between two runs that nothing else calls for: one of 1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30 that divide an
+hour."""
+
+MAX_LOAD = 1.0
+"""The share of each resource that everything on the nodes together may reserve, above 0, up to 1."""
+
+APPROVE_SHRINKS = False
+"""Ask a person, under Required Actions, before jobs and pools shrink. What can grow grows at once."""
+
 JOBS = jobs_asset()
 
 EDGES = sorted({edge % (24 * 60) for window in WINDOWS.windows for edge in (window.start, window.end)})
 """Minutes of the day at which windows begin and end; on days on which none does, a run more does no harm."""
 
-TIMES = [f"*/{EVERY // timedelta(minutes=1)} * * * *", *(f"{edge % 60} {edge // 60} * * *" for edge in EDGES)]
+TIMES = [f"*/{EVERY_MINUTES} * * * *", *(f"{edge % 60} {edge // 60} * * *" for edge in EDGES)]
 
 PARAMS = {
     "dry_run": Param(
         default=False, type="boolean", title="Dry run", description="Show what would be done, and change nothing."
-    ),
-    "max_load": Param(
-        1.0,
-        type="number",
-        exclusiveMinimum=0,
-        maximum=1,
-        title="Highest load",
-        description="The share of each resource that everything on the nodes together may reserve.",
-    ),
-    "approve": Param(
-        default=False,
-        type="boolean",
-        title="Approve shrinks",
-        description="Ask a person, under Required Actions, before jobs and pools shrink. What can grow grows at once.",
     ),
 }
 
@@ -47,7 +43,7 @@ with DAG(
         timetable=MultipleCronTriggerTimetable(*TIMES, timezone=WINDOWS.time_zone), assets=[JOBS]
     ),
     catchup=False,
-    max_active_runs=3,  # one may wait for a person's answer
+    max_active_runs=6,  # while two that have asked at the same time wait for a person, all others go on
     default_args={"retries": 1, "retry_delay": timedelta(seconds=10)},
     params=PARAMS,
     tags=["edl", "traffic"],
@@ -60,18 +56,20 @@ weight. Its link *Rescaling* shows what the last pass has decided, and why; its 
 
 It runs whenever a traffic window begins or ends, every five minutes between, and some seconds after a job was submitted
 or has ended: the asset `edl_jobs:edl_default` has an event then. Before a window that leaves less to training, jobs
-shrink by the pass before its beginning. A run by hand goes by the window that holds then. Two runs at once do no harm.
+shrink by the pass before its beginning. A run by hand goes by the window that holds then, and with *Dry run* only shows
+what it would do. Two runs at once do no harm.
 
-The values of the form hold for runs by hand; those of all others are the defaults in this file. With *Approve shrinks*
-a person is asked, under *Required Actions*, and what should shrink keeps what it has for an hour, or until somebody
-approves.
+What holds for all runs is set at the beginning of this file: how often (`EVERY_MINUTES`), how much everything together
+may reserve (`MAX_LOAD`), and whether a person is asked, under *Required Actions*, before something shrinks
+(`APPROVE_SHRINKS`). With that, what should shrink keeps what it has until somebody approves; meanwhile runs go on
+without it. An answer holds for an hour. When that is over, or nobody has answered for an hour, the next run asks again.
 """,
 ):
     rescale = EdlAutoscaleOperator(
         task_id="rescale",
         windows=WINDOWS,
-        lead_s=EVERY.total_seconds(),
-        max_load="{{ params.max_load }}",
+        lead_s=EVERY_MINUTES * 60,
+        max_load=MAX_LOAD,
         dry_run="{{ params.dry_run }}",
-        approve_shrinks="{{ params.approve }}",
+        approve_shrinks=APPROVE_SHRINKS,
     )

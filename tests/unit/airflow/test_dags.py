@@ -125,6 +125,24 @@ def test_nights_are_the_windows_of_the_file_beside_the_dag() -> None:
     assert night.data_interval == (evening, evening + timedelta(hours=9))
 
 
+def test_what_is_set_for_rescaling_holds_for_every_run(tmp_path: Path) -> None:
+    """A form's value held for one run by hand alone, and the next undid it; while some wait, others may run."""
+    made = runpy.run_path(str(DAGS / "edl_rescale_by_traffic.py"))
+    assert set(made["PARAMS"]) == {"dry_run"}
+    assert (made["rescale"].max_load, made["rescale"].approve_shrinks) == (1.0, False)
+    assert made["rescale"].dag.max_active_runs > 4
+    text = (DAGS / "edl_rescale_by_traffic.py").read_text()
+    for name, value in (("EVERY_MINUTES", "15"), ("MAX_LOAD", "0.8"), ("APPROVE_SHRINKS", "True")):
+        assert f"\n{name} = {made[name]}\n" in text
+        text = text.replace(f"\n{name} = {made[name]}\n", f"\n{name} = {value}\n")
+    (tmp_path / "edited.py").write_text(text)
+    (tmp_path / "traffic_windows.yaml").write_text((DAGS / "traffic_windows.yaml").read_text())
+    edited = runpy.run_path(str(tmp_path / "edited.py"))
+    rescale = edited["rescale"]
+    assert (rescale.max_load, rescale.approve_shrinks, rescale.lead_s) == (0.8, True, 900)
+    assert edited["TIMES"][0] == "*/15 * * * *"
+
+
 def test_an_evaluation_gets_the_checkpoint_from_the_event_that_led_to_it() -> None:
     """The newest, where several landed before the run began, in whatever order Airflow names them."""
     made = runpy.run_path(str(DAGS / "edl_evaluate_on_checkpoint.py"))
