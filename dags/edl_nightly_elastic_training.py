@@ -33,7 +33,7 @@ PARAMS = {
         minimum=1,
         maximum=16,
         title="Instances at last",
-        description="To how many it grows as soon as it trains; it never shrinks.",
+        description="To how many it grows as soon as it trains, where there is room. Where jobs are rescaled, at most.",
     ),
     "ends_by": Param(
         "",
@@ -74,8 +74,11 @@ with DAG(
 1. `train` begins with few instances and goes on from the newest checkpoint, whichever night has written it: the place
    where checkpoints are kept does not name the run. When the night is over, or when `ends_by` says, it ends with a
    checkpoint, and its result says step, metrics and that it was stopped.
-2. Meanwhile `training` waits until the first instances train together, and `grow` adds the others, which load while the
-   training goes on. Where it has ended before that, these two are skipped.
+2. Meanwhile `training` waits until the first instances train together, and `grow` asks for the others, which load while
+   the training goes on; it does not wait for them. Where it has ended before that, these two are skipped.
+
+Where `edl_rescale_by_traffic` is switched on, that decides from then on how many it has, from *Instances at first* to
+*Instances at last*: it takes instances back, gives them again, and may suspend the training.
 
 A retry of a training that has failed begins with few again; clear `grow` to add the others.
 
@@ -114,6 +117,6 @@ could not begin before its end, for a run by hand or an outage, is skipped; the 
         deferrable=True,
     )
 
-    grow = EdlResizeOperator(task_id="grow", job=JOB, instances=MOST, wait_timeout_s=300, deferrable=True)
+    grow = EdlResizeOperator(task_id="grow", job=JOB, instances=MOST, wait=False)  # who rescales may give it less
 
     training >> grow

@@ -91,5 +91,5 @@ def test_a_short_night_trains_and_grows_in_pods(laptop: Laptop, client: AirflowC
     assert night["step"] > 0
     assert night["generations"] >= 2
     assert Path(night["checkpoint"]).is_dir()
-    assert client.xcom(run, "grow") == {"job": night["job"], "instances": 2}
+    assert client.xcom(run, "grow")["job"] == night["job"]
     assert cluster.left() == []

@@ -41,7 +41,7 @@ def test_a_short_night_trains_grows_ends_in_time_and_is_evaluated(laptop: Laptop
     assert night["generations"] >= 2
     assert night["step"] > 0
     assert Path(night["checkpoint"]).is_dir()
-    assert client.xcom(run, "grow") == {"job": night["job"], "instances": 2}
+    assert client.xcom(run, "grow")["job"] == night["job"]
     log = "\n".join(client.log(run, next(task for task in client.tasks(run) if task.task_id == "train")))
     for instance in (0, 1):
         shown = re.findall(rf"\[{instance}(?: rank {instance})?\] goes on from step \d+ as one of {instance + 1}", log)

@@ -16,8 +16,10 @@ from airflow.sdk import DAG, BaseOperator
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import DataInterval, TimeRestriction
 from airflow.utils.types import DagRunType
+from unit.airflow.made_up import MadeUpSite, job_status, rendered
 
 from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
+from edl_airflow.work import Training
 from edl_runtime.autoscale.traffic_schema import read_windows
 
 DAGS = Path(__file__).parents[3] / "dags"
@@ -66,7 +68,7 @@ def test_a_dag_says_what_it_is_and_serializes_the_same_each_time(name: str) -> N
 
 @pytest.mark.parametrize(("low", "high", "most"), [(1, 3, "3"), (3, 1, "3")])
 def test_the_nightly_training_takes_any_values_of_its_form(low: int, high: int, most: str) -> None:
-    """It never shrinks, the three tasks mean the same job, and where checkpoints are is the same every night."""
+    """The three tasks mean the same job, and where checkpoints are is the same every night."""
     made = runpy.run_path(str(DAGS / "edl_nightly_elastic_training.py"))
     params = {name: param.value for name, param in made["PARAMS"].items()}
     places = set()
@@ -85,6 +87,18 @@ def test_the_nightly_training_takes_any_values_of_its_form(low: int, high: int, 
         assert made["train"].ends_by == f"2026-01-0{night}T07:00:00+00:00"
         places.add(made["train"].checkpoint.url)
     assert len(places) == 1
+
+
+def test_a_nightly_training_that_is_given_less_does_not_fail_to_grow(context: Any, site: MadeUpSite) -> None:
+    """As by a rescaling that has come between: it asks for the others, and is done."""
+    made = runpy.run_path(str(DAGS / "edl_nightly_elastic_training.py"))
+    context["params"] = {name: param.value for name, param in made["PARAMS"].items()}
+    context["dag_run"] = SimpleNamespace(run_after=datetime(2026, 1, 1, tzinfo=UTC))
+    grow = rendered(made["grow"], context)
+    site.backend.jobs[grow.job] = job_status(grow.job)
+    site.trainings[grow.job] = Training(members=(0,))
+    assert grow.execute(context) == {"job": grow.job, "instances": 1}
+    assert ("resize to 2", grow.job) in site.backend.deeds
 
 
 @pytest.mark.parametrize(
