@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -81,10 +81,15 @@ async def keep(client: Redis, namespace: str, found: Plan) -> None:
 
 
 async def last_plan(client: Redis, namespace: str) -> Plan | None:
-    """Return the last plan, None when there was none within a day. Raises RegistryUnavailableError."""
+    """Return the last plan, None when there was none within a day; None, too, for what can't be read.
+
+    Raises RegistryUnavailableError.
+    """
     with unavailable_if_lost(client):
         kept = await client.get(keys.plan(namespace))
-    return None if kept is None else msgspec.json.decode(kept, type=Plan)
+    with suppress(msgspec.DecodeError):  # of another version
+        return msgspec.json.decode(kept or "", type=Plan)
+    return None
 
 
 async def _carry_out(found: Plan, backend: Backend) -> dict[str, str]:

@@ -14,7 +14,7 @@ from past_points import past
 from edl_runtime.autoscale import history
 from edl_runtime.autoscale.history import Point
 from edl_runtime.autoscale.plan import Rules
-from edl_runtime.autoscale.rescale import rescale
+from edl_runtime.autoscale.rescale import last_plan, rescale
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.store import keys
@@ -118,3 +118,11 @@ async def test_without_redis_the_error_says_so() -> None:
     async with connect("redis://:secret@127.0.0.1:1/0") as client:
         with pytest.raises(RegistryUnavailableError, match=r"127.0.0.1:1"):
             await history.record(client, "team", past(0.0))
+
+
+@pytest.mark.parametrize("kept", ['{"at": "noon"}', "what is this"])
+async def test_a_plan_that_can_not_be_read_is_none(redis_url: str, namespace: str, kept: str) -> None:
+    """As one that another version has left; who shows the last plan goes on."""
+    async with connect(redis_url) as client:
+        await client.set(keys.plan(namespace), kept)
+        assert await last_plan(client, namespace) is None
