@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import stamina
+import structlog
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from edl_airflow.failures import is_passing, is_users_mistake
@@ -18,6 +19,11 @@ FIRST_EVENT_AFTER_S = 5.0
 
 LOOK_UP_FOR_S = 300.0
 """Seconds for which the connection is looked up again while Airflow's API server is away."""
+
+LOOK_UP_AGAIN_S = 30.0
+"""Seconds after which a watcher looks a connection up again that is missing or wrong."""
+
+log = structlog.get_logger(__name__)
 
 
 class EdlTrigger(BaseTrigger):
@@ -74,3 +80,20 @@ async def looked_up(conn_id: str) -> Surroundings:
         with attempt:
             return await EdlHook(conn_id).asurroundings()
     raise AssertionError  # the last attempt raises
+
+
+async def looked_up_at_last(conn_id: str) -> Surroundings:
+    """Look a connection up until that can be done: Airflow starts a watcher that raises again at once, without end.
+
+    What is wrong is logged once, and again when that changes.
+    """
+    said = ""
+    while True:
+        try:
+            return await looked_up(conn_id)
+        except Exception as error:  # noqa: BLE001 (nothing that is wrong with it is for ever)
+            wrong = f"{type(error).__name__}: {error}"
+            if wrong != said:
+                log.warning("connection.unusable", conn_id=conn_id, cause=wrong, again_s=LOOK_UP_AGAIN_S)
+            said = wrong
+        await asyncio.sleep(LOOK_UP_AGAIN_S)

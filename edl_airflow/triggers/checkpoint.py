@@ -14,7 +14,7 @@ from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
 from edl_airflow.operators.templates import check_stream
 from edl_airflow.site import Site, open_site
-from edl_airflow.triggers.base import looked_up
+from edl_airflow.triggers.base import looked_up_at_last
 from edl_airflow.work import LandedCheckpoint
 from edl_runtime.errors import RegistryUnavailableError
 
@@ -39,7 +39,8 @@ class EdlCheckpointTrigger(BaseEventTrigger):
     For an `AssetWatcher`: `Asset("digits", watchers=[AssetWatcher(name="landed", trigger=EdlCheckpointTrigger(...))])`
     makes each checkpoint an event of the asset, whose `extra["payload"]` says step, URL and metrics. The first time it
     starts with what lands from then on; later with what has landed since the last event that is in Airflow's database.
-    So none is lost with a triggerer, and one may come a second time. Rides out a Redis that is away.
+    So none is lost with a triggerer, and one may come a second time. Rides out a Redis that is away, and waits for a
+    connection that is missing or wrong.
 
     Airflow calls it through a shared stream, for those alone are told what is in its database. Each watched stream
     costs one connection to Redis, which waits there.
@@ -98,7 +99,7 @@ class CheckpointProducer(SharedStreamProducer):
         yield asked, ""
         self._cursor = Cursor(await asked, self._conn_id, self._stream)
         try:
-            async with open_site(await looked_up(self._conn_id)) as site:
+            async with open_site(await looked_up_at_last(self._conn_id)) as site:
                 last_id = await self._cursor.get() or await self._end(site, self._cursor)
                 while True:
                     for last_id, checkpoint in await self._landed(site, last_id):  # noqa: B020 (the next begins there)

@@ -13,7 +13,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
 from edl_airflow.operators.templates import check_seconds
 from edl_airflow.site import Site, open_site
-from edl_airflow.triggers.base import looked_up
+from edl_airflow.triggers.base import looked_up_at_last
 from edl_runtime.autoscale.news import News
 from edl_runtime.errors import RegistryUnavailableError
 
@@ -35,6 +35,7 @@ class EdlJobsTrigger(BaseEventTrigger):
 
     Hears of all that Airflow's tasks, `edl submit` and `edl run` start, and of what tasks and `edl run` see end. As it
     starts it hears of the last minute once more. Rides out a Redis that is away, and misses what comes or goes then.
+    Waits for a connection that is missing or wrong.
 
     :param edl_conn_id: the Airflow connection of type `edl`
     :param settle_s: seconds from the first news to the event
@@ -52,7 +53,7 @@ class EdlJobsTrigger(BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Fire for ever."""
-        async with open_site(await looked_up(self.edl_conn_id)) as site:
+        async with open_site(await looked_up_at_last(self.edl_conn_id)) as site:
             last_id = ""
             while True:
                 last_id, news = await self._next(site, last_id)

@@ -406,6 +406,22 @@ async def test_a_silent_redis_makes_no_event_and_no_end(site: MadeUpSite, monkey
         assert [event["checkpoint"] for event in await watched.fired(1)] == ["/c/1"]
 
 
+async def test_a_watcher_waits_for_a_connection_that_is_missing(
+    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow would start one that raises again at once, without end."""
+    monkeypatch.setattr("edl_airflow.triggers.base.LOOK_UP_AGAIN_S", 0.01)
+    given = json.dumps({"conn_type": "edl", "host": "127.0.0.1", "port": 1})
+    AssetStates(monkeypatch)
+    async with watching(EdlCheckpointTrigger(stream="nightly/train", edl_conn_id="elsewhere")) as watched:
+        await asyncio.sleep(0.1)
+        assert not site.followed.is_set()
+        monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", given)
+        await site.followed.wait()
+        site.landed = [landed(1)]
+        assert [event["checkpoint"] for event in await watched.fired(1)] == ["/c/1"]
+
+
 def test_a_watcher_is_the_same_in_every_process() -> None:
     """Airflow tells by class and arguments whether it is."""
     path, kwargs = EdlCheckpointTrigger(stream="nightly/train").serialize()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pkgutil import resolve_name
 from typing import Any, cast
 
 import pytest
 from airflow.serialization.serialized_objects import BaseSerialization
+from structlog.testing import capture_logs
 from unit.airflow.made_up import MadeUpSite, job_status, work_of
 
 from edl_airflow import conductor
@@ -28,6 +29,12 @@ async def _events(trigger: EdlJobsTrigger) -> AsyncIterator[AsyncIterator[Any]]:
 async def _next(events: AsyncIterator[Any]) -> list[tuple[str, str]]:
     event = await asyncio.wait_for(anext(events), 10)
     return [(one["job"], one["what"]) for one in json.loads(json.dumps(event.payload))["jobs"]]
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 (what is logged has no events)
+            await asyncio.sleep(0.01)
 
 
 async def test_many_at_a_time_are_one_event(site: MadeUpSite) -> None:
@@ -53,6 +60,29 @@ async def test_a_redis_that_is_away_is_ridden_out(site: MadeUpSite, monkeypatch:
         site.away = False
         site.told.append(("a", "submitted"))
         assert await coming == [("a", "submitted")]
+
+
+async def test_a_connection_that_is_missing_or_wrong_is_waited_for(
+    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow would start a watcher that raises again at once, without end; what is wrong is said once."""
+    monkeypatch.setattr("edl_airflow.triggers.base.LOOK_UP_AGAIN_S", 0.01)
+    given = {"conn_type": "edl", "host": "127.0.0.1", "port": 1}
+    site.told = [("a", "submitted")]
+    with capture_logs() as said:
+        async with _events(EdlJobsTrigger("elsewhere", settle_s=0.01)) as events:
+            coming = asyncio.create_task(_next(events))
+            await _until(lambda: len(said) == 1)
+            wrong = {**given, "extra": {"namespace": "NO NAME"}}
+            monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", json.dumps(wrong))
+            await _until(lambda: len(said) == 2)
+            await asyncio.sleep(0.05)
+            assert not coming.done()
+            monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", json.dumps(given))
+            assert await coming == [("a", "submitted")]
+    assert [line["log_level"] for line in said] == ["warning", "warning"]
+    assert "AirflowNotFoundException" in said[0]["cause"]
+    assert "NO NAME" in said[1]["cause"]
 
 
 def test_the_asset_of_a_connection_is_watched_and_serializes() -> None:
