@@ -37,7 +37,7 @@ def question(
 ) -> TaskAwaitingInput:
     """Ask, and return what the task has to raise to wait for the answer: for so many seconds, then it is the default.
 
-    The operator's method `then` goes on with the `names` of the jobs and the `event`; see `answer_of`.
+    The operator's method `then` goes on with the `targets` of the jobs by name and the `event`; see `answer_of`.
     """
     upsert_hitl_detail(
         ti_id=context["ti"].id,
@@ -47,8 +47,10 @@ def question(
         defaults=[default],
         params={},
     )
-    names = [one["name"] for one in shrinks]
-    return TaskAwaitingInput(method_name=then.__name__, kwargs={"names": names}, timeout=timedelta(seconds=timeout_s))
+    targets = {one["name"]: one["target"] for one in shrinks}
+    return TaskAwaitingInput(
+        method_name=then.__name__, kwargs={"targets": targets}, timeout=timedelta(seconds=timeout_s)
+    )
 
 
 def answer_of(event: Mapping[str, Any]) -> tuple[bool, str]:

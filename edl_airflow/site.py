@@ -18,6 +18,7 @@ from edl_runtime.store import keys
 from edl_runtime.store.client import connect, unavailable_if_lost
 
 if TYPE_CHECKING:
+    from edl_runtime.autoscale.approval import Answer
     from edl_runtime.autoscale.news import News, What
     from edl_runtime.autoscale.plan import Plan, Policy, Rules
     from edl_runtime.autoscale.rescale import Rescaled
@@ -193,13 +194,13 @@ class Site:
 
         return await last_plan(self._client, self.namespace)
 
-    async def keep_shrink_answer(self, job: str, *, approved: bool, for_s: float) -> None:
-        """Keep for so many seconds whether a job or pool may shrink."""
+    async def keep_shrink_answer(self, job: str, answer: Answer, *, for_s: float, unless_kept: bool = False) -> None:
+        """Keep for so many seconds whether a job or pool may shrink, `unless_kept` only where no answer is kept."""
         from edl_runtime.autoscale.approval import keep_answer
 
-        await keep_answer(self._client, self.namespace, job, approved=approved, for_s=for_s)
+        await keep_answer(self._client, self.namespace, job, answer, for_s=for_s, unless_kept=unless_kept)
 
-    async def shrink_answer(self, job: str) -> bool | None:
+    async def shrink_answer(self, job: str) -> Answer | None:
         """Return whether a job or pool may shrink, None if nobody has said so lately."""
         from edl_runtime.autoscale.approval import kept_answer
 

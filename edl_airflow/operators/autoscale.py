@@ -32,6 +32,7 @@ from edl_runtime.errors import SpecError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from edl_runtime.autoscale.approval import Answer
     from edl_runtime.autoscale.plan import JobTarget, Policy, Rules
     from edl_runtime.autoscale.rescale import Rescaled
 
@@ -52,9 +53,11 @@ class EdlAutoscaleOperator(TextTemplates):
     With `approve_shrinks` a person is asked, by the DAG's *Required Actions*, before jobs or pools lose instances that
     run; the task waits in the state `awaiting_input` and takes up no worker. What can grow without that grows at once.
     When the answer is there the pass is made anew, by what is then, and only those shrink that the person was asked
-    about. The answer holds for `approval_timeout_s`: until then runs do as it says and do not ask about these jobs
-    again. One question at a time: runs that find another waiting make the pass without what has to be approved. Airflow
-    may lose an answer that is given within some seconds of the question; with a retry the task asks again.
+    about, and no further than the question said. The answer holds for `approval_timeout_s`. Until then runs do as it
+    says: who was refused keeps what it has, and nobody is asked about it again; who should shrink below what was
+    approved shrinks so far, and a run asks about the rest. One question at a time: runs that find another waiting make
+    the pass without what has to be approved. Airflow may lose an answer that is given within some seconds of the
+    question; with a retry the task asks again.
 
     :param windows: traffic windows, as a mapping, a Path of a YAML file (a relative one starts from the DAG's file), a
         text, or "variable:NAME" for an Airflow Variable, which is read when the task runs; None for all there is,
@@ -124,12 +127,16 @@ class EdlAutoscaleOperator(TextTemplates):
         default = APPROVE if self.unanswered == "shrink" else REJECT
         raise question(context, unasked, timeout_s=self.approval_timeout_s, default=default, then=self.go_on)
 
-    def go_on(self, context: Context, names: list[str], event: dict[str, Any]) -> RescalingResult:  # noqa: ARG002
+    def go_on(self, context: Context, targets: dict[str, int], event: dict[str, Any]) -> RescalingResult:  # noqa: ARG002
         """Make the pass anew when the answer is there, on an operator that has never executed."""
+        from edl_runtime.autoscale.approval import Answer
+
         approved, by = answer_of(event)
         who = by or f"Nobody has answered within {self.approval_timeout_s:g} s, which"
-        self.log.info("%s %s that these shrink: %s", who, "approves" if approved else "refuses", ", ".join(names))
-        answers = dict.fromkeys(names, approved) if by or approved else {}
+        shrinks = ", ".join(f"{name} to {target}" for name, target in targets.items())
+        self.log.info("%s %s that these shrink: %s", who, "approves" if approved else "refuses", shrinks)
+        said = targets if by or approved else {}
+        answers = {name: Answer(approved=approved, target=target) for name, target in said.items()}
         with failing_clearly():
             result, _ = self._make(partial(self._approved_pass, answers=answers))
         return result
@@ -151,20 +158,26 @@ class EdlAutoscaleOperator(TextTemplates):
         return _result(await site.rescale(rules, dry_run=dry_run, policy=policy), dry_run=dry_run), []
 
     async def _approved_pass(
-        self, site: Site, rules: Rules, policy: Policy, *, answers: Mapping[str, bool] | None = None
+        self, site: Site, rules: Rules, policy: Policy, *, answers: Mapping[str, Answer] | None = None
     ) -> Made:
-        """Make a pass in which only those shrink that a person has approved, now or lately."""
+        """Make a pass in which only those shrink that a person has approved, now or lately, and only so far."""
         from edl_runtime.autoscale.approval import Approved
 
-        for name, approved in (answers or {}).items():
-            await site.keep_shrink_answer(name, approved=approved, for_s=self.approval_timeout_s)
+        for name, answer in (answers or {}).items():
+            await site.keep_shrink_answer(name, answer, for_s=self.approval_timeout_s)
         due = (await site.rescale(rules, dry_run=True, policy=policy)).plan
         shrinks = [one for one in due.changes if one.target < one.instances]
         answered = {one.name: await site.shrink_answer(one.name) for one in shrinks}
-        held = Approved([name for name, approved in answered.items() if approved], policy)
+        floors = {name: answer.target for name, answer in answered.items() if answer and answer.approved}
+        held = Approved(floors, policy)
         done = await site.rescale(rules, dry_run=False, policy=held)
-        unasked = [one for one in shrinks if one.name in held.waiting and answered[one.name] is None]
-        return _result(done, sorted(held.waiting)), [_target(one) for one in unasked]
+        kept = {one.name: one.target for one in done.plan.targets if one.name in held.waiting}
+        unasked = [
+            RescalingTarget(**{**_target(one), "instances": kept[one.name]})
+            for one in shrinks
+            if one.target < kept.get(one.name, 0) and (answered[one.name] is None or one.name in floors)
+        ]
+        return _result(done, sorted(held.waiting)), unasked
 
     def _rules(self) -> Rules:
         """Return by what a plan is made. Raises SpecError."""

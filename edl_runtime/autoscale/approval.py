@@ -5,8 +5,10 @@ What a person has answered holds for a while, and is kept in Redis.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from edl_runtime.autoscale.jobs import Job, Node, Target
 from edl_runtime.autoscale.plan import Policy
@@ -18,18 +20,25 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 
-_YES, _NO = "yes", "no"
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether it was `approved` that a job or pool shrinks to so many instances, its `target`."""
+
+    approved: bool
+    target: int
 
 
 class Approved:
-    """A policy as another one, but that only jobs of these names may lose instances that run.
+    """A policy as another one, but that only jobs with a floor may lose instances that run, and none below its floor.
 
-    `waiting` are the names of those that would have, the last time that it decided.
+    - `floors`: by the job's name, the fewest instances that were approved.
+    - `waiting`: the names of those that would have lost more, the last time that it decided.
+
+    The last instances of a job leave first, and so it keeps all up to the last one that runs.
     """
 
-    def __init__(self, names: Collection[str], policy: Policy = default_policy) -> None:
+    def __init__(self, floors: Mapping[str, int], policy: Policy = default_policy) -> None:
         self.waiting: frozenset[str] = frozenset()
-        self._names = frozenset(names)
+        self._floors = dict(floors)
         self._policy = policy
 
     def __call__(
@@ -39,47 +48,57 @@ class Approved:
         kept: dict[str, Target] = {}
         while True:
             others = [job for job in jobs if job.name not in kept]
-            left = _beside([job for job in jobs if job.name in kept], capacity)
+            left = _beside([(job, kept[job.name].instances) for job in jobs if job.name in kept], capacity)
             targets = self._policy(others, nodes, left, now_s=now_s, pause_s=pause_s)
             shrinking = {
-                job.name: _keeping(job, targets[job.name])
+                job.name: _keeping(job, self._least(job), targets[job.name])
                 for job in others
-                if job.name not in self._names and targets[job.name].instances < _running(job)
+                if targets[job.name].instances < self._least(job)
             }
             if not shrinking:
                 self.waiting = frozenset(kept)
                 return {job.name: kept.get(job.name) or targets[job.name] for job in jobs}
             kept |= shrinking
 
+    def _least(self, job: Job) -> int:
+        """Return the fewest instances that a job may have without another answer."""
+        up_to_the_last = max((number for number, node in enumerate(job.nodes, 1) if node), default=0)
+        return min(up_to_the_last, self._floors.get(job.name, up_to_the_last))
 
-def _running(job: Job) -> int:
-    return sum(map(bool, job.nodes))
 
-
-def _beside(kept: Sequence[Job], capacity: Mapping[str, float]) -> dict[str, float]:
-    """Return what these jobs leave of a capacity."""
-    reserved = {name: sum(job.resources.get(name, 0.0) * _running(job) for job in kept) for name in capacity}
+def _beside(kept: Sequence[tuple[Job, int]], capacity: Mapping[str, float]) -> dict[str, float]:
+    """Return what jobs that keep so many instances leave of a capacity."""
+    reserved = {name: sum(job.resources.get(name, 0.0) * instances for job, instances in kept) for name in capacity}
     return {name: max(0.0, round(amount - reserved[name], 6)) for name, amount in capacity.items()}
 
 
-def _keeping(job: Job, due: Target) -> Target:
-    """Return the target of a job that would shrink: what runs of it, for what waits for a place may go."""
-    instances = min(job.instances, max(_running(job), job.bounds.min))
+def _keeping(job: Job, least: int, due: Target) -> Target:
+    """Return the target of a job that would shrink further; what waits for a place may go, but for its minimum."""
+    instances = min(job.instances, max(least, job.bounds.min))
+    so_far = (
+        f"shrinks so far as was approved, to {instances}," if any(job.nodes[instances:]) else f"stays at {instances}"
+    )
     return Target(
         instances=instances,
-        reason=f"stays at {instances} until somebody approves that it {due.reason}",
+        reason=f"{so_far} until somebody approves that it {due.reason}",
         nodes=job.nodes[:instances],
     )
 
 
-async def keep_answer(client: Redis, namespace: str, job: str, *, approved: bool, for_s: float) -> None:
-    """Keep for so many seconds whether a job may shrink. Raises RegistryUnavailableError."""
+async def keep_answer(
+    client: Redis, namespace: str, job: str, answer: Answer, *, for_s: float, unless_kept: bool = False
+) -> None:
+    """Keep for so many seconds whether a job may shrink, `unless_kept` only where no answer is kept already.
+
+    Raises RegistryUnavailableError.
+    """
     with unavailable_if_lost(client):
-        await client.set(keys.shrink_answer(namespace, job), _YES if approved else _NO, px=max(1, round(for_s * 1000)))
+        name, content = keys.shrink_answer(namespace, job), msgspec.json.encode(answer)
+        await client.set(name, content, px=max(1, round(for_s * 1000)), nx=unless_kept)
 
 
-async def kept_answer(client: Redis, namespace: str, job: str) -> bool | None:
+async def kept_answer(client: Redis, namespace: str, job: str) -> Answer | None:
     """Return whether a job may shrink, None if nobody has said so lately. Raises RegistryUnavailableError."""
     with unavailable_if_lost(client):
         kept = await client.get(keys.shrink_answer(namespace, job))
-    return None if kept is None else kept == _YES
+    return None if kept is None else msgspec.json.decode(kept, type=Answer)

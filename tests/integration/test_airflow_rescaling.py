@@ -279,23 +279,41 @@ def _answer(option: str, name: str = "ada") -> dict[str, Any]:
 
 
 def test_shrinks_wait_for_a_person_and_growth_does_not(world: World, jobs: Jobs, asked: Asked) -> None:
-    """After the approval the pass is made by what is then, and shrinks only those that were asked about."""
+    """After the approval the pass is made by what is then; those shrink that were asked about, and no further."""
     jobs.submit(first=6, second=1)
     given: dict[str, Any] = {"max_load": jobs.load_of(8), "approve_shrinks": True, "approval_timeout_s": 60}
     waiting = asked.by(_task(world, **given))
     assert jobs.wanted() == {"first": 6, "second": 2}
     (question,) = asked.questions
-    assert question["subject"].startswith("Shrink first from 6 to ")
-    assert "| first | 6 | " in question["body"]
+    assert question["subject"] == "Shrink first from 6 to 4?"
+    assert "| first | 6 | 4 | " in question["body"]
     assert (question["options"], question["defaults"]) == (["Approve", "Reject"], ["Reject"])
     assert waiting.timeout
     assert waiting.timeout.total_seconds() == 60
 
     jobs.submit(third=4)  # by then it is too many
     result = _task(world, **given).go_on(context(), **waiting.kwargs, event=_answer("Approve"))
-    assert jobs.wanted()["first"] < 4
-    assert jobs.wanted()["third"] == 4
-    assert result["waiting"] == ["third"]
+    assert jobs.wanted() == {"first": 4, "second": 2, "third": 4}
+    assert {"first", "third"} <= {*result["waiting"]}
+
+
+def test_an_approval_is_for_the_number_that_was_shown(world: World, jobs: Jobs, asked: Asked) -> None:
+    """A job that is to have still less by then, or later, shrinks so far, and a question is due for the rest."""
+    jobs.submit(first=4)
+    given: dict[str, Any] = {"approve_shrinks": True, "approval_timeout_s": 60}
+    waiting = asked.by(_task(world, **given, max_load=jobs.load_of(3)))
+    result = _task(world, **given, max_load=jobs.load_of(1)).go_on(
+        context(), **waiting.kwargs, event=_answer("Approve")
+    )
+    assert jobs.wanted() == {"first": 3}
+    assert result["waiting"] == ["first"]
+    waiting = asked.by(_task(world, **given, max_load=jobs.load_of(1)))
+    assert [question["subject"] for question in asked.questions] == [
+        "Shrink first from 4 to 3?",
+        "Shrink first from 3 to 1?",
+    ]
+    assert waiting.kwargs == {"targets": {"first": 1}}
+    assert jobs.wanted() == {"first": 3}
 
 
 def test_who_was_refused_is_not_asked_about_again_for_a_while(world: World, jobs: Jobs, asked: Asked) -> None:

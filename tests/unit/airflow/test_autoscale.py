@@ -78,7 +78,7 @@ TARGETS = [
 
 
 def test_a_question_says_what_shrinks_and_why(context: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a line and in a table; the task waits without a process, and the answer finds the names."""
+    """In a line and in a table; the task waits without a process, and the answer finds the targets."""
     told: list[dict[str, Any]] = []
     monkeypatch.setattr("edl_airflow.approval.upsert_hitl_detail", lambda **given: told.append(given))
     operator = _operator()
@@ -86,7 +86,7 @@ def test_a_question_says_what_shrinks_and_why(context: dict[str, Any], monkeypat
     assert isinstance(waiting, TaskAwaitingInput)
     assert (waiting.method_name, waiting.kwargs, waiting.timeout) == (
         "go_on",
-        {"names": ["a", "b"]},
+        {"targets": {"a": 3, "b": 0}},
         timedelta(seconds=60),
     )
     assert callable(getattr(operator, waiting.method_name))

@@ -38,7 +38,7 @@ def counts(found: dict[str, Target]) -> dict[str, int]:
 def test_who_is_not_approved_keeps_what_it_has_and_others_grow_beside_it() -> None:
     """Each takes what is left and no more, and the reason says what waits."""
     jobs = [job("large", 1, 9, 6), job("small", 1, 9, 1)]
-    policy = Approved(())
+    policy = Approved({})
     found = targets(policy, jobs, 8.0)
     assert counts(found) == {"large": 6, "small": 2}
     assert policy.waiting == {"large"}
@@ -46,7 +46,7 @@ def test_who_is_not_approved_keeps_what_it_has_and_others_grow_beside_it() -> No
         "stays at 6 until somebody approves that it shrinks from 6 to 4: this is its share of the 8 cpu that training "
         "may use"
     )
-    approved = Approved(["large"])
+    approved = Approved({"large": 4})
     assert counts(targets(approved, jobs, 8.0)) == {"large": 4, "small": 4}
     assert not approved.waiting
 
@@ -54,14 +54,14 @@ def test_who_is_not_approved_keeps_what_it_has_and_others_grow_beside_it() -> No
 def test_only_those_that_were_approved_shrink() -> None:
     """Others that would keep what they have, also when that leaves more for nobody."""
     jobs = [job("one", 1, 9, 6, limit=2), job("two", 1, 9, 6, limit=3)]
-    policy = Approved(["two", "gone"])
+    policy = Approved({"two": 3, "gone": 0})
     assert counts(targets(policy, jobs, 20.0)) == {"one": 6, "two": 3}
     assert policy.waiting == {"one"}
 
 
 def test_what_waits_for_a_place_needs_no_approval() -> None:
     """It loses nothing: no instance of it runs."""
-    policy = Approved(())
+    policy = Approved({})
     assert counts(targets(policy, [job("pending", 4, 4, 0, waiting=4)], 2.0)) == {"pending": 0}
     assert counts(targets(policy, [job("half", 1, 9, 3, waiting=4)], 3.0)) == {"half": 3}
     assert not policy.waiting
@@ -69,25 +69,56 @@ def test_what_waits_for_a_place_needs_no_approval() -> None:
     assert policy.waiting == {"half"}
 
 
+def test_nobody_shrinks_below_what_was_approved() -> None:
+    """So far it shrinks at once, others take what that leaves, and the reason says what waits."""
+    policy = Approved({"first": 5})
+    jobs = [job("first", 1, 9, 6, limit=0), job("second", 1, 9, 1)]
+    found = targets(policy, jobs, 8.0)
+    assert counts(found) == {"first": 5, "second": 3}
+    assert found["first"].reason.startswith(
+        "shrinks so far as was approved, to 5, until somebody approves that it is suspended"
+    )
+    assert policy.waiting == {"first"}
+
+
+def test_the_last_instance_that_runs_stays() -> None:
+    """The last indexes leave first: one without a place before it is kept with it, and counts for others."""
+    gap = Job(name="gap", bounds=Bounds(1, 9), resources={"cpu": 1.0}, nodes=("n1", "", "n2", ""), submitted_s=0.0)
+    policy = Approved({})
+    found = targets(policy, [gap, job("other", 1, 9, 1)], 4.0)
+    assert counts(found) == {"gap": 3, "other": 1}
+    assert found["gap"].nodes == ("n1", "", "n2")
+    assert policy.waiting == {"gap"}
+
+
+def test_who_is_kept_has_its_minimum() -> None:
+    """Also where fewer run, since one below it trains no more; and with an answer from when the minimum was less."""
+    policy = Approved({"approved": 1})
+    jobs = [job("some", 3, 5, 1, waiting=3, limit=0), job("approved", 2, 5, 4, limit=0)]
+    assert counts(targets(policy, jobs, 20.0)) == {"some": 3, "approved": 2}
+    assert policy.waiting == {"some", "approved"}
+
+
 JOBS = some.lists(
-    some.tuples(some.integers(1, 3), some.integers(0, 5), some.integers(0, 6), some.booleans()), min_size=1, max_size=6
+    some.tuples(some.integers(1, 3), some.integers(0, 5), some.integers(0, 6), some.none() | some.integers(0, 6)),
+    min_size=1,
+    max_size=6,
 )
 
 
 @given(shapes=JOBS, cpus=some.integers(0, 20))
 def test_nobody_shrinks_unapproved_and_growth_takes_only_what_is_left(
-    shapes: list[tuple[int, int, int, bool]], cpus: int
+    shapes: list[tuple[int, int, int, int | None]], cpus: int
 ) -> None:
-    """Whatever the jobs; and with all approved it is the policy itself."""
+    """Whatever the jobs and the answers; and with all approved it is the policy itself."""
     jobs = [job(f"job-{number}", low, low + more, have) for number, (low, more, have, _) in enumerate(shapes)]
-    approved = {f"job-{number}" for number, shape in enumerate(shapes) if shape[3]}
-    policy = Approved(approved)
-    found = targets(policy, jobs, float(cpus))
+    floors = {f"job-{number}": floor for number, (*_, floor) in enumerate(shapes) if floor is not None}
+    found = targets(Approved(floors), jobs, float(cpus))
     for each in jobs:
-        assert each.name in approved or found[each.name].instances >= each.instances
+        assert found[each.name].instances >= min(each.instances, floors.get(each.name, each.instances))
     if any(found[each.name].instances > each.instances for each in jobs):
         assert sum(target.instances for target in found.values()) <= cpus
-    everybody = [each.name for each in jobs]
+    everybody = dict.fromkeys((each.name for each in jobs), 0)
     assert targets(Approved(everybody), jobs, float(cpus)) == decide(
         jobs, NODES, {"cpu": float(cpus)}, now_s=NOW, pause_s=1.0
     )
