@@ -55,11 +55,8 @@ def question(
 
 def answer_of(event: Mapping[str, Any]) -> tuple[bool, str]:
     """Return whether it was approved, and who has said so; nobody ("") when time was over."""
-    if "error" in event:
-        return False, ""
-    user = event.get("responded_by_user") or {}
-    name = user.get("name", "") if isinstance(user, Mapping) else getattr(user, "name", "")
-    return APPROVE in event["chosen_options"], "" if event.get("timedout") else str(name)
+    user = event["responded_by_user"]
+    return APPROVE in event["chosen_options"], "" if user is None else str(user["name"])
 
 
 def subject(shrinks: Sequence[RescalingTarget]) -> str:

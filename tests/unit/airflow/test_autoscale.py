@@ -106,7 +106,6 @@ def test_a_question_says_what_shrinks_and_why(context: dict[str, Any], monkeypat
         ({"chosen_options": ["Reject"], "responded_by_user": {"id": "1", "name": "ada"}}, (False, "ada")),
         ({"chosen_options": ["Reject"], "responded_by_user": None, "timedout": True}, (False, "")),
         ({"chosen_options": ["Approve"], "responded_by_user": None, "timedout": True}, (True, "")),
-        ({"error": "time is over", "error_type": "timeout"}, (False, "")),
     ],
 )
 def test_an_answer_is_a_persons_or_the_default(event: dict[str, Any], answer: tuple[bool, str]) -> None:
