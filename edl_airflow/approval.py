@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import TaskAwaitingInput
-from airflow.sdk.execution_time.hitl import upsert_hitl_detail
+from airflow.sdk.execution_time.comms import CreateHITLDetailPayload, HITLDetailRequestResult
 
 from edl_airflow.work import RescalingTarget
 
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 
 APPROVE, REJECT = "Approve", "Reject"
 """What a person may answer: the words of Airflow's ApprovalOperator."""
+
+_ROW = re.compile(r"\| (?P<name>\S+) \| \d+ \| (?P<target>\d+) \| .*")
 
 
 def is_asked_already(context: Context) -> bool:
@@ -27,30 +28,33 @@ def is_asked_already(context: Context) -> bool:
     return bool(waiting)
 
 
-def question(
-    context: Context,
-    shrinks: Sequence[RescalingTarget],
-    *,
-    timeout_s: float,
-    default: str,
-    then: Callable[..., object],
-) -> TaskAwaitingInput:
-    """Ask, and return what the task has to raise to wait for the answer: for so many seconds, then it is the default.
+def ask(context: Context, shrinks: Sequence[RescalingTarget], *, default: str) -> dict[str, int]:
+    """Ask, and return what the answer will be about: what the jobs on the shown question should have, by name.
 
-    The operator's method `then` goes on with the `targets` of the jobs by name and the `event`; see `answer_of`.
+    That may be another question: Airflow keeps a task's first one for its later tries, and for when it is cleared.
+    `default` is the answer when time is over.
     """
-    upsert_hitl_detail(
-        ti_id=context["ti"].id,
-        options=[APPROVE, REJECT],
-        subject=subject(shrinks),
-        body=table(shrinks),
-        defaults=[default],
-        params={},
+    shown = _shown(
+        CreateHITLDetailPayload(
+            ti_id=context["ti"].id,
+            options=[APPROVE, REJECT],
+            subject=subject(shrinks),
+            body=table(shrinks),
+            defaults=[default],
+            params={},
+            assigned_users=[],
+        )
     )
-    targets = {one["name"]: one["target"] for one in shrinks}
-    return TaskAwaitingInput(
-        method_name=then.__name__, kwargs={"targets": targets}, timeout=timedelta(seconds=timeout_s)
-    )
+    return targets_in(shown.body or "")
+
+
+def _shown(asked: CreateHITLDetailPayload) -> HITLDetailRequestResult:
+    """Ask, and return the question that Airflow shows. Airflow's own `upsert_hitl_detail` drops the reply."""
+    from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS
+
+    shown = SUPERVISOR_COMMS.send(msg=asked)
+    assert isinstance(shown, HITLDetailRequestResult)  # noqa: S101 - an error is raised
+    return shown
 
 
 def answer_of(event: Mapping[str, Any]) -> tuple[bool, str]:
@@ -71,6 +75,12 @@ def table(targets: Sequence[RescalingTarget]) -> str:
     """Return a table in Markdown."""
     lines = ["| job or pool | has | should have | why |", "| --- | ---: | ---: | --- |"]
     for one in targets:
-        why = one["reason"].replace("|", "\\|")
+        why = " ".join(one["reason"].split()).replace("|", "\\|")
         lines.append(f"| {one['name']} | {one['instances']} | {one['target']} | {why} |")
     return "\n".join(lines)
+
+
+def targets_in(table: str) -> dict[str, int]:
+    """Return what jobs and pools should have by a `table`, by name."""
+    rows = map(_ROW.fullmatch, table.splitlines())
+    return {row["name"]: int(row["target"]) for row in rows if row}

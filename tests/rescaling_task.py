@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 from edl_runtime.autoscale.jobs import Job, Node, Target
 from edl_runtime.autoscale.policy import decide
@@ -52,7 +53,7 @@ def supervisor(work_dir: Path, name: str) -> int:
 
 def context() -> Any:
     """Return what Airflow gives to `execute`, as far as it is used; what is pushed goes nowhere."""
-    given = {"id": "try-1", "dag_id": "rescale", "task_id": "rescale", "run_id": "manual__1", "map_index": -1}
+    given = {"id": uuid4(), "dag_id": "rescale", "task_id": "rescale", "run_id": "manual__1", "map_index": -1}
     return {"ti": SimpleNamespace(**given, xcom_push=lambda **_: None, get_ti_count=lambda **_: 0)}
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from airflow.sdk import BaseOperatorLink
+from airflow.sdk.exceptions import TaskAwaitingInput
 
-from edl_airflow.approval import APPROVE, REJECT, answer_of, is_asked_already, question
+from edl_airflow.approval import APPROVE, REJECT, answer_of, ask, is_asked_already
 from edl_airflow.failures import failing_clearly
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook
 from edl_airflow.links import RescalingLink, push_links
@@ -57,7 +59,8 @@ class EdlAutoscaleOperator(TextTemplates):
     says: who was refused keeps what it has, and nobody is asked about it again; who should shrink below what was
     approved shrinks so far, and a run asks about the rest. One question at a time: runs that find another waiting make
     the pass without what has to be approved. Airflow may lose an answer that is given within some seconds of the
-    question; with a retry the task asks again.
+    question; with a retry the task asks again. A task that is tried again, or cleared, shows its first question again,
+    and the answer is about the jobs and numbers there.
 
     :param windows: traffic windows, as a mapping, a Path of a YAML file (a relative one starts from the DAG's file), a
         text, or "variable:NAME" for an Airflow Variable, which is read when the task runs; None for all there is,
@@ -125,7 +128,13 @@ class EdlAutoscaleOperator(TextTemplates):
             self.log.info("Another run waits for the answer whether jobs may shrink")
             return result
         default = APPROVE if self.unanswered == "shrink" else REJECT
-        raise question(context, unasked, timeout_s=self.approval_timeout_s, default=default, then=self.go_on)
+        shown = ask(context, unasked, default=default)
+        if shown != {one["name"]: one["target"] for one in unasked}:
+            self.log.warning(
+                "Airflow still asks what the task's first try has asked, and only that: %s", _listed(shown)
+            )
+        waits = timedelta(seconds=self.approval_timeout_s)
+        raise TaskAwaitingInput(method_name=self.go_on.__name__, kwargs={"targets": shown}, timeout=waits)
 
     def go_on(self, context: Context, targets: dict[str, int], event: dict[str, Any]) -> RescalingResult:  # noqa: ARG002
         """Make the pass anew when the answer is there, on an operator that has never executed."""
@@ -133,8 +142,8 @@ class EdlAutoscaleOperator(TextTemplates):
 
         approved, by = answer_of(event)
         who = by or f"Nobody has answered within {self.approval_timeout_s:g} s, which"
-        shrinks = ", ".join(f"{name} to {target}" for name, target in targets.items())
-        self.log.info("%s %s that these shrink: %s", who, "approves" if approved else "refuses", shrinks)
+        verb = "approves" if approved else "refuses"
+        self.log.info("%s %s that these shrink: %s", who, verb, _listed(targets))
         said = targets if by or approved else {}
         answers = {name: Answer(approved=approved, target=target) for name, target in said.items()}
         with failing_clearly():
@@ -234,6 +243,10 @@ def _result(done: Rescaled, waiting: Sequence[str] = (), *, dry_run: bool = Fals
         notes=list(plan.notes),
         dry_run=dry_run,
     )
+
+
+def _listed(targets: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} to {target}" for name, target in targets.items())
 
 
 def _target(one: JobTarget) -> RescalingTarget:

@@ -18,6 +18,7 @@ from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 from contract.asking import WAITS
 from integration.airflow_world import World, until
 from rescaling_task import context, supervisor
+from shown_questions import ShownQuestions
 
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
 from edl_runtime.autoscale.jobs import Job, Node, Target
@@ -256,38 +257,34 @@ def test_mistakes_fail_the_task_at_once(
         task.execute(context())
 
 
-class Asked:
-    """What the task has asked a person, as Airflow would be told."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.questions: list[dict[str, Any]] = []
-        monkeypatch.setattr("edl_airflow.approval.upsert_hitl_detail", lambda **told: self.questions.append(told))
-
-    def by(self, task: EdlAutoscaleOperator) -> TaskAwaitingInput:
-        with pytest.raises(TaskAwaitingInput) as caught:
-            task.execute(context())
-        return caught.value
-
-
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    return Asked(monkeypatch)
+def questions(monkeypatch: pytest.MonkeyPatch) -> ShownQuestions:
+    """What tasks ask a person, as Airflow shows it."""
+    return ShownQuestions(monkeypatch)
+
+
+def _asked(task: EdlAutoscaleOperator, given: Any = None) -> TaskAwaitingInput:
+    """Return the question of a run."""
+    with pytest.raises(TaskAwaitingInput) as caught:
+        task.execute(given or context())
+    return caught.value
 
 
 def _answer(option: str, name: str = "ada") -> dict[str, Any]:
     return {"chosen_options": [option], "params_input": {}, "responded_by_user": {"id": "1", "name": name}}
 
 
-def test_shrinks_wait_for_a_person_and_growth_does_not(world: World, jobs: Jobs, asked: Asked) -> None:
+def test_shrinks_wait_for_a_person_and_growth_does_not(world: World, jobs: Jobs, questions: ShownQuestions) -> None:
     """After the approval the pass is made by what is then; those shrink that were asked about, and no further."""
     jobs.submit(first=6, second=1)
     given: dict[str, Any] = {"max_load": jobs.load_of(8), "approve_shrinks": True, "approval_timeout_s": 60}
-    waiting = asked.by(_task(world, **given))
+    waiting = _asked(_task(world, **given))
     assert jobs.wanted() == {"first": 6, "second": 2}
-    (question,) = asked.questions
+    (question,) = questions.asked
     assert question["subject"] == "Shrink first from 6 to 4?"
     assert "| first | 6 | 4 | " in question["body"]
     assert (question["options"], question["defaults"]) == (["Approve", "Reject"], ["Reject"])
+    assert (waiting.method_name, waiting.kwargs) == ("go_on", {"targets": {"first": 4}})
     assert waiting.timeout
     assert waiting.timeout.total_seconds() == 60
 
@@ -297,18 +294,18 @@ def test_shrinks_wait_for_a_person_and_growth_does_not(world: World, jobs: Jobs,
     assert {"first", "third"} <= {*result["waiting"]}
 
 
-def test_an_approval_is_for_the_number_that_was_shown(world: World, jobs: Jobs, asked: Asked) -> None:
+def test_an_approval_is_for_the_number_that_was_shown(world: World, jobs: Jobs, questions: ShownQuestions) -> None:
     """A job that is to have still less by then, or later, shrinks so far, and a question is due for the rest."""
     jobs.submit(first=4)
     given: dict[str, Any] = {"approve_shrinks": True, "approval_timeout_s": 60}
-    waiting = asked.by(_task(world, **given, max_load=jobs.load_of(3)))
+    waiting = _asked(_task(world, **given, max_load=jobs.load_of(3)))
     result = _task(world, **given, max_load=jobs.load_of(1)).go_on(
         context(), **waiting.kwargs, event=_answer("Approve")
     )
     assert jobs.wanted() == {"first": 3}
     assert result["waiting"] == ["first"]
-    waiting = asked.by(_task(world, **given, max_load=jobs.load_of(1)))
-    assert [question["subject"] for question in asked.questions] == [
+    waiting = _asked(_task(world, **given, max_load=jobs.load_of(1)))
+    assert [question["subject"] for question in questions.asked] == [
         "Shrink first from 4 to 3?",
         "Shrink first from 3 to 1?",
     ]
@@ -316,24 +313,46 @@ def test_an_approval_is_for_the_number_that_was_shown(world: World, jobs: Jobs, 
     assert jobs.wanted() == {"first": 3}
 
 
-def test_who_was_refused_is_not_asked_about_again_for_a_while(world: World, jobs: Jobs, asked: Asked) -> None:
+def test_a_task_that_is_tried_again_goes_by_the_question_that_is_shown(
+    world: World, jobs: Jobs, questions: ShownQuestions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That is the first try's: what a later one would ask about nobody has seen, and keeps what it has."""
+    jobs.submit(first=4, second=4)
+    given: dict[str, Any] = {"approve_shrinks": True, "approval_timeout_s": 60}
+    task_instance = context()
+    sizes = {"default": {"jobs": {"first": 3, "second": 4}}, "windows": []}
+    _asked(_task(world, **given, windows=sizes), task_instance)
+    sizes = {"default": {"jobs": {"first": 1, "second": 1}}, "windows": []}
+    again = _task(world, **given, windows=sizes)
+    waiting = _asked(again, task_instance)
+    assert questions.asked[-1]["subject"] == "Shrink 2 jobs and pools?"
+    assert (
+        "Airflow still asks what the task's first try has asked, and only that: first to 3" in capsys.readouterr().out
+    )
+    again.go_on(task_instance, **waiting.kwargs, event=_answer("Approve"))
+    assert jobs.wanted() == {"first": 3, "second": 4}
+
+
+def test_who_was_refused_is_not_asked_about_again_for_a_while(
+    world: World, jobs: Jobs, questions: ShownQuestions
+) -> None:
     """And nothing shrinks; where nobody has answered, the next run asks again, or shrinks if that was wanted."""
     jobs.submit(first=5)
     given: dict[str, Any] = {"max_load": jobs.load_of(3), "approve_shrinks": "true", "approval_timeout_s": 2}
     task = _task(world, **given)
-    waiting = asked.by(task)
+    waiting = _asked(task)
     nobody = {**_answer("Reject"), "responded_by_user": None, "timedout": True}
     task.go_on(context(), **waiting.kwargs, event=nobody)
-    waiting = asked.by(task)
+    waiting = _asked(task)
     result = task.go_on(context(), **waiting.kwargs, event=_answer("Reject"))
     assert result["waiting"] == ["first"]
     assert task.execute(context())["waiting"] == ["first"]
-    assert len(asked.questions) == 2
+    assert len(questions.asked) == 2
     assert jobs.wanted() == {"first": 5}
     waiting = until(lambda: _asks(task))
     willing = _task(world, **given, unanswered="shrink")
-    assert asked.by(willing).method_name == "go_on"
-    assert asked.questions[-1]["defaults"] == ["Approve"]
+    assert _asked(willing).method_name == "go_on"
+    assert questions.asked[-1]["defaults"] == ["Approve"]
     willing.go_on(context(), **waiting.kwargs, event={**nobody, "chosen_options": ["Approve"]})
     assert jobs.wanted() == {"first": 3}
 
@@ -347,7 +366,7 @@ def _asks(task: EdlAutoscaleOperator) -> TaskAwaitingInput | None:
     return None
 
 
-def test_one_question_at_a_time(world: World, jobs: Jobs, asked: Asked) -> None:
+def test_one_question_at_a_time(world: World, jobs: Jobs, questions: ShownQuestions) -> None:
     """While a run waits for an answer the others make their pass, and ask nobody; a dry run asks nobody ever."""
     jobs.submit(first=5)
     given: dict[str, Any] = {"max_load": jobs.load_of(3), "approve_shrinks": True}
@@ -355,5 +374,5 @@ def test_one_question_at_a_time(world: World, jobs: Jobs, asked: Asked) -> None:
     other["ti"].get_ti_count = lambda **_: 1
     assert _task(world, **given).execute(other)["waiting"] == ["first"]
     assert _targets(_task(world, **given, dry_run=True).execute(context())) == {"first": 3}
-    assert asked.questions == []
+    assert questions.asked == []
     assert jobs.wanted() == {"first": 5}

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import runpy
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from airflow.sdk.exceptions import TaskAwaitingInput
+from shown_questions import ShownQuestions
 from unit.airflow.made_up import MadeUpSite, rendered
 
-from edl_airflow.approval import answer_of, question, subject, table
+from edl_airflow.approval import answer_of, ask, subject, table, targets_in
 from edl_airflow.failures import is_passing
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
 from edl_airflow.plugin import pages
@@ -78,25 +78,34 @@ TARGETS = [
 
 
 def test_a_question_says_what_shrinks_and_why(context: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a line and in a table; the task waits without a process, and the answer finds the targets."""
-    told: list[dict[str, Any]] = []
-    monkeypatch.setattr("edl_airflow.approval.upsert_hitl_detail", lambda **given: told.append(given))
-    operator = _operator()
-    waiting = question(context, TARGETS, timeout_s=60, default="Reject", then=operator.go_on)
-    assert isinstance(waiting, TaskAwaitingInput)
-    assert (waiting.method_name, waiting.kwargs, waiting.timeout) == (
-        "go_on",
-        {"targets": {"a": 3, "b": 0}},
-        timedelta(seconds=60),
-    )
-    assert callable(getattr(operator, waiting.method_name))
-    assert told[0]["ti_id"] == "try-1"
-    assert told[0]["subject"] == "Shrink 2 jobs and pools?"
+    """In a line and in a table."""
+    context["ti"].id = uuid4()
+    questions = ShownQuestions(monkeypatch)
+    assert ask(context, TARGETS, default="Reject") == {"a": 3, "b": 0}
+    (told,) = questions.asked
+    assert (told["ti_id"], told["subject"]) == (context["ti"].id, "Shrink 2 jobs and pools?")
     assert subject(TARGETS[:1]) == "Shrink a from 5 to 3?"
     assert table(TARGETS).splitlines()[2:] == [
         "| a | 5 | 3 | shrinks from 5 to 3: a \\| b |",
         "| b | 2 | 0 | is suspended, with a checkpoint: no room |",
     ]
+
+
+def test_an_answer_is_about_the_question_that_is_shown(
+    context: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow shows a task's first question again when it is tried again: nobody has seen what it asks then."""
+    context["ti"].id = uuid4()
+    ShownQuestions(monkeypatch)
+    ask(context, TARGETS, default="Reject")
+    later = [RescalingTarget(name="c", kind="trainer", instances=9, target=0, reason="is suspended")]
+    assert ask(context, later, default="Approve") == {"a": 3, "b": 0}
+
+
+def test_a_reason_does_not_add_rows_to_the_table() -> None:
+    """Policies of one's own may say anything."""
+    odd = RescalingTarget(name="a", kind="trainer", instances=5, target=3, reason="no\n| b | 5 | 0 | room |")
+    assert targets_in(table([odd])) == {"a": 3}
 
 
 @pytest.mark.parametrize(
