@@ -57,10 +57,13 @@ class EdlAutoscaleOperator(TextTemplates):
     When the answer is there the pass is made anew, by what is then, and only those shrink that the person was asked
     about, and no further than the question said. The answer holds for `approval_timeout_s`. Until then runs do as it
     says: who was refused keeps what it has, and nobody is asked about it again; who should shrink below what was
-    approved shrinks so far, and a run asks about the rest. One question at a time: runs that find another waiting make
-    the pass without what has to be approved. Airflow may lose an answer that is given within some seconds of the
-    question; with a retry the task asks again. A task that is tried again, or cleared, shows its first question again,
-    and the answer is about the jobs and numbers there.
+    approved shrinks so far, and a run asks about the rest. A task that is tried again, or cleared, shows its first
+    question again, and the answer is about the jobs and numbers there. Airflow may lose an answer that is given within
+    some seconds of the question; with a retry the task asks again.
+
+    While a run waits for an answer, later ones make their pass without what has to be approved, whichever jobs the
+    question is about: the log names what nobody is asked about yet. Two runs at the same moment may both ask; of two
+    persons' answers about a job the later counts, and a person's always before that of nobody.
 
     :param windows: traffic windows, as a mapping, a Path of a YAML file (a relative one starts from the DAG's file), a
         text, or "variable:NAME" for an Airflow Variable, which is read when the task runs; None for all there is,
@@ -125,11 +128,12 @@ class EdlAutoscaleOperator(TextTemplates):
         if not unasked:
             return result
         if is_asked_already(context):
-            self.log.info("Another run waits for the answer whether jobs may shrink")
+            names = _listed(_by_name(unasked))
+            self.log.info("Another run waits for an answer; until then nobody is asked whether these shrink: %s", names)
             return result
         default = APPROVE if self.unanswered == "shrink" else REJECT
         shown = ask(context, unasked, default=default)
-        if shown != {one["name"]: one["target"] for one in unasked}:
+        if shown != _by_name(unasked):
             self.log.warning(
                 "Airflow still asks what the task's first try has asked, and only that: %s", _listed(shown)
             )
@@ -147,7 +151,10 @@ class EdlAutoscaleOperator(TextTemplates):
         said = targets if by or approved else {}
         answers = {name: Answer(approved=approved, target=target) for name, target in said.items()}
         with failing_clearly():
-            result, _ = self._make(partial(self._approved_pass, answers=answers))
+            result, unasked = self._make(partial(self._approved_pass, answers=answers, by_a_person=bool(by)))
+        if unasked:
+            names = _listed(_by_name(unasked))
+            self.log.info("This was not asked, and the next run asks whether these shrink: %s", names)
         return result
 
     def _make(self, make: Callable[[Site, Rules, Policy], Awaitable[Made]]) -> Made:
@@ -167,13 +174,19 @@ class EdlAutoscaleOperator(TextTemplates):
         return _result(await site.rescale(rules, dry_run=dry_run, policy=policy), dry_run=dry_run), []
 
     async def _approved_pass(
-        self, site: Site, rules: Rules, policy: Policy, *, answers: Mapping[str, Answer] | None = None
+        self,
+        site: Site,
+        rules: Rules,
+        policy: Policy,
+        *,
+        answers: Mapping[str, Answer] | None = None,
+        by_a_person: bool = False,
     ) -> Made:
         """Make a pass in which only those shrink that a person has approved, now or lately, and only so far."""
         from edl_runtime.autoscale.approval import Approved
 
         for name, answer in (answers or {}).items():
-            await site.keep_shrink_answer(name, answer, for_s=self.approval_timeout_s)
+            await site.keep_shrink_answer(name, answer, for_s=self.approval_timeout_s, unless_kept=not by_a_person)
         due = (await site.rescale(rules, dry_run=True, policy=policy)).plan
         shrinks = [one for one in due.changes if one.target < one.instances]
         answered = {one.name: await site.shrink_answer(one.name) for one in shrinks}
@@ -243,6 +256,10 @@ def _result(done: Rescaled, waiting: Sequence[str] = (), *, dry_run: bool = Fals
         notes=list(plan.notes),
         dry_run=dry_run,
     )
+
+
+def _by_name(targets: Sequence[RescalingTarget]) -> dict[str, int]:
+    return {one["name"]: one["target"] for one in targets}
 
 
 def _listed(targets: Mapping[str, int]) -> str:

@@ -366,13 +366,58 @@ def _asks(task: EdlAutoscaleOperator) -> TaskAwaitingInput | None:
     return None
 
 
-def test_one_question_at_a_time(world: World, jobs: Jobs, questions: ShownQuestions) -> None:
-    """While a run waits for an answer the others make their pass, and ask nobody; a dry run asks nobody ever."""
+@pytest.mark.parametrize("waits", [("rescale", "rescale", 0), ("rescale", "other", -1), ("other", "rescale", -1)])
+def test_questions_of_other_tasks_keep_none_from_asking(
+    world: World, jobs: Jobs, questions: ShownQuestions, waits: tuple[str, str, int]
+) -> None:
+    """They are about other connections, or whatever their operators ask."""
+    jobs.submit(first=5)
+    _asked(_task(world, max_load=jobs.load_of(3), approve_shrinks=True), context(waits))
+    assert len(questions.asked) == 1
+
+
+def test_one_question_at_a_time(
+    world: World, jobs: Jobs, questions: ShownQuestions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While a run waits for an answer the others make their pass, and say about whom they would ask.
+
+    A dry run asks nobody ever.
+    """
     jobs.submit(first=5)
     given: dict[str, Any] = {"max_load": jobs.load_of(3), "approve_shrinks": True}
-    other = context()
-    other["ti"].get_ti_count = lambda **_: 1
+    other = context(("rescale", "rescale", -1))
     assert _task(world, **given).execute(other)["waiting"] == ["first"]
+    assert "until then nobody is asked whether these shrink: first to 3" in capsys.readouterr().out
     assert _targets(_task(world, **given, dry_run=True).execute(context())) == {"first": 3}
     assert questions.asked == []
     assert jobs.wanted() == {"first": 5}
+
+
+@pytest.mark.parametrize("option", ["Approve", "Reject"])
+def test_of_two_questions_the_one_that_a_person_answers_counts(
+    world: World, jobs: Jobs, questions: ShownQuestions, option: str
+) -> None:
+    """Two runs at once have asked both: the end of the second's time says nothing about what was answered."""
+    jobs.submit(first=5)
+    unanswered = "shrink" if option == "Reject" else "keep"
+    task = _task(world, max_load=jobs.load_of(3), approve_shrinks=True, unanswered=unanswered)
+    first, second = (_asked(task, context()) for _ in range(2))
+    assert len(questions.asked) == 2
+    task.go_on(context(), **first.kwargs, event=_answer(option))
+    default = questions.asked[1]["defaults"][0]
+    nobody = {**_answer(default), "responded_by_user": None, "timedout": True}
+    assert default != option
+    task.go_on(context(), **second.kwargs, event=nobody)
+    assert jobs.wanted() == {"first": 3 if option == "Approve" else 5}
+
+
+def test_an_answer_names_what_was_not_asked(
+    world: World, jobs: Jobs, questions: ShownQuestions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has come to be due meanwhile, and the next run asks."""
+    jobs.submit(first=5)
+    given: dict[str, Any] = {"approve_shrinks": True}
+    waiting = _asked(_task(world, **given, max_load=jobs.load_of(3)))
+    assert len(questions.asked) == 1
+    _task(world, **given, max_load=jobs.load_of(2)).go_on(context(), **waiting.kwargs, event=_answer("Approve"))
+    assert "the next run asks whether these shrink: first to 2" in capsys.readouterr().out
