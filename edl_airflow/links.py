@@ -12,6 +12,7 @@ from urllib.parse import quote
 from airflow.sdk import BaseOperatorLink, conf
 
 from edl_airflow.identity import job_name, pool_name
+from edl_airflow.operators.templates import as_flag
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -43,12 +44,12 @@ class Address(NamedTuple):
 
 
 class RescalingLink(BaseOperatorLink):
-    """To what the last rescaling of the task's connection has decided."""
+    """To what the last rescaling of the task's connection has decided; a dry run is none, and has no link."""
 
     name = "Rescaling"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002 (Airflow's signature)
-        return rescaling_page(operator.edl_conn_id)
+        return "" if as_flag("dry_run", operator.dry_run) else rescaling_page(operator.edl_conn_id)
 
 
 class TrainersLink(BaseOperatorLink):

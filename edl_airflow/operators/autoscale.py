@@ -47,10 +47,12 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 class EdlAutoscaleOperator(TextTemplates):
     """Make one pass of the policy over all jobs and pools of a connection: look, decide, resize.
 
-    Returns a `RescalingResult`: the targets and why. The log has a line for each job and pool, and the task's link
-    leads to a page with the last pass. A pass takes seconds, so it is made in a worker. Two at once come one after the
-    other; one that is ended half-way is completed by the next. While Redis or the cluster can't be asked, the task
-    fails, changes nothing, and is tried again; mistakes in what is given fail it at once.
+    Returns a `RescalingResult`: the targets and why. The log has them as a table of NAME, NOW, TARGET and REASON, and
+    the task's link leads to a page with the last pass; a dry run is none, and has the table alone.
+
+    A pass takes seconds, so it is made in a worker. Two at once come one after the other; one that is ended half-way is
+    completed by the next. While Redis or the cluster can't be asked, the task fails, changes nothing, and is tried
+    again; mistakes in what is given fail it at once.
 
     With `approve_shrinks` a person is asked, by the DAG's *Required Actions*, before jobs or pools lose instances that
     run; the task waits in the state `awaiting_input` and takes up no worker. What can grow without that grows at once.
@@ -123,7 +125,8 @@ class EdlAutoscaleOperator(TextTemplates):
         with failing_clearly():
             dry_run = as_flag("dry_run", self.dry_run)
             asks = as_flag("approve_shrinks", self.approve_shrinks) and not dry_run
-            push_links(self, context)
+            if not dry_run:
+                push_links(self, context)
             result, unasked = self._make(self._approved_pass if asks else partial(self._pass, dry_run=dry_run))
         if not unasked:
             return result
@@ -228,18 +231,31 @@ class EdlAutoscaleOperator(TextTemplates):
         return found
 
     def _tell(self, result: RescalingResult) -> None:
-        """Log what was decided, a line for each job and pool."""
+        """Log what was decided, as a table of the jobs and pools."""
         if result["dry_run"]:
             self.log.info("A dry run: nothing is changed")
         if result["why"]:
             self.log.info("%s", result["why"])
         for note in result["notes"]:
             self.log.warning("%s", note)
-        for one in result["targets"]:
-            if one["name"] in result["refused"]:
-                self.log.warning("%s could not be resized: %s", one["name"], result["refused"][one["name"]])
-            else:
-                self.log.info("%s %s", one["name"], one["reason"])
+        for row in rows(result["targets"]):
+            self.log.info("%s", row)
+        for name, why in result["refused"].items():
+            self.log.warning("%s could not be resized: %s", name, why)
+
+
+def rows(targets: Sequence[RescalingTarget]) -> list[str]:
+    """Return a table in lines of text, its columns aligned: what each job or pool has, should have, and why."""
+    if not targets:
+        return ["No job or pool that can be resized is there"]
+    cells = [("NAME", "NOW", "TARGET")]
+    cells += [(one["name"], str(one["instances"]), str(one["target"])) for one in targets]
+    name, now, target = (max(map(len, column)) for column in zip(*cells, strict=True))
+    reasons = ["REASON", *(one["reason"] for one in targets)]
+    return [
+        f"{cell[0]:<{name}}  {cell[1]:>{now}}  {cell[2]:>{target}}  {reason}"
+        for cell, reason in zip(cells, reasons, strict=True)
+    ]
 
 
 def _result(done: Rescaled, waiting: Sequence[str] = (), *, dry_run: bool = False) -> RescalingResult:

@@ -125,8 +125,9 @@ def test_a_pass_resizes_jobs_and_says_why(
     assert {**result, "at": dry["at"], "dry_run": True} == dry
     assert (result["refused"], result["waiting"]) == ({}, [])
     said = caplog.text + capsys.readouterr().out
-    assert "first shrinks from 5 to 3" in said
-    assert "second grows from 1 to 3" in said
+    assert "NAME    NOW  TARGET  REASON" in said
+    assert "first     5       3  shrinks from 5 to 3" in said
+    assert "second    1       3  grows from 1 to 3" in said
     assert "has a size for job 'thrid'" in said
     assert "A dry run: nothing is changed" in said
 

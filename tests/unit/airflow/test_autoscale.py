@@ -13,10 +13,11 @@ from unit.airflow.made_up import MadeUpSite, rendered
 
 from edl_airflow.approval import answer_of, ask, subject, table, targets_in
 from edl_airflow.failures import is_passing
-from edl_airflow.operators.autoscale import EdlAutoscaleOperator
+from edl_airflow.operators.autoscale import EdlAutoscaleOperator, rows
 from edl_airflow.plugin import pages
 from edl_airflow.work import RescalingTarget
 from edl_runtime.autoscale.plan import JobTarget, Plan
+from edl_runtime.autoscale.rescale import Rescaled
 from edl_runtime.errors import ClusterUnavailableError, SpecError
 
 DAGS = Path(__file__).parents[3] / "dags"
@@ -55,6 +56,38 @@ def test_values_of_the_form_are_rendered(context: dict[str, Any]) -> None:
     task = rendered(task, context)
     assert (task.dry_run, task.max_load) == ("True", "0.9")
     assert task.windows["windows"][0]["sizes"] == {"cluster": {"*": "50%"}}
+
+
+def test_the_log_has_an_aligned_table() -> None:
+    """A dry run's targets are nowhere else."""
+    assert rows(TARGETS) == [
+        "NAME  NOW  TARGET  REASON",
+        "a       5       3  shrinks from 5 to 3: a | b",
+        "b       2       0  is suspended, with a checkpoint: no room",
+    ]
+    assert rows([{**TARGETS[0], "name": "longer", "instances": 1000}]) == [
+        "NAME     NOW  TARGET  REASON",
+        "longer  1000       3  shrinks from 5 to 3: a | b",
+    ]
+    assert rows([]) == ["No job or pool that can be resized is there"]
+
+
+@pytest.mark.parametrize(("dry_run", "link"), [("False", "/edl/rescaling/edl_default"), ("True", ""), (True, "")])
+def test_a_dry_run_has_no_link(
+    context: dict[str, Any], site: MadeUpSite, monkeypatch: pytest.MonkeyPatch, dry_run: Any, link: str
+) -> None:
+    """The page shows the last pass that was made, and this is none; Airflow asks for the link again when it ends."""
+
+    async def rescale(*_: object, **__: object) -> Rescaled:
+        return Rescaled(plan=Plan(at=1.8e9, capacity={}))
+
+    monkeypatch.setattr(site, "rescale", rescale, raising=False)
+    operator = _operator(dry_run=dry_run)
+    operator.execute(context)
+    (rescaling,) = operator.operator_extra_links
+    assert rescaling.get_link(operator, ti_key=context["ti"]).endswith(link)
+    assert bool(rescaling.get_link(operator, ti_key=context["ti"])) == bool(link)
+    assert list(context["ti"].xcoms) == ([rescaling.xcom_key] if link else [])
 
 
 def test_a_cluster_that_is_away_is_no_mistake(
