@@ -50,9 +50,10 @@ class EdlAutoscaleOperator(TextTemplates):
     Returns a `RescalingResult`: the targets and why. The log has them as a table of NAME, NOW, TARGET and REASON, and
     the task's link leads to a page with the last pass; a dry run is none, and has the table alone.
 
-    A pass takes seconds, so it is made in a worker. Two at once come one after the other; one that is ended half-way is
-    completed by the next. While Redis or the cluster can't be asked, the task fails, changes nothing, and is tried
-    again; mistakes in what is given fail it at once.
+    A pass takes seconds, so the task makes it in a worker, and has no deferrable mode. Two at once come one after the
+    other; one that is ended half-way is completed by the next. The task fails and is tried again if Redis or the
+    cluster can't be asked: before it has decided nothing is changed, and after that some jobs may have been resized,
+    and the next try completes it. Mistakes in what is given fail it at once.
 
     With `approve_shrinks` a person is asked, by the DAG's *Required Actions*, before jobs or pools lose instances that
     run; the task waits in the state `awaiting_input` and takes up no worker. What can grow without that grows at once.
