@@ -110,16 +110,15 @@ class EdlAutoscaleOperator(TextTemplates):
         self.approval_timeout_s = approval_timeout_s
         self.unanswered = unanswered
         self.edl_conn_id = edl_conn_id
-        if policy is not None and not _FUNCTION.fullmatch(policy):
-            raise SpecError("policy", policy, "'package.module:function'")
+        if policy is not None and not (isinstance(policy, str) and _FUNCTION.fullmatch(policy)):
+            raise SpecError("policy", policy, "'package.module:function', as text")
         if unanswered not in ("keep", "shrink"):
             raise SpecError("unanswered", unanswered, "'keep' or 'shrink'")
         for field, flag in (("dry_run", dry_run), ("approve_shrinks", approve_shrinks)):
             if not has_template(flag):
                 as_flag(field, flag)
-        if not isinstance(self.windows, str) and not has_template([self.windows, max_load]):  # all is known already
-            self._rules()
         check_seconds("approval_timeout_s", approval_timeout_s)
+        self._rules(windows=None, max_load=1.0 if has_template(max_load) else max_load)
 
     def execute(self, context: Context) -> RescalingResult:
         """Make the pass, and ask for what is to shrink if somebody has to approve."""
@@ -164,7 +163,7 @@ class EdlAutoscaleOperator(TextTemplates):
     def _make(self, make: Callable[[Site, Rules, Policy], Awaitable[Made]]) -> Made:
         """Make a pass, and log what it has decided."""
         surroundings = EdlHook(self.edl_conn_id).surroundings()
-        rules, policy = self._rules(), self._policy()
+        rules, policy = self._rules(self.windows, self.max_load), self._policy()
 
         async def at_the_site() -> Made:
             async with open_site(surroundings) as site:
@@ -205,14 +204,14 @@ class EdlAutoscaleOperator(TextTemplates):
         ]
         return _result(done, sorted(held.waiting)), unasked
 
-    def _rules(self) -> Rules:
+    def _rules(self, windows: Windows | None, max_load: float | str) -> Rules:
         """Return by what a plan is made. Raises SpecError."""
         from edl_runtime.autoscale.plan import Rules
 
         return Rules(
-            windows=None if self.windows is None else as_windows(self.windows, folder=dag_folder(self)),
-            max_load=as_number("max_load", self.max_load, "a share above 0, up to 1"),
-            lead_s=self.lead_s,
+            windows=None if windows is None else as_windows(windows, folder=dag_folder(self)),
+            max_load=as_number("max_load", max_load, "a share above 0, up to 1"),
+            lead_s=as_number("lead_s", self.lead_s, "a number of seconds"),
         )
 
     def _policy(self) -> Policy:

@@ -67,7 +67,7 @@ def test_a_job_that_comes_is_given_room_and_gives_it_back_when_a_person_approves
     _until(laptop, lambda: _sizes(laptop) == {"first": (1, 1)}, lambda: str(_sizes(laptop)))
     assert "shrinks from 3 to 1" in _page(client, shrinks)
     log = "\n".join(client.log(shrinks, client.tasks(shrinks)[0]))
-    assert "admin approves that these shrink: first" in log
+    assert "admin approves that these shrink: first to 1" in log
 
     submit("second")
     _until(laptop, lambda: "second" in _sizes(laptop), "the second job has not begun")

@@ -36,7 +36,13 @@ def _operator(**given: Any) -> EdlAutoscaleOperator:
         ({"max_load": 1.5}, "max_load"),
         ({"max_load": "high"}, "max_load"),
         ({"lead_s": -1}, "lead_s"),
+        ({"lead_s": "soon"}, "lead_s"),
+        ({"lead_s": None}, "lead_s"),
+        ({"lead_s": -1, "max_load": "{{ params.max_load }}"}, "lead_s"),
+        ({"lead_s": -1, "windows": "variable:windows"}, "lead_s"),
+        ({"max_load": 1.5, "windows": "{{ params.windows }}"}, "max_load"),
         ({"policy": "decide"}, "policy"),
+        ({"policy": print}, "policy"),
         ({"dry_run": "perhaps"}, "dry_run"),
         ({"approve_shrinks": 2}, "approve_shrinks"),
         ({"approval_timeout_s": 0}, "approval_timeout_s"),
@@ -44,9 +50,14 @@ def _operator(**given: Any) -> EdlAutoscaleOperator:
     ],
 )
 def test_mistakes_are_found_when_the_dag_is_read(given: dict[str, Any], field: str) -> None:
-    """The error names the field."""
+    """The error names the field, also where others are known only when the task runs."""
     with pytest.raises(SpecError, match=field):
         _operator(**given)
+
+
+def test_seconds_may_be_text() -> None:
+    """As from a setting: it says the same as the number."""
+    assert _operator(lead_s="60")._rules(windows=None, max_load=1.0).lead_s == 60
 
 
 def test_values_of_the_form_are_rendered(context: dict[str, Any]) -> None:
