@@ -20,7 +20,7 @@ from edl_runtime.autoscale.jobs import MOST, Job, Limit, Node, Target
 from edl_runtime.autoscale.room import LEAD_S, Room, room_for_training
 from edl_runtime.autoscale.survey import Survey
 from edl_runtime.autoscale.traffic import Span, TrafficWindows
-from edl_runtime.backends.base import Capacity, JobStatus, Scaling
+from edl_runtime.backends.base import Capacity, JobStatus, Scaling, may_run_on
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import JobKind
 
@@ -30,6 +30,9 @@ PAUSE_S = 1.0
 
 UNLIMITED = "instance"
 """What an instance needs one of where nothing that it reserves is limited."""
+
+PLENTY = 1e6
+"""More than there are instances on a node."""
 
 
 class Policy(Protocol):
@@ -108,10 +111,11 @@ def plan(survey: Survey, rules: Rules, decide: Policy = policy.decide) -> Plan:
     room = _room(survey, rules, moment)
     capacity = _left(room, survey.capacity, going_on, rules.max_load)
     spans = list(rules.windows.spans(moment, lead_s=rules.lead_s)) if rules.windows else []
-    jobs = [_as_job(job, survey, spans, capacity) for job in resizable.values()]
+    places = _Places(survey.capacity)
+    jobs = [_as_job(job, survey, spans, capacity, places) for job in resizable.values()]
     lasting = {job.name for job in resizable.values() if not _scaling(job).resumes}
     ask = partial(decide, now_s=survey.at, pause_s=rules.pause_s)
-    targets = _kept_running(jobs, _nodes(survey.capacity), capacity, lasting, ask)
+    targets = _kept_running(jobs, places.nodes(), capacity, lasting, ask)
     return Plan(
         at=survey.at,
         window=spans[0].name if spans else "",
@@ -191,18 +195,20 @@ def _places(job: JobStatus, capacity: Capacity) -> tuple[str, ...]:
     return (*nodes, *[""] * (job.attainable - len(nodes)))
 
 
-def _as_job(job: JobStatus, survey: Survey, spans: Sequence[Span], capacity: Mapping[str, float]) -> Job:
+def _as_job(
+    job: JobStatus, survey: Survey, spans: Sequence[Span], capacity: Mapping[str, float], places: _Places
+) -> Job:
     scaling = _scaling(job)
-    places = _places(job, survey.capacity)
+    nodes = _places(job, survey.capacity)
     return Job(
         name=job.name,
         bounds=scaling.bounds,
-        resources=_counted(scaling.resources, survey.capacity),
-        nodes=places,
+        resources=places.needs(scaling),
+        nodes=nodes,
         priority=scaling.priority,
         weight=scaling.weight,
         submitted_s=job.created_at,
-        changed_s=_began_s(job) if any(places) else scaling.resized_at,
+        changed_s=_began_s(job) if any(nodes) else scaling.resized_at,
         resized_s=None if job.kind == "pool" else scaling.resized_at,  # its students go on while it is resized
         speedup=survey.speedups.get(job.name),
         limit=_limit(job, survey, spans, capacity),
@@ -292,18 +298,36 @@ def _unknown(what: str, span: Span, sizes: Mapping[str, object], known: Sequence
             yield f"{_window(span)} has a size for {what} {name!r}, and there is no such {what} now{hint}"
 
 
-def _nodes(capacity: Capacity) -> list[Node]:
-    """Return the nodes with what is free; the one that stands for all has room for whatever no quota limits."""
-    unlimited = {UNLIMITED: MOST} if capacity.only_node else {}
-    return [
-        Node(name=node.name, free={name: min(max(0.0, much), MOST) for name, much in (node.free | unlimited).items()})
-        for node in capacity.nodes
-    ]
+class _Places:
+    """The nodes, as the policy is told of them. It knows of room alone, so where a job may be is room of its own kind.
 
+    A job that may not be on all of them needs one of something that only those have plenty of where it may.
+    """
 
-def _counted(resources: Mapping[str, float], capacity: Capacity) -> dict[str, float]:
-    """Return what an instance needs, of what is known: where a quota stands for all nodes, it limits nothing else."""
-    if not capacity.only_node:
-        return dict(resources)
-    known = capacity.total
-    return {name: need for name, need in resources.items() if name in known} or {UNLIMITED: 1.0}
+    def __init__(self, capacity: Capacity) -> None:
+        self._capacity = capacity
+        self._kinds: dict[frozenset[str], str] = {}  # of the nodes where some job may be
+
+    def needs(self, scaling: Scaling) -> dict[str, float]:
+        """Return what an instance needs. Where a quota stands for all nodes, it limits what it names alone."""
+        needs = dict(scaling.resources)
+        if self._capacity.only_node:
+            known = self._capacity.total
+            needs = {name: need for name, need in needs.items() if name in known} or {UNLIMITED: 1.0}
+        allowed = frozenset(node.name for node in self._capacity.nodes if may_run_on(scaling, node))
+        if len(allowed) < len(self._capacity.nodes):
+            needs[self._kinds.setdefault(allowed, f"place {len(self._kinds)}")] = 1.0
+        return needs
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes with what is free there, for the jobs whose needs were asked."""
+        unlimited = {UNLIMITED: PLENTY} if self._capacity.only_node else {}
+        return [
+            Node(
+                name=node.name,
+                free={name: min(max(0.0, much), MOST) for name, much in node.free.items()}
+                | unlimited
+                | {kind: PLENTY for allowed, kind in self._kinds.items() if node.name in allowed},
+            )
+            for node in self._capacity.nodes
+        ]

@@ -215,6 +215,31 @@ def test_a_quota_limits_what_it_names_alone() -> None:
     assert counts(found) == {"runs": 9, "new": 4}
 
 
+def test_room_is_where_a_job_may_be() -> None:
+    """A tainted node and one without a label have room, and yet others make way for who may not be there."""
+    there = Capacity(
+        nodes=(
+            NodeCapacity(name="node", total={"cpu": 4.0}, free={"cpu": 0.0}, labels={"disk": "fast"}),
+            NodeCapacity(name="slow", total={"cpu": 4.0}, free={"cpu": 4.0}, labels={}),
+            NodeCapacity(
+                name="control",
+                total={"cpu": 4.0},
+                free={"cpu": 4.0},
+                labels={"disk": "fast"},
+                taints=({"key": "control-plane", "value": "", "effect": "NoSchedule"},),
+            ),
+        )
+    )
+    runs, new = job("runs", Bounds(1, 4), 1.0, 4), job("new", Bounds(2, 2), 1.0, 0, pending=2)
+    fast = [
+        msgspec.structs.replace(one, scaling=msgspec.structs.replace(one.scaling, node_selector={"disk": "fast"}))
+        for one in (runs, new)
+        if one.scaling
+    ]
+    assert counts(plan(Survey(at=NOON, jobs=(fast[0], fast[1]), capacity=there), Rules())) == {"runs": 2, "new": 2}
+    assert counts(plan(Survey(at=NOON, jobs=(fast[0], new), capacity=there), Rules())) == {"runs": 4, "new": 2}
+
+
 def test_clusters_may_have_more_than_one_node_can() -> None:
     """A hundred nodes with two terabytes each, of which no job needs much."""
     node = NodeCapacity(name="node", total={"cpu": 4.0, "memory": 3e14}, free={"cpu": 4.0, "memory": 3e14})
