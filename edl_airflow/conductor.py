@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -111,11 +111,10 @@ async def conduct(work: Work, site: Site, say: Say) -> Outcome:
             started = view.started
             decision = decide(work, view, clock())
             if isinstance(decision, Outcome):
-                if decision.ended == "stopped":
-                    await stop(work, site.backend)  # instances that leave write a checkpoint, which is the job's last
+                if decision.ended == "stopped":  # instances that leave write a checkpoint, which is the job's last
+                    for name in await stop(work, site.backend):
+                        await site.tell(name, "ended")
                 await teller.finish(view, is_over=decision.ended != "timed_out")
-                for name in work.jobs if decision.ended not in ("ready", "taken_over") else ():
-                    await site.tell(name, "ended")
                 return await _ended(work, decision, view, site)
             if decision == "start_trainer":
                 await _start(work, site)
@@ -131,15 +130,22 @@ async def conduct(work: Work, site: Site, say: Say) -> Outcome:
             await asyncio.sleep(LOOK_EVERY_S)
 
 
-async def stop(work: Work, backend: Backend) -> None:
-    """End everything that carries this try's token, trainers and pool at the same time; their logs are kept."""
-    await asyncio.gather(*(backend.delete(name, token=work.token) for name in work.jobs))
+async def stop(work: Work, backend: Backend) -> list[str]:
+    """End everything that carries this try's token, trainers and pool at the same time; their logs are kept.
+
+    Returns the names of those that were there, so that it can be told that they have ended.
+    """
+    return await _delete([(name, work.token) for name in work.jobs], backend)
 
 
-async def stop_all_tries(owner: str, backend: Backend) -> None:
-    """End everything of a task instance, whichever try it is from: for a try that fails before it can take it over."""
-    left = [job for job in await backend.list() if owner_of(job.token) == owner]
-    await asyncio.gather(*(backend.delete(job.name, token=job.token) for job in left))
+async def stop_all_tries(owner: str, backend: Backend) -> list[str]:
+    """End everything of a task instance, whichever try it is from: for a try that fails before it can take it over.
+
+    Returns the names, as `stop` does.
+    """
+    return await _delete(
+        [(job.name, job.token) for job in await backend.list() if owner_of(job.token) == owner], backend
+    )
 
 
 async def job_status(backend: Backend, name: str) -> JobStatus | None:
@@ -148,6 +154,12 @@ async def job_status(backend: Backend, name: str) -> JobStatus | None:
         return await backend.get(name)
     except UnknownJobError:
         return None
+
+
+async def _delete(jobs: Sequence[tuple[str, str]], backend: Backend) -> list[str]:
+    """End these jobs, each if it has that token; return the names of those that had it."""
+    deleted = await asyncio.gather(*(backend.delete(name, token=token) for name, token in jobs))
+    return [name for (name, _), was_there in zip(jobs, deleted, strict=True) if was_there]
 
 
 async def _start(work: Work, site: Site) -> None:
@@ -193,7 +205,12 @@ async def _ask_to_end(work: Work, site: Site) -> bool:
 
 
 async def _ended(work: Work, outcome: Outcome, view: View, site: Site) -> Outcome:
-    """Add what Redis knows of how far the training came, if it answers."""
+    """Tell if the trainers have ended by themselves, and add what Redis knows of how far they came, if it answers.
+
+    Whoever stops what is left then tells of that.
+    """
+    if outcome.ended in ("succeeded", "failed") and work.trainer_job and _is_over(view):
+        await site.tell(work.name, "ended")
     since = view.trainer.created_at if view.trainer else work.began_at
     try:
         return msgspec.structs.replace(
@@ -205,3 +222,8 @@ async def _ended(work: Work, outcome: Outcome, view: View, site: Site) -> Outcom
         )
     except RegistryUnavailableError:
         return outcome
+
+
+def _is_over(view: View) -> bool:
+    """Whether the trainers were there, and have ended or were removed."""
+    return view.trainer.has_ended if view.trainer else view.started

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
+import structlog
 
 from edl_airflow.hooks.edl import Surroundings
 from edl_airflow.joblog import Position
@@ -38,6 +39,12 @@ POSITION_KEPT_S = 24 * 3600
 
 NEWS_OF_S = 60.0
 """Who begins to hear of jobs hears of so long before too: a triggerer that restarts misses none."""
+
+
+TOLD_WITHIN_S = 3.0
+"""So long, at most, whoever stops jobs tries to tell Redis that they have ended."""
+
+log = structlog.get_logger(__name__)
 
 
 def backend_at(place: Place) -> Backend:
@@ -84,6 +91,28 @@ async def open_site(surroundings: Surroundings) -> AsyncIterator[Site]:
             yield site
         finally:
             await site.close()
+
+
+async def tell_ended(surroundings: Surroundings, names: Collection[str]) -> None:
+    """Tell that these jobs or pools have ended: for who stops them without a `Site`, as tasks that are killed.
+
+    Asks Redis alone, nothing of Airflow, for some seconds at most, and raises nothing: what it tells is done already.
+    """
+    if not names:
+        return
+    try:
+        async with asyncio.timeout(TOLD_WITHIN_S):
+            await _tell_ended(surroundings, names)
+    except Exception as error:  # noqa: BLE001 (whatever it is, whoever rescales sees it within minutes)
+        log.warning("news.untold", jobs=[*names], what="ended", cause=str(error) or "it takes too long")
+
+
+async def _tell_ended(surroundings: Surroundings, names: Collection[str]) -> None:
+    from edl_runtime.autoscale import news
+
+    async with await asyncio.to_thread(connect, surroundings.redis_url) as client:
+        for name in names:
+            await news.tell(client, surroundings.namespace, name, "ended")
 
 
 class Site:

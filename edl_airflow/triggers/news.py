@@ -33,9 +33,9 @@ class EdlJobsTrigger(BaseEventTrigger):
     as {"job": …, "what": "submitted" or "ended", "at": Unix seconds}, the newest 100 at most. By its time the pods of
     a job that was submitted are there, and wait for room if there is none.
 
-    Hears of all that Airflow's tasks, `edl submit` and `edl run` start, and of what tasks and `edl run` see end. As it
-    starts it hears of the last minute once more. Rides out a Redis that is away, and misses what comes or goes then.
-    Waits for a connection that is missing or wrong.
+    Hears of all that Airflow's tasks, `edl submit` and `edl run` start, of what tasks and `edl run` see end, and of
+    what tasks and `edl stop` stop, sometimes twice. As it starts it hears of the last minute once more. Rides out a
+    Redis that is away, and misses what comes or goes then. Waits for a connection that is missing or wrong.
 
     :param edl_conn_id: the Airflow connection of type `edl`
     :param settle_s: seconds from the first news to the event

@@ -1,6 +1,8 @@
 """Jobs and pools that come and go: told by whoever starts one or sees it end, read by whoever has to rescale then.
 
-It is told once it has happened, and at most once: who reads looks at what there is now, and at times without news too.
+It is told when it has happened: that a job has ended, when its last process is gone. Not always, and sometimes twice:
+not while Redis is away, nor of what ends by itself while nobody follows it. So who reads looks at what there is now,
+and at times without news too.
 """
 
 from __future__ import annotations

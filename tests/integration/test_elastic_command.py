@@ -67,6 +67,12 @@ def edl_run(work_dir: Path, folder: Path, *words: str, **environ: str) -> subpro
     )
 
 
+def edl_stop(work_dir: Path, name: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Stop a job by hand."""
+    words, env = [*EDL, "stop", name], edl(work_dir, **environ)
+    return subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+
 def test_a_job_is_given_its_priority_and_weight(tmp_path: Path, work_dir: Path, redis_url: str) -> None:
     """By the command that starts it; whoever plans is told."""
     script = waiting(tmp_path / "mine")
@@ -89,6 +95,23 @@ async def test_who_rescales_hears_of_a_job(tmp_path: Path, work_dir: Path, redis
         _, heard = await news.since(client, namespace, "0-0", block_ms=0)
     assert [(one.job, one.what) for one in heard] == [("train", "submitted"), ("train", "ended")]
     wait_until_gone(work_dir)
+
+
+async def test_who_rescales_hears_of_a_job_that_is_stopped_by_hand(
+    tmp_path: Path, work_dir: Path, redis_url: str, namespace: str
+) -> None:
+    """Once it is gone; where no Redis is named it is stopped all the same, and nobody hears of it."""
+    script = waiting(tmp_path / "mine")
+    for url in (redis_url, ""):
+        environ = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace}
+        started = edl_run(work_dir, script.parent, "--detach", script.name, **environ)
+        assert started.returncode == 0, started.stderr
+        stopped = edl_stop(work_dir, "train", **{**environ, "EDL_REDIS_URL": url})
+        assert stopped.returncode == 0, stopped.stderr
+        wait_until_gone(work_dir)
+    async with connect(redis_url) as client:
+        _, heard = await news.since(client, namespace, "0-0", block_ms=0)
+    assert [one.what for one in heard] == ["submitted", "ended", "submitted"]
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["a Redis each", "one Redis"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
+from edl_airflow.hooks.edl import Surroundings
 from edl_airflow.joblog import Position
 from edl_airflow.work import LandedCheckpoint, LocalPlace, Outcome, Training, Work
 from edl_runtime.autoscale.news import News
@@ -146,6 +147,12 @@ class MadeUpSite:
     async def tell(self, job: str, what: str) -> None:
         if not self.away:
             self.told.append((job, what))
+
+    async def tell_ended(self, surroundings: Surroundings, names: Collection[str]) -> None:
+        assert surroundings.namespace == "team"
+        for name in names:
+            assert name not in self.backend.jobs, "it is told when it is so"
+            await self.tell(name, "ended")
 
     async def news_since(self, last_id: str, *, block_ms: int = 1000) -> tuple[str, list[News]]:
         self._fail_if_away()

@@ -99,7 +99,7 @@ def test_the_asset_of_a_connection_is_watched_and_serializes() -> None:
 
 
 async def test_tasks_tell_of_what_they_start_and_see_end(site: MadeUpSite) -> None:
-    """Of the pool and the student, each by its name; what a later try has taken over has not ended."""
+    """Of the student alone while its pool still runs; what a later try has taken over has not ended."""
     site.registered = ["a:1", "b:1"]
     work = work_of()
     await conductor.begin(work, site)
@@ -113,10 +113,31 @@ async def test_tasks_tell_of_what_they_start_and_see_end(site: MadeUpSite) -> No
     async with asyncio.TaskGroup() as group:
         group.create_task(ends())
         await conductor.conduct(work, site, lambda _: None)
-    assert site.told[1:] == [("student", "submitted"), ("student", "ended"), ("digits", "ended")]
+    assert site.told[1:] == [("student", "submitted"), ("student", "ended")]
+    assert site.backend.jobs["digits"].phase == "running"
     site.told.clear()
     site.backend.jobs["student"] = job_status("student", f"{work.token}/2")
     site.backend.jobs["digits"] = job_status("digits", "/2", kind="pool")
     outcome = await conductor.conduct(work_of(token="/1"), site, lambda _: None)
     assert outcome.ended == "taken_over"
     assert site.told == []
+
+
+async def test_that_trainers_were_removed_is_told_and_that_a_task_takes_too_long_is_not(site: MadeUpSite) -> None:
+    """By whoever follows them: trainers that run on have not ended, nor has a pool that may."""
+    site.backend.jobs = {"student": job_status("student"), "digits": job_status("digits", kind="pool")}
+    late = work_of(deadline=0.0)
+    assert (await conductor.conduct(late, site, lambda _: None)).ended == "timed_out"
+    assert site.told == []
+    site.backend.forget_after("student", looks=1)
+    assert (await conductor.conduct(work_of(), site, lambda _: None)).ended == "failed"
+    assert site.told == [("student", "ended")]
+
+
+async def test_trainers_whose_time_is_over_are_told_once_they_are_gone(site: MadeUpSite) -> None:
+    """With their pool, which ends with them."""
+    site.backend.jobs = {"student": job_status("student"), "digits": job_status("digits", kind="pool")}
+    outcome = await conductor.conduct(work_of(ends_at=2.0, began_at=1.0, stop_grace_s=0.0), site, lambda _: None)
+    assert outcome.ended == "stopped"
+    assert site.told == [("student", "ended"), ("digits", "ended")]
+    assert site.backend.jobs == {}
