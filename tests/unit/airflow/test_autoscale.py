@@ -192,6 +192,6 @@ def test_the_dag_runs_at_each_edge_every_few_minutes_and_when_jobs_come(context:
     (task,) = made["rescale"].dag.tasks
     context["params"] = {name: param.value for name, param in made["PARAMS"].items()}
     task.render_template_fields(context)
-    assert (task.dry_run, task.max_load, task.approve_shrinks) == ("False", "1.0", "False")
+    assert (task.dry_run, task.max_load, task.approve_shrinks) == ("False", 1.0, False)
     assert task.lead_s == 300
     assert task.windows["time_zone"] == "UTC"
