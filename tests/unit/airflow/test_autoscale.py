@@ -186,7 +186,7 @@ def test_the_page_shows_the_plan_and_escapes_it() -> None:
 
 
 def test_the_dag_runs_at_each_edge_every_few_minutes_and_when_jobs_come(context: dict[str, Any]) -> None:
-    """By the clock of the windows; its form decides what a run by hand does."""
+    """By the clock of the windows; a run by hand may be a dry one, and all else is the same for all runs."""
     made = runpy.run_path(str(DAGS / "edl_rescale_by_traffic.py"))
     assert made["TIMES"] == ["*/5 * * * *", "0 7 * * *", "0 22 * * *"]
     (task,) = made["rescale"].dag.tasks
