@@ -374,7 +374,7 @@ def trainer_instances(job: Manifest, pods: Iterable[Manifest]) -> list[Seen]:
         for index, of_index in by_index.items()
         if (index in shown or index not in failed) and (index < staying or not _is_over(of_index))
     }
-    gone = {index: _gone(index) for index in shown if index not in present}
+    gone = {index: _gone(index, job) for index in shown if index not in present}
     return [one for _, one in sorted({**present, **gone}.items())]
 
 
@@ -382,9 +382,11 @@ def _failed_below(job: Manifest, completions: int) -> list[int]:
     return [index for index in failed_indexes(job) if index < completions]
 
 
-def _gone(index: int) -> Seen:
+def _gone(index: int, job: Manifest) -> Seen:
+    """Return an instance of which only the Job knows, which has started it at once when it was begun or resumed."""
     reason = f"instance {index} was given up, and its pod is gone"
-    return Seen(status=InstanceStatus(index=index, phase="failed", started_at=0.0, given_up=True, reason=reason))
+    began = _time(_at(job, "status").get("startTime")) or _created(job)
+    return Seen(status=InstanceStatus(index=index, phase="failed", started_at=began, given_up=True, reason=reason))
 
 
 def _is_over(pods: Iterable[Manifest]) -> bool:

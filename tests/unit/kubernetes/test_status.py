@@ -576,6 +576,9 @@ def test_those_given_up_are_counted_also_when_their_pods_are_gone() -> None:
     assert phases(status) == [(0, "running"), (1, "failed")]
     assert (status.phase, status.attainable) == ("running", 1)
     assert status.reason == "instance 1 was given up, and its pod is gone"
+    assert [one.started_at for one in status.instances] == [CREATED_AT + 2, CREATED_AT]
+    resumed = {"failedIndexes": "1", "startTime": "2026-11-22T09:08:45Z"}
+    assert of(job(2, elastic=True, status=resumed), pod(0, RUNNING)).instances[1].started_at == CREATED_AT + 1
 
 
 @pytest.mark.parametrize(
