@@ -140,7 +140,7 @@ class ConflictError(ClusterError):
 
 
 class GoneError(ClusterError):
-    """Raised when a watch of a cluster would begin in a past that the server has forgotten: list anew."""
+    """Raised when a watch or a list of a cluster would go on in a past that the server has forgotten: list anew."""
 
 
 class ClusterUnavailableError(BackendError, ConnectionError):

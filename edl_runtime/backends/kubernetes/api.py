@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Manifest = dict[str, Any]
 Answer = TypeVar("Answer")
+Kept = TypeVar("Kept")
 
 OUTAGE_S = 300.0
 """How long a request is repeated to an API server that is away, or says that it has too much to do."""
@@ -33,6 +34,9 @@ ANSWER_WITHIN_S = 30.0
 
 AT_ONCE = 500
 """Objects in one answer to a list of all namespaces."""
+
+MOST_LISTS = 3
+"""How often a list of all namespaces is begun when the server forgets between two answers where it was."""
 
 WATCH_S = 290
 """How long one watch lasts; the next goes on where it ended."""
@@ -130,19 +134,31 @@ class Api:
         found = await self._ask(_Request("GET", self._path(kind), query))
         return [{**item, "kind": kind} for item in found["items"]], found["metadata"]["resourceVersion"]
 
-    async def list_everywhere(self, kind: str, *, fields: str = "") -> builtins.list[Manifest]:
-        """Return the objects of all namespaces, or that are in none: of a large cluster in several answers."""
+    async def list_everywhere(
+        self, kind: str, keep: Callable[[Manifest], Kept], *, fields: str = ""
+    ) -> builtins.list[Kept]:
+        """Return what is to be kept of each object of all namespaces, or that are in none.
+
+        Of a large cluster in several answers, of which no two are there at a time. Raises GoneError where it takes so
+        long, time and again, that the server forgets where it was.
+        """
+        for _ in range(MOST_LISTS - 1):
+            with suppress(GoneError):
+                return await self._in_parts(kind, keep, fields)
+        return await self._in_parts(kind, keep, fields)
+
+    async def _in_parts(self, kind: str, keep: Callable[[Manifest], Kept], fields: str) -> builtins.list[Kept]:
         group, plural = _PATHS[kind]
+        query = {"fieldSelector": fields, "limit": str(AT_ONCE)}
+        kept: list[Kept] = []
         while True:
-            with suppress(GoneError):  # it took so long that the server has forgotten where it was
-                items: list[Manifest] = []
-                query = {"fieldSelector": fields, "limit": str(AT_ONCE)}
-                while True:
-                    found = await self._ask(_Request("GET", f"{group}/{plural}", query))
-                    items += found["items"]
-                    if not (more := found["metadata"].get("continue")):
-                        return items
-                    query = {**query, "continue": more}
+            found = await self._ask(_Request("GET", f"{group}/{plural}", query))
+            kept += map(keep, found["items"])
+            more = found["metadata"].get("continue")
+            if not more:
+                return kept
+            del found
+            query = {**query, "continue": more}
 
     async def create(self, manifest: Mapping[str, Any], *, rehearse: bool = False) -> Manifest:
         """Create the object. Raises ConflictError if it is there.

@@ -213,7 +213,8 @@ class KubernetesBackend:
             )
             try:
                 nodes, others = await asyncio.gather(
-                    api.list_everywhere("Node"), api.list_everywhere("Pod", fields=_PLACED)
+                    api.list_everywhere("Node", capacity.seen),
+                    api.list_everywhere("Pod", capacity.taken, fields=_PLACED),
                 )
             except ClusterError as error:
                 if error.status != 403:
@@ -226,7 +227,7 @@ class KubernetesBackend:
         placed = None
         if of_nodes:
             nodes, others = of_nodes
-            placed = capacity.of_nodes(nodes, others, gone | capacity.leaving(others, ()))
+            placed = capacity.of_nodes(nodes, others, gone)
         if there := capacity.capacity_of(placed, total, left, self._namespace):
             return there
         raise BackendError(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from edl_runtime.backends.base import Capacity, NodeCapacity
 from edl_runtime.backends.kubernetes import names
@@ -50,18 +53,43 @@ def _surplus(owner: Manifest, pods: Sequence[Manifest]) -> Iterable[Manifest]:
     return [pod for pod in pods if index_of(pod) >= owner["spec"]["completions"]]
 
 
-def of_nodes(nodes: Iterable[Manifest], pods: Iterable[Manifest], gone: set[str]) -> tuple[NodeCapacity, ...]:
+class Taken(msgspec.Struct, frozen=True):
+    """What a pod takes of a node: nothing, and no node, if it is not there or about to leave."""
+
+    uid: str
+    node: str = ""
+    resources: dict[str, float] = {}
+
+
+def taken(pod: Manifest) -> Taken:
+    """Return what a pod takes of its node. A cluster has so many that nothing else of them is kept."""
+    uid, where = pod["metadata"]["uid"], pod["spec"].get("nodeName")
+    if not where or _has_ended(pod) or pod["metadata"].get("deletionTimestamp"):
+        return Taken(uid)
+    return Taken(uid, sys.intern(where), {sys.intern(name): much for name, much in reserved(pod).items()})
+
+
+def seen(node: Manifest) -> Manifest:
+    """Return what is needed of a node, which lists all images that it has besides."""
+    metadata, spec, status = (node.get(part) or {} for part in ("metadata", "spec", "status"))
+    return {
+        "metadata": {part: metadata.get(part) for part in ("name", "labels")},
+        "spec": {part: spec.get(part) for part in ("unschedulable", "taints")},
+        "status": {part: status.get(part) for part in ("allocatable", "conditions")},
+    }
+
+
+def of_nodes(nodes: Iterable[Manifest], pods: Iterable[Taken], gone: set[str]) -> tuple[NodeCapacity, ...]:
     """Return what nodes have allocatable, and what of it the pods on them have not asked for.
 
     A node that takes no pods now, as one that is cordoned or not ready, has what those reserve that stay there, and
-    nothing is free. `pods`: those of all namespaces. `gone`: the uids of those that count as gone.
+    nothing is free. `pods`: those of all namespaces. `gone`: the uids of those that count as gone besides.
     """
     there = {node["metadata"]["name"]: node for node in nodes}
     used = {name: Counter[str]() for name in there}
     for pod in pods:
-        where = pod["spec"].get("nodeName")
-        if where in used and not _has_ended(pod) and pod["metadata"]["uid"] not in gone:
-            used[where].update(reserved(pod))
+        if pod.node in used and pod.uid not in gone:
+            used[pod.node].update(pod.resources)
     return tuple(_node(there[name], used[name]) for name in sorted(there))
 
 

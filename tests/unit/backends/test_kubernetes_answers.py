@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,15 +13,17 @@ import structlog
 
 from edl_runtime.backends.base import LogLine
 from edl_runtime.backends.kubernetes import KubernetesBackend, names, outage
-from edl_runtime.backends.kubernetes.api import Api
+from edl_runtime.backends.kubernetes.api import AT_ONCE, MOST_LISTS, Api
 from edl_runtime.backends.kubernetes.logs import Source, _Pods, _read_all
-from edl_runtime.errors import UnknownJobError
+from edl_runtime.errors import GoneError, UnknownJobError
 
 HEAD = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
 BUSY, ABSENT = (
     f"HTTP/1.1 {status}\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
     for status in ("429 Too Many Requests", "404 Not Found")
 )
+
+FORGOTTEN = 'HTTP/1.1 410 Gone\r\nContent-Length: 22\r\nConnection: close\r\n\r\n{"message": "too old"}'
 
 
 @asynccontextmanager
@@ -136,3 +139,30 @@ def _pod(state: str) -> dict[str, Any]:
     phase = "Running" if state == "running" else "Succeeded"
     container = {"name": names.CONTAINER, "state": {state: {}}}
     return {"pod": {"status": {"phase": phase, "containerStatuses": [container]}}}
+
+
+def _page(*names_there: str, more: str = "") -> str:
+    items = [{"metadata": {"name": name, "managedFields": [name] * 9}} for name in names_there]
+    body = json.dumps({"items": items, "metadata": {"continue": more}})
+    return f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}"
+
+
+def _name(thing: dict[str, Any]) -> str:
+    return str(thing["metadata"]["name"])
+
+
+async def test_of_all_namespaces_only_what_is_needed_is_kept() -> None:
+    """Page by page, and anew where the server has forgotten where it was."""
+    pages = (_page("a", more="1"), FORGOTTEN, _page("b", "a", more="2"), _page("c"))
+    async with answering(*pages) as (api, asked):
+        assert await api.list_everywhere("Pod", _name, fields="x=1") == ["b", "a", "c"]
+    first = f"/api/v1/pods?fieldSelector=x%3D1&limit={AT_ONCE}"
+    assert asked == [first, f"{first}&continue=1", first, f"{first}&continue=2"]
+
+
+async def test_a_server_that_always_forgets_is_not_asked_for_ever() -> None:
+    """Whoever wants to know is told."""
+    async with answering(*[_page("a", more="1"), FORGOTTEN] * MOST_LISTS) as (api, asked):
+        with pytest.raises(GoneError, match="too old"):
+            await api.list_everywhere("Node", _name)
+    assert len(asked) == 2 * MOST_LISTS

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edl_runtime.backends.base import Capacity, InstanceStatus, NodeCapacity
-from edl_runtime.backends.kubernetes.capacity import capacity_of, leaving, of_nodes, of_quotas
+from edl_runtime.backends.kubernetes.capacity import capacity_of, leaving, of_nodes, of_quotas, seen, taken
 from edl_runtime.backends.kubernetes.reserving import requested, reserved
 from edl_runtime.pods import amount
 
@@ -81,9 +81,10 @@ def test_nodes_have_what_pods_have_not_asked_for() -> None:
         pod(container("64"), phase="Succeeded"),
         pod(container("64"), phase="Failed"),
         pod(container("2"), uid="leaves"),
+        pod(container("2"), uid="deleted", deleted="2026-11-22T09:08:44Z"),
         pod({"resources": {"requests": {"memory": "2Gi", GPU: "1", "rdma/hca": "1"}}}),
     ]
-    assert of_nodes(nodes, pods, {"leaves"}) == (
+    assert of_nodes(map(seen, nodes), map(taken, pods), {"leaves"}) == (
         NodeCapacity(
             name="a",
             total={"cpu": 4, "memory": 8 * GI, "gpu": 2, "pods": 3, "rdma/hca": 4},
@@ -98,7 +99,7 @@ def test_nodes_have_what_pods_have_not_asked_for() -> None:
         ),
         NodeCapacity(name="new", total={}, free={}, labels={}),
     )
-    (a, *_) = of_nodes(nodes, [pod(container("99"))], set())
+    (a, *_) = of_nodes(nodes, [taken(pod(container("99")))], set())
     assert a.free["cpu"] == 0
     assert of_nodes([], [], set()) == ()
 
@@ -113,7 +114,7 @@ def test_a_node_that_takes_no_pods_has_what_is_there(how: dict[str, Any]) -> Non
         pod(container("4"), phase="Succeeded"),
         pod(container("8"), on="b"),
     ]
-    (there,) = of_nodes([node(cpu="64", memory="8Gi", gpus="8", pods="110", **how)], pods, {"leaves"})
+    (there,) = of_nodes([seen(node(cpu="64", memory="8Gi", gpus="8", pods="110", **how))], map(taken, pods), {"leaves"})
     assert there.total == {"cpu": 1.5, "memory": GI, "gpu": 0, "pods": 2}
     assert there.free == dict.fromkeys(there.total, 0)
     assert of_nodes([node(cpu="64", **how)], [], set())[0].total == {"cpu": 0}
@@ -128,7 +129,7 @@ def test_a_node_says_who_may_be_there() -> None:
         {"key": "drained", "value": "now", "effect": "NoExecute", "timeAdded": "2026-11-22T09:08:44Z"},
     ]
     metadata = {"name": "a", "labels": labels}
-    (there,) = of_nodes([{**node(cpu="4"), "metadata": metadata, "spec": {"taints": taints}}], [], set())
+    (there,) = of_nodes([seen({**node(cpu="4"), "metadata": metadata, "spec": {"taints": taints}})], [], set())
     assert there.labels == labels
     assert there.taints == (
         {"key": "node-role.kubernetes.io/control-plane", "value": "", "effect": "NoSchedule"},
