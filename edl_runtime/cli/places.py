@@ -32,7 +32,10 @@ def backend(settings: RuntimeSettings) -> Backend:
 
 @asynccontextmanager
 async def following(settings: RuntimeSettings) -> AsyncIterator[Backend]:
-    """Give the same backend to who looks again and again: of a cluster it is told what changes, and asks nobody."""
+    """Give the same backend to who looks again and again: of a cluster it is told how jobs change.
+
+    What there is for them, `Backend.capacity`, it asks for each time.
+    """
     if settings.backend == "local":
         yield backend(settings)
         return
