@@ -54,6 +54,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     - `priority`, `weight`: as in its `JobSpec`.
     - `resumes`: whether one that is suspended goes on where it was: a pool, or elastic trainers with checkpoints.
     - `resized_at`: when it was last given another number of instances, in Unix seconds; None for never.
+    - `queue`: the queue of Kueue's that it is in, where Kueue alone says when it begins and when it is suspended: it
+      can't be resized to 0. Empty for none.
     - `node_selector`, `tolerations`: on which nodes its instances may run, as in a pod's spec; see `may_run_on`.
     """
 
@@ -63,6 +65,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     resumes: bool = False
     resized_at: float | None = None
+    queue: str = ""
     node_selector: dict[str, str] = {}
     tolerations: tuple[dict[str, Any], ...] = ()
 
@@ -278,7 +281,8 @@ class Backend(Protocol):
         0, whatever the bounds, suspends a job or pool: all instances leave, and it is pending until another number
         resumes it. Elastic trainers write a checkpoint before they leave. A larger number also tries instances anew
         that had been given up. Returns when the wish is recorded, not when it is fulfilled. Raises UnknownJobError;
-        SpecError for any other number outside the job's bounds; BackendError for a job that has ended.
+        SpecError for any other number outside the job's bounds; BackendError for a job that has ended, and for 0 where
+        a queue decides on that; see `Scaling.queue`.
         """
         ...
 

@@ -23,7 +23,7 @@ async def test_a_job_that_waits_in_a_queue_stays_there_whatever_its_size(cluster
         assert (submitted.phase, submitted.wanted, submitted.is_suspended) == ("pending", 1, False)
         assert submitted.reason == "suspended: it waits in Kueue's queue 'gpus'"
         assert submitted.scaling is not None
-        assert not submitted.scaling.resumes
+        assert (submitted.scaling.queue, submitted.scaling.resumes) == ("gpus", False)
         with pytest.raises(BackendError, match="in Kueue's queue 'gpus', which alone says when it is suspended"):
             await backend.resize("job", 0)
         resized = await backend.resize("job", 3)

@@ -248,6 +248,7 @@ def scaling(owner: Manifest) -> Scaling | None:
         weight=float(annotations.get(names.WEIGHT) or 1),
         resumes=_resumes(owner),
         resized_at=float(resized_at) if resized_at else None,
+        queue=_queue(owner),
         node_selector=dict(_at(template, "spec", "nodeSelector")),
         tolerations=_tolerations(template),
     )
@@ -264,14 +265,19 @@ def _tolerations(template: Manifest) -> tuple[dict[str, Any], ...]:
     return (*given, *({"key": name, "operator": "Exists", "effect": "NoSchedule"} for name in extended))
 
 
+def _queue(owner: Manifest) -> str:
+    """Return the name of Kueue's queue that a Job is in, empty for none. Of a pool's pods each is for itself there."""
+    return str(_at(owner, "metadata", "labels").get(names.QUEUE) or "") if owner["kind"] == "Job" else ""
+
+
 def _resumes(owner: Manifest) -> bool:
     if owner["kind"] == "Deployment":
         return True
-    annotations, labels = _at(owner, "metadata", "annotations"), _at(owner, "metadata", "labels")
     env = things(instance_of(_at(owner, "spec", "template")), "env")
     kept = [variable for variable in env if variable.get("name") == "EDL_CHECKPOINT"]
     has_checkpoints = any(variable.get("value") or variable.get("valueFrom") for variable in kept)
-    return annotations.get(names.ELASTIC) == "true" and has_checkpoints and names.QUEUE not in labels
+    is_elastic = _at(owner, "metadata", "annotations").get(names.ELASTIC) == "true"
+    return is_elastic and has_checkpoints and not _queue(owner)
 
 
 def bounds(owner: Manifest) -> Bounds:
@@ -572,7 +578,7 @@ def _reason(owner: Manifest, phase: Phase, refusal: str) -> str:
     if phase == "pending" and wanted(owner) == 0:
         return SUSPENDED
     if phase == "pending":
-        queue = _at(owner, "metadata", "labels").get(names.QUEUE)
+        queue = _queue(owner)
         return f"suspended: it waits in Kueue's queue {queue!r}" if queue else "suspended"
     kinds = ("Failed", "FailureTarget") if phase == "failed" else ()
     for failure in filter(None, (_condition(owner, kind) for kind in kinds)):

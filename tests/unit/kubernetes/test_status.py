@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from edl_runtime.backends.base import SUSPENDED, InstanceStatus, JobStatus, Scaling
@@ -864,6 +865,12 @@ def test_a_job_tells_what_decides_its_size_until_it_has_ended() -> None:
         tolerations=({"key": "batch", "operator": "Exists"}, GPU_NODES),
     )
     assert of(thing).scaling == expected
+    thing["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
+    assert of(thing).scaling == msgspec.structs.replace(expected, queue="gpus", resumes=False)
+    del thing["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
+    teachers = of(pool(labels={"kueue.x-k8s.io/queue-name": "gpus"})).scaling
+    assert teachers
+    assert (teachers.queue, teachers.resumes) == ("", True)
     assert of({**thing, "spec": {**thing["spec"], "suspend": True}}).scaling == expected
     assert of(job(conditions={"Complete": {}})).scaling is None
     assert of(job(conditions={"Failed": {}})).scaling is None
