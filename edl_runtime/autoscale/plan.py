@@ -179,7 +179,8 @@ def _reserved(jobs: Sequence[JobStatus], capacity: Capacity) -> dict[str, float]
 
 
 def _can_be_resized(job: JobStatus) -> bool:
-    return job.kind == "pool" or job.elastic
+    """Whether it is for us to say how many instances a job has: of one in a queue, that is who admits jobs there."""
+    return job.kind == "pool" or (job.elastic and not _scaling(job).queue)
 
 
 def _scaling(job: JobStatus) -> Scaling:
@@ -189,7 +190,7 @@ def _scaling(job: JobStatus) -> Scaling:
 
 def _places(job: JobStatus, capacity: Capacity) -> tuple[str, ...]:
     """Return the node of each instance that is wanted and was not given up, "" for one without a place."""
-    living = [one for one in job.instances if not one.given_up]
+    living = [one for one in job.instances if not (one.given_up or one.leaving)]
     there = sorted(living, key=lambda one: one.index)[: job.attainable]
     nodes = [capacity.place_of(one) if one.phase in ("pending", "running") else "" for one in there]
     return (*nodes, *[""] * (job.attainable - len(nodes)))

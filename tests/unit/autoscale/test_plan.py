@@ -267,6 +267,27 @@ def test_who_was_given_up_has_no_place_to_keep() -> None:
     assert reasons(found)["job"].startswith("stays at 3")
 
 
+def test_who_waits_in_a_queue_is_left_alone() -> None:
+    """Whoever admits jobs there decides on it, and what it reserves once it runs is taken."""
+    queued = job("queued", Bounds(4, 4), 1.0, 2, pending=2)
+    assert queued.scaling
+    queued = msgspec.structs.replace(queued, scaling=msgspec.structs.replace(queued.scaling, queue="team"))
+    found = planned([queued, job("runs", Bounds(1, 9), 1.0, 1)], 8.0)
+    assert counts(found) == {"runs": 6}
+
+
+def test_a_pod_that_is_going_takes_nobodys_place() -> None:
+    """Of four, one is evicted and its successor has no place yet: what is free is for that one, and for no other."""
+    four = job("job", Bounds(4, 4), 1.0, 4, priority=1)
+    going = msgspec.structs.replace(
+        four, instances=(*four.instances[:3], msgspec.structs.replace(four.instances[3], leaving=True))
+    )
+    waits = job("waits", Bounds(1, 1), 1.0, 0, resized_at=NOON - 4000)
+    node = NodeCapacity(name="node", total={"cpu": 4.0}, free={"cpu": 1.0})
+    found = plan(Survey(at=NOON, jobs=(going, waits), capacity=Capacity(nodes=(node,))), Rules())
+    assert counts(found) == {"job": 4, "waits": 0}
+
+
 def test_a_pool_has_as_many_as_its_students_need() -> None:
     """Or as its window allows, if that is fewer."""
     teachers = job("teachers", Bounds(1, 8), 1.0, 1, kind="pool", elastic=False)
