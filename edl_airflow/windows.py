@@ -68,9 +68,9 @@ def is_known(field: object) -> bool:
     return not has_template(field) and not (isinstance(field, str) and field.startswith(VARIABLE))
 
 
-def calling_folder(depth: int = 2) -> Path:
-    """Return the folder of the code that called the function, or as many more back, from which this is called."""
-    return Path(sys._getframe(depth).f_code.co_filename).absolute().parent  # noqa: SLF001 (as Airflow finds a DAG's)
+def calling_folder() -> Path:
+    """Return the folder of the code that called the function from which this is called."""
+    return Path(sys._getframe(2).f_code.co_filename).absolute().parent  # noqa: SLF001 (as Airflow finds a DAG's)
 
 
 def window_of(windows: TrafficWindows, context: Context | Mapping[str, Any], now: datetime | None = None) -> Span:

@@ -35,5 +35,5 @@ def resize(name: str, instances: int, *, as_json: bool) -> None:
 
 def _told(status: JobStatus) -> str:
     if status.is_suspended:
-        return f"{status.name} is suspended; `edl resize {status.name} N` lets it go on"
+        return f"{status.name} is suspended; `edl resize {status.name} N` lets it go on, as a rescaling does"
     return f"{status.name} will have {status.wanted} instance{'' if status.wanted == 1 else 's'}"

@@ -50,6 +50,8 @@ async def test_points_come_back_in_order_with_their_times(redis_url: str, namesp
         (6.0, past(0.0, a=2), False),
         (59.0, past(0.0, a=2), False),
         (61.0, past(0.0, a=2), True),
+        (-100.0, past(0.0, a=2), False),
+        (-100.0, past(0.0, a=1), True),
     ],
 )
 async def test_a_point_is_added_when_there_is_something_new(

@@ -231,7 +231,8 @@ def test_a_pool_is_resized(edl: Edl) -> None:
 @pytest.mark.usefixtures("pool")
 def test_a_pool_is_suspended_and_goes_on(edl: Edl) -> None:
     """By 0 instances, which are within no bounds; the list of jobs says what it waits for."""
-    assert edl("resize", "pool", "0") == (0, "pool is suspended; `edl resize pool N` lets it go on\n", "")
+    said = "pool is suspended; `edl resize pool N` lets it go on, as a rescaling does\n"
+    assert edl("resize", "pool", "0") == (0, said, "")
     _, table, _ = edl("jobs")
     assert "pending" in table
     assert "/0 " in table
