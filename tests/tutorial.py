@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Self
 
+import pytest
+
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.autoscale.rescale import rescale
 from edl_runtime.backends.base import Backend
@@ -85,6 +87,24 @@ class Tutorial:
         await self.ledger(spec.name).restore(None, 1)
         await self.backend.submit(spec, token="test/1", secrets=self._secrets)
 
+    async def play(self, monitor: Monitored, cpus: float, other_load: float) -> None:
+        """Submit the three jobs one after the other, and see in the columns of `edl monitor` what becomes of them.
+
+        Where others reserve a share of all CPUs, the third job finds no room at first; processes start without.
+        """
+        await self.submit(spec("example", self.namespace, cpus))
+        await self.rescale_until(lambda running: running == {"example": 10})
+        assert await monitor.shows(1, 0, "example:10") == pytest.approx(other_load + 0.36, abs=0.001)
+        await self.submit(spec("example1", self.namespace, cpus))
+        await self.rescale_until(_all_at_their_most)
+        assert await monitor.shows(2, 0, r"example:10\|example1:8") == pytest.approx(other_load + 0.68, abs=0.001)
+        await self.submit(spec("example2", self.namespace, cpus))
+        if other_load:
+            await monitor.shows(3, 1, r"example:10\|example1:8\|example2:[0-3]")
+        await self.rescale_until(_the_third_has_joined)
+        use = await monitor.shows(3, 0, r"example:[34]\|example1:[34]\|example2:4")
+        assert other_load + 0.6 < use <= other_load + MAX_LOAD - OTHER_LOAD
+
     async def running(self) -> dict[str, int]:
         """Return how many trainers of each job run; of one that has as many as it wants, no others being there."""
         jobs = await self.backend.list()
@@ -149,11 +169,11 @@ class Monitored:
             self._lines.append(line)
 
 
-def all_at_their_most(running: Mapping[str, int]) -> bool:
+def _all_at_their_most(running: Mapping[str, int]) -> bool:
     """Whether the first two jobs have all that they may."""
     return running == {"example": 10, "example1": 8}
 
 
-def the_third_has_joined(running: Mapping[str, int]) -> bool:
+def _the_third_has_joined(running: Mapping[str, int]) -> bool:
     """Whether the others have made way for it."""
     return running.get("example2") == 4 and {running["example"], running["example1"]} <= {3, 4}

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tutorial import MAX_LOAD, OTHER_LOAD, Monitored, Tutorial, all_at_their_most, spec, the_third_has_joined
+from tutorial import MAX_LOAD, OTHER_LOAD, Monitored, Tutorial
 
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.backends.local import LocalBackend
@@ -28,16 +28,7 @@ async def test_jobs_make_way_for_a_third(work_dir: Path, redis_url: str, namespa
         tutorial = Tutorial(backend, client, namespace, redis_url, Rules(max_load=MAX_LOAD - OTHER_LOAD))
         try:
             with Monitored(env) as monitor:
-                await tutorial.submit(spec("example", namespace, cpus))
-                await tutorial.rescale_until(lambda running: running == {"example": 10})
-                assert await monitor.shows(1, 0, "example:10") == pytest.approx(0.36, abs=0.001)
-                await tutorial.submit(spec("example1", namespace, cpus))
-                await tutorial.rescale_until(all_at_their_most)
-                assert await monitor.shows(2, 0, r"example:10\|example1:8") == pytest.approx(0.68, abs=0.001)
-                await tutorial.submit(spec("example2", namespace, cpus))
-                await tutorial.rescale_until(the_third_has_joined)
-                assert await monitor.shows(3, 0, r"example:[34]\|example1:[34]\|example2:4") <= MAX_LOAD - OTHER_LOAD
-                before = await tutorial.consumed("example")
+                await tutorial.play(monitor, cpus, 0.0)
         finally:
             for job in await backend.list():
                 await backend.delete(job.name)
@@ -45,4 +36,3 @@ async def test_jobs_make_way_for_a_third(work_dir: Path, redis_url: str, namespa
             consumed, begun = await tutorial.consumed(name)
             assert consumed > 0
             assert begun == 0
-        assert (await tutorial.consumed("example"))[0] >= before[0]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from contract.asking import eventually
 from kubernetes_cluster import Cluster, RedisService
-from tutorial import MAX_LOAD, OTHER_LOAD, Monitored, Tutorial, all_at_their_most, spec, the_third_has_joined
+from tutorial import MAX_LOAD, OTHER_LOAD, Monitored, Tutorial, spec
 
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.backends.base import Backend
@@ -61,17 +61,7 @@ async def test_jobs_make_way_for_a_third(cluster: Cluster, redis_service: RedisS
         tutorial = Tutorial(backend, client, namespace, redis_service.url_inside, Rules(max_load=MAX_LOAD))
         try:
             with Monitored(env) as monitor:
-                await tutorial.submit(spec("example", namespace, cpus))
-                await tutorial.rescale_until(lambda running: running == {"example": 10})
-                assert await monitor.shows(1, 0, "example:10") == pytest.approx(0.544, abs=0.001)
-                await tutorial.submit(spec("example1", namespace, cpus))
-                await tutorial.rescale_until(all_at_their_most)
-                assert await monitor.shows(2, 0, r"example:10\|example1:8") == pytest.approx(0.864, abs=0.001)
-                await tutorial.submit(spec("example2", namespace, cpus))
-                await monitor.shows(3, 1, r"example:10\|example1:8\|example2:[0-3]")
-                await tutorial.rescale_until(the_third_has_joined)
-                use = await monitor.shows(3, 0, r"example:[34]\|example1:[34]\|example2:4")
-                assert 0.8 < use <= MAX_LOAD
+                await tutorial.play(monitor, cpus, OTHER_LOAD)
         finally:
             for job in await backend.list():
                 await backend.delete(job.name)
