@@ -167,7 +167,7 @@ async def _forget_the_lock(world: World) -> None:
     from edl_runtime.store import keys
 
     async with connect(world.redis_url) as client:
-        assert 0 < await client.pttl(keys.rescaling(world.namespace)) <= 60_000
+        assert 0 < await client.pttl(keys.rescaling(world.namespace)) <= 65_000
         await client.delete(keys.rescaling(world.namespace))
 
 

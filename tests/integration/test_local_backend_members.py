@@ -10,7 +10,6 @@ from contract.asking import WAITS, breaks, ended, lines, reach
 from integration.local_jobs import job
 
 from edl_runtime.backends.local import LocalBackend
-from edl_runtime.errors import EX_CONFIG
 
 
 @pytest.mark.slow
@@ -45,13 +44,3 @@ async def test_an_instance_that_keeps_breaking_does_not_end_who_works(
     status = await reach(backend, "job", lambda status: not status.reason)
     assert (status.phase, status.last_lines) == ("running", ())
     assert await lines(backend, instance=0) == [(0, "up")]
-
-
-async def test_a_pool_without_anybody_left_fails(backend: LocalBackend, work_dir: Path) -> None:
-    """When the last one that worked leaves by a resize, those that were given up make the pool fail."""
-    await backend.submit(job(breaks("0", EX_CONFIG) + WAITS, work_dir, instances=2), token="mine", secrets={})
-    await reach(backend, "job", lambda status: status.attainable == 1)
-    await backend.resize("job", 1)
-    status = await ended(backend)
-    assert status.reason == "instance 0 exited with 78, which says that it can never work as configured"
-    assert status.last_lines == ("no such model",)
