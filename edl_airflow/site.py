@@ -40,7 +40,6 @@ POSITION_KEPT_S = 24 * 3600
 NEWS_OF_S = 60.0
 """Who begins to hear of jobs hears of so long before too: a triggerer that restarts misses none."""
 
-
 TOLD_WITHIN_S = 3.0
 """So long, at most, whoever stops jobs tries to tell Redis that they have ended."""
 

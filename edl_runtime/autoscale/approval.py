@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edl_runtime.autoscale.jobs import Job, Node, Target
-from edl_runtime.autoscale.plan import Policy
+from edl_runtime.autoscale.plan import Policy, beside
 from edl_runtime.autoscale.policy import decide as default_policy
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
@@ -48,7 +48,7 @@ class Approved:
         kept: dict[str, Target] = {}
         while True:
             others = [job for job in jobs if job.name not in kept]
-            left = _beside([(job, kept[job.name].instances) for job in jobs if job.name in kept], capacity)
+            left = beside([(job, kept[job.name].instances) for job in jobs if job.name in kept], capacity)
             targets = self._policy(others, nodes, left, now_s=now_s, pause_s=pause_s)
             shrinking = {
                 job.name: _keeping(job, self._least(job), targets[job.name])
@@ -64,12 +64,6 @@ class Approved:
         """Return the fewest instances that a job may have without another answer."""
         up_to_the_last = max((number for number, node in enumerate(job.nodes, 1) if node), default=0)
         return min(up_to_the_last, self._floors.get(job.name, up_to_the_last))
-
-
-def _beside(kept: Sequence[tuple[Job, int]], capacity: Mapping[str, float]) -> dict[str, float]:
-    """Return what jobs that keep so many instances leave of a capacity."""
-    reserved = {name: sum(job.resources.get(name, 0.0) * instances for job, instances in kept) for name in capacity}
-    return {name: max(0.0, round(amount - reserved[name], 6)) for name, amount in capacity.items()}
 
 
 def _keeping(job: Job, least: int, due: Target) -> Target:

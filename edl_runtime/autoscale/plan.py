@@ -27,7 +27,6 @@ from edl_runtime.specs import JobKind
 PAUSE_S = 1.0
 """How long a resize stops a job: rounded up from what `benchmarks/resize.py` measures for live and warm ones."""
 
-
 UNLIMITED = "instance"
 """What an instance needs one of where nothing that it reserves is limited."""
 
@@ -155,9 +154,8 @@ def _left(room: Room | None, there: Capacity, jobs: Sequence[JobStatus], max_loa
     found = {}
     for name, amount in there.total.items():
         ours = resizable.get(name, 0.0)
-        others = max(
-            fixed.get(name, 0.0), amount - free.get(name, 0.0) - ours
-        )  # of processes, more may run than there is room for
+        # of processes, more may run than there is room for
+        others = max(fixed.get(name, 0.0), amount - free.get(name, 0.0) - ours)
         left = [max_load * amount - others]
         if room:
             left.append(room.capacity[name] - fixed.get(name, 0.0))
@@ -250,7 +248,7 @@ def _kept_running(
     while True:
         others = [job for job in jobs if job.name not in kept]
         going_on = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
-        targets = ask(others, _freed(nodes, going_on), _beside(capacity, going_on))
+        targets = ask(others, _freed(nodes, going_on), beside(going_on, capacity))
         lost = [job for job in others if job.name in lasting and job.runs and not targets[job.name].instances]
         if not lost:
             return {**targets, **kept}
@@ -276,13 +274,10 @@ def _freed(nodes: Sequence[Node], kept: Sequence[tuple[Job, int]]) -> list[Node]
     return [Node(name=name, free=left) for name, left in free.items()]
 
 
-def _beside(capacity: Mapping[str, float], kept: Sequence[tuple[Job, int]]) -> dict[str, float]:
-    """Return what is left of the capacity beside what is kept."""
-    left = dict(capacity)
-    for job, count in kept:
-        for name in left.keys() & job.resources.keys():
-            left[name] = max(0.0, round(left[name] - count * job.resources[name], 6))
-    return left
+def beside(kept: Sequence[tuple[Job, int]], capacity: Mapping[str, float]) -> dict[str, float]:
+    """Return what jobs that keep so many instances leave of a capacity."""
+    reserved = {name: sum(job.resources.get(name, 0.0) * instances for job, instances in kept) for name in capacity}
+    return {name: max(0.0, round(amount - reserved[name], 6)) for name, amount in capacity.items()}
 
 
 def _notes(spans: Sequence[Span], jobs: Sequence[JobStatus]) -> Iterator[str]:
@@ -307,22 +302,26 @@ class _Places:
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
+        self._limited = capacity.total.keys() if capacity.only_node else None  # by a quota; None for no such limits
         self._kinds: dict[frozenset[str], str] = {}  # of the nodes where some job may be
+        self._allowed: dict[bytes, frozenset[str]] = {}  # by what a job asks of nodes: most ask the same
 
     def needs(self, scaling: Scaling) -> dict[str, float]:
         """Return what an instance needs. Where a quota stands for all nodes, it limits what it names alone."""
         needs = dict(scaling.resources)
-        if self._capacity.only_node:
-            known = self._capacity.total
-            needs = {name: need for name, need in needs.items() if name in known} or {UNLIMITED: 1.0}
-        allowed = frozenset(node.name for node in self._capacity.nodes if may_run_on(scaling, node))
+        if self._limited is not None:
+            needs = {name: need for name, need in needs.items() if name in self._limited} or {UNLIMITED: 1.0}
+        asked = msgspec.json.encode((scaling.node_selector, scaling.tolerations), order="sorted")
+        if asked not in self._allowed:
+            self._allowed[asked] = frozenset(node.name for node in self._capacity.nodes if may_run_on(scaling, node))
+        allowed = self._allowed[asked]
         if len(allowed) < len(self._capacity.nodes):
             needs[self._kinds.setdefault(allowed, f"place {len(self._kinds)}")] = 1.0
         return needs
 
     def nodes(self) -> list[Node]:
         """Return the nodes with what is free there, for the jobs whose needs were asked."""
-        unlimited = {UNLIMITED: PLENTY} if self._capacity.only_node else {}
+        unlimited = {} if self._limited is None else {UNLIMITED: PLENTY}
         return [
             Node(
                 name=node.name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -94,8 +95,6 @@ async def last_plan(client: Redis, namespace: str) -> Plan | None:
 
 async def _carry_out(found: Plan, backend: Backend) -> dict[str, str]:
     """Resize the jobs, those first that shrink; return why some could not be."""
-    shrink = [one for one in found.changes if one.target < one.instances]
-    grow = [one for one in found.changes if one.target > one.instances]
     places = asyncio.Semaphore(AT_ONCE)
     refused: dict[str, str] = {}
 
@@ -108,7 +107,7 @@ async def _carry_out(found: Plan, backend: Backend) -> dict[str, str]:
                 return
             structlog.get_logger("edl").info("job.rescaled", job=one.name, instances=one.target, reason=one.reason)
 
-    for jobs in (shrink, grow):
+    for _, jobs in groupby(found.changes, key=lambda one: one.target > one.instances):
         try:
             async with asyncio.TaskGroup() as group:
                 for one in jobs:
