@@ -7,6 +7,7 @@ queue of tasks gave them. Here they lease and acknowledge the shards of a ledger
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -87,7 +88,23 @@ class Tutorial:
         await self.ledger(spec.name).restore(None, 1)
         await self.backend.submit(spec, token="test/1", secrets=self._secrets)
 
-    async def play(self, monitor: Monitored, cpus: float, other_load: float) -> None:
+    async def play(self, env: Mapping[str, str], cpus: float, other_load: float) -> None:
+        """Submit the three jobs and see what becomes of them; at the end no shard was begun in vain, nor left.
+
+        `env` leads `edl monitor` to where they run.
+        """
+        try:
+            with Monitored(env) as monitor:
+                await self._play(monitor, cpus, other_load)
+        finally:
+            for job in await self.backend.list():
+                await self.backend.delete(job.name)
+        for name in SIZES:
+            consumed, begun = await self.consumed(name)
+            assert consumed > 0
+            assert begun == 0
+
+    async def _play(self, monitor: Monitored, cpus: float, other_load: float) -> None:
         """Submit the three jobs one after the other, and see in the columns of `edl monitor` what becomes of them.
 
         Where others reserve a share of all CPUs, the third job finds no room at first; processes start without.
@@ -135,7 +152,8 @@ class Monitored:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         command = [sys.executable, "-P", "-m", "edl_runtime.cli", "monitor", "--every", "1"]
-        self._process = subprocess.Popen(command, env=dict(env), stdout=subprocess.PIPE, text=True)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+        self._process = subprocess.Popen(command, env={**clean, **env}, stdout=subprocess.PIPE, text=True)
         self._lines: list[str] = []
         self._reader = threading.Thread(target=self._read)
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
-import structlog
+from edl_command import Edl, edl_command
 from prometheus_stand_in import prometheus
 
-from edl_runtime.cli import main
 from edl_runtime.errors import EX_CONFIG
 
 BERLIN = ZoneInfo("Europe/Berlin")
-Edl = Callable[..., tuple[int, str, str]]
 
 WINDOWS = """
 time_zone: Europe/Berlin
@@ -32,18 +29,8 @@ default: {cluster: {gpu: 24, cpu: 50%}}
 @pytest.fixture
 def edl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Edl]:
     """Runs `edl windows` with the words given: its exit status, what it printed and what it complained of."""
-    before = structlog.get_config()
-    monkeypatch.delenv("EDL_REDIS_URL", raising=False)
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edl", "windows", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    yield run
-    structlog.configure(**before)
+    with edl_command(monkeypatch, capsys, "windows") as run:
+        yield run
 
 
 @pytest.fixture

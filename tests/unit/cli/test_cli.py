@@ -6,23 +6,21 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-import structlog
+from edl_command import Edl, edl_command
 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.kubernetes.connect import namespace_of
 from edl_runtime.backends.local import LocalBackend
-from edl_runtime.cli import SUMMARIES, main
+from edl_runtime.cli import SUMMARIES
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.progress import Progress, publish
 from edl_runtime.specs import Bounds, JobKind, JobSpec
 from edl_runtime.store.client import connect
-
-Edl = Callable[..., tuple[int, str, str]]
 
 PRINTS = "import os; print('hello', os.environ['EDL_INSTANCE']); print('bye')"
 
@@ -30,20 +28,10 @@ PRINTS = "import os; print('hello', os.environ['EDL_INSTANCE']); print('bye')"
 @pytest.fixture
 def edl(work_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Edl]:
     """Runs `edl` with the words given: its exit status, what it printed and what it complained of."""
-    before = structlog.get_config()
     monkeypatch.setenv("EDL_WORK_DIR", str(work_dir))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.delenv("EDL_REDIS_URL", raising=False)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edl", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    yield run
-    structlog.configure(**before)
+    with edl_command(monkeypatch, capsys) as run:
+        yield run
 
 
 @pytest.fixture

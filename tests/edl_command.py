@@ -1,0 +1,34 @@
+"""The `edl` command in this process, as its tests run it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import structlog
+
+from edl_runtime.cli import main
+
+Edl = Callable[..., tuple[int, str, str]]
+
+
+@contextmanager
+def edl_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *always: str) -> Iterator[Edl]:
+    """Give what runs `edl` with the words given, after those that are given `always`, and without a Redis.
+
+    It returns the exit status, what was printed and what was complained of.
+    """
+    before = structlog.get_config()
+    monkeypatch.delenv("EDL_REDIS_URL", raising=False)
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["edl", *always, *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    yield run
+    structlog.configure(**before)
