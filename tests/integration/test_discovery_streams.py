@@ -97,17 +97,22 @@ async def test_a_later_stream_of_the_same_student_takes_over(http: httpx.AsyncCl
 async def test_many_students_cost_one_watch(http: httpx.AsyncClient, redis_url: str) -> None:
     """However many follow a pool, Redis has one waiting connection for each role, and none after the last."""
     async with member(redis_url, "many", "a"), contextlib.AsyncExitStack() as stack:
-        before = await waiting(redis_url)
+        await until_waiting(redis_url, 0)  # streams that another test has just closed
         opened = [
             await stack.enter_async_context(stream(http, f"/v1/pools/many/students/s{number}")) for number in range(12)
         ]
         for assignments in opened:
             await until(assignments, "a:1")
         assert sorted(await students(redis_url, "many")) == sorted(f"s{number}" for number in range(12))
-        assert await waiting(redis_url) - before == 2
+        assert await waiting(redis_url) == 2
     await until_gone(redis_url, "many")
+    await until_waiting(redis_url, 0)
+
+
+async def until_waiting(url: str, count: int) -> None:
+    """Return when as many of Redis' clients wait for news."""
     async with asyncio.timeout(PATIENCE_S):
-        while await waiting(redis_url) != before:  # noqa: ASYNC110 - as above
+        while await waiting(url) != count:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.05)
 
 
