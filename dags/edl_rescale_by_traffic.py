@@ -54,10 +54,10 @@ with DAG(
 likely to need, as `traffic_windows.yaml` beside this file says, is for training, and is shared out by priority and
 weight. Its link *Rescaling* shows what the last pass has decided, and why; its log says the same.
 
-It runs whenever a traffic window begins or ends, every five minutes between, and some seconds after a job was submitted
-or has ended: the asset `edl_jobs:edl_default` has an event then. Before a window that leaves less to training, jobs
-shrink by the pass before its beginning. A run by hand goes by the window that holds then, and with *Dry run* only shows
-what it would do. Two runs at once do no harm.
+It runs whenever a traffic window begins or ends, every five minutes between, and some seconds after a job was
+submitted, has ended or has become pending: the asset `edl_jobs:edl_default` has an event then. Before a window that
+leaves less to training, jobs shrink by the pass before its beginning. A run by hand goes by the window that holds then,
+and with *Dry run* only shows what it would do. Two runs at once do no harm.
 
 What holds for all runs is set at the beginning of this file: how often (`EVERY_MINUTES`), how much everything together
 may reserve (`MAX_LOAD`), and whether a person is asked, under *Required Actions*, before something shrinks

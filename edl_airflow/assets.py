@@ -9,9 +9,10 @@ from edl_airflow.triggers.news import EdlJobsTrigger
 
 
 def jobs_asset(edl_conn_id: str = DEFAULT_CONN_ID) -> Asset:
-    """Return the asset "edl_jobs:CONN_ID": it has an event when jobs or pools of the connection have come or gone.
+    """Return the asset "edl_jobs:CONN_ID": it has an event when jobs or pools of the connection come, go or lack room.
 
-    A DAG that is scheduled on it runs some seconds after a job was submitted or has ended; see `EdlJobsTrigger`.
+    A DAG that is scheduled on it runs some seconds after a job was submitted, has ended or has become pending; see
+    `EdlJobsTrigger`.
     """
-    watcher = AssetWatcher(name="came_or_went", trigger=EdlJobsTrigger(edl_conn_id=edl_conn_id))
+    watcher = AssetWatcher(name="changes", trigger=EdlJobsTrigger(edl_conn_id=edl_conn_id))
     return Asset(f"edl_jobs:{edl_conn_id}", watchers=[watcher])

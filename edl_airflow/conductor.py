@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -17,11 +17,9 @@ from edl_airflow.decisions import View, decide
 from edl_airflow.joblog import Position
 from edl_airflow.telling import Say, Teller, latest
 from edl_airflow.work import LandedCheckpoint, Outcome, Training, Work
-from edl_runtime.autoscale.news import What
 from edl_runtime.backends.base import Backend, JobStatus, owner_of, refuse_strangers
 from edl_runtime.errors import RegistryUnavailableError, UnknownJobError
 from edl_runtime.progress import Progress
-from edl_runtime.specs import JobSpec
 
 clock = time.time
 """Unix seconds: when the time to train, and the task's own, is over."""
@@ -65,10 +63,6 @@ class Site(Protocol):
         """Ask a job's trainers to end with a checkpoint; False when there are none yet. The first reason counts."""
         ...
 
-    async def tell(self, job: str, what: What) -> None:
-        """Tell that a job or pool has come or gone; raises nothing."""
-        ...
-
     async def log_position(self, job: str) -> Position | None:
         """Return how much of the job's log is in its task's log already."""
         ...
@@ -88,7 +82,7 @@ async def begin(work: Work, site: Site) -> Outcome | None:
     if not adopted:
         await site.progress(work.name)  # a Redis that is away is an error now, and an outage to ride out later
     if work.pool_job:
-        await _submit(work.pool_job, work, site)
+        await site.backend.submit(work.pool_job, token=work.token, secrets=site.secrets)
     if adopted:
         await _start(work, site)
     view = await _look(work, site, started=adopted)
@@ -111,9 +105,8 @@ async def conduct(work: Work, site: Site, say: Say) -> Outcome:
             started = view.started
             decision = decide(work, view, clock())
             if isinstance(decision, Outcome):
-                if decision.ended == "stopped":  # instances that leave write a checkpoint, which is the job's last
-                    for name in await stop(work, site.backend):
-                        await site.tell(name, "ended")
+                if decision.ended == "stopped":
+                    await stop(work, site.backend)  # instances that leave write a checkpoint, which is the job's last
                 await teller.finish(view, is_over=decision.ended != "timed_out")
                 return await _ended(work, decision, view, site)
             if decision == "start_trainer":
@@ -130,22 +123,15 @@ async def conduct(work: Work, site: Site, say: Say) -> Outcome:
             await asyncio.sleep(LOOK_EVERY_S)
 
 
-async def stop(work: Work, backend: Backend) -> list[str]:
-    """End everything that carries this try's token, trainers and pool at the same time; their logs are kept.
-
-    Returns the names of those that were there, so that it can be told that they have ended.
-    """
-    return await _delete([(name, work.token) for name in work.jobs], backend)
+async def stop(work: Work, backend: Backend) -> None:
+    """End everything that carries this try's token, trainers and pool at the same time; their logs are kept."""
+    await asyncio.gather(*(backend.delete(name, token=work.token) for name in work.jobs))
 
 
-async def stop_all_tries(owner: str, backend: Backend) -> list[str]:
-    """End everything of a task instance, whichever try it is from: for a try that fails before it can take it over.
-
-    Returns the names, as `stop` does.
-    """
-    return await _delete(
-        [(job.name, job.token) for job in await backend.list() if owner_of(job.token) == owner], backend
-    )
+async def stop_all_tries(owner: str, backend: Backend) -> None:
+    """End everything of a task instance, whichever try it is from: for a try that fails before it can take it over."""
+    left = [job for job in await backend.list() if owner_of(job.token) == owner]
+    await asyncio.gather(*(backend.delete(job.name, token=job.token) for job in left))
 
 
 async def job_status(backend: Backend, name: str) -> JobStatus | None:
@@ -156,20 +142,9 @@ async def job_status(backend: Backend, name: str) -> JobStatus | None:
         return None
 
 
-async def _delete(jobs: Sequence[tuple[str, str]], backend: Backend) -> list[str]:
-    """End these jobs, each if it has that token; return the names of those that had it."""
-    deleted = await asyncio.gather(*(backend.delete(name, token=token) for name, token in jobs))
-    return [name for (name, _), was_there in zip(jobs, deleted, strict=True) if was_there]
-
-
 async def _start(work: Work, site: Site) -> None:
     if work.trainer_job:
-        await _submit(work.trainer_job, work, site)
-
-
-async def _submit(job: JobSpec, work: Work, site: Site) -> None:
-    await site.backend.submit(job, token=work.token, secrets=site.secrets)
-    await site.tell(job.name, "submitted")
+        await site.backend.submit(work.trainer_job, token=work.token, secrets=site.secrets)
 
 
 async def _adopts_trainers(work: Work, backend: Backend) -> bool:
@@ -205,12 +180,7 @@ async def _ask_to_end(work: Work, site: Site) -> bool:
 
 
 async def _ended(work: Work, outcome: Outcome, view: View, site: Site) -> Outcome:
-    """Tell if the trainers have ended by themselves, and add what Redis knows of how far they came, if it answers.
-
-    Whoever stops what is left then tells of that.
-    """
-    if outcome.ended in ("succeeded", "failed") and work.trainer_job and _is_over(view):
-        await site.tell(work.name, "ended")
+    """Add what Redis knows of how far the training came, if it answers."""
     since = view.trainer.created_at if view.trainer else work.began_at
     try:
         return msgspec.structs.replace(
@@ -222,8 +192,3 @@ async def _ended(work: Work, outcome: Outcome, view: View, site: Site) -> Outcom
         )
     except RegistryUnavailableError:
         return outcome
-
-
-def _is_over(view: View) -> bool:
-    """Whether the trainers were there, and have ended or were removed."""
-    return view.trainer.has_ended if view.trainer else view.started

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
 
 from edl_airflow.hooks.edl import Surroundings
 from edl_airflow.joblog import Position
@@ -20,7 +19,6 @@ from edl_runtime.store.client import connect, unavailable_if_lost
 
 if TYPE_CHECKING:
     from edl_runtime.autoscale.approval import Answer
-    from edl_runtime.autoscale.news import News, What
     from edl_runtime.autoscale.plan import Plan, Policy, Rules
     from edl_runtime.autoscale.rescale import Rescaled
     from edl_runtime.backends.base import Backend
@@ -36,14 +34,6 @@ _pods: dict[bytes, KubernetesBackend] = {}
 
 POSITION_KEPT_S = 24 * 3600
 """How long it is known how much of a job's log has been shown, after the last that was."""
-
-NEWS_OF_S = 60.0
-"""Who begins to hear of jobs hears of so long before too: a triggerer that restarts misses none."""
-
-TOLD_WITHIN_S = 3.0
-"""So long, at most, whoever stops jobs tries to tell Redis that they have ended."""
-
-log = structlog.get_logger(__name__)
 
 
 def backend_at(place: Place) -> Backend:
@@ -92,28 +82,6 @@ async def open_site(surroundings: Surroundings) -> AsyncIterator[Site]:
             await site.close()
 
 
-async def tell_ended(surroundings: Surroundings, names: Collection[str]) -> None:
-    """Tell that these jobs or pools have ended: for who stops them without a `Site`, as tasks that are killed.
-
-    Asks Redis alone, nothing of Airflow, for some seconds at most, and raises nothing: what it tells is done already.
-    """
-    if not names:
-        return
-    try:
-        async with asyncio.timeout(TOLD_WITHIN_S):
-            await _tell_ended(surroundings, names)
-    except Exception as error:  # noqa: BLE001 (whatever it is, whoever rescales sees it within minutes)
-        log.warning("news.untold", jobs=[*names], what="ended", cause=str(error) or "it takes too long")
-
-
-async def _tell_ended(surroundings: Surroundings, names: Collection[str]) -> None:
-    from edl_runtime.autoscale import news
-
-    async with await asyncio.to_thread(connect, surroundings.redis_url) as client:
-        for name in names:
-            await news.tell(client, surroundings.namespace, name, "ended")
-
-
 class Site:
     """Where instances run (`backend`), what they may know (`secrets`) and who is alive. Made by `open_site`.
 
@@ -121,7 +89,6 @@ class Site:
     """
 
     def __init__(self, surroundings: Surroundings, backend: Backend) -> None:
-        from edl_runtime.autoscale import news
         from edl_runtime.checkpoint import landed
         from edl_runtime.elastic import events, glance, membership
         from edl_runtime.registry.demands import demands
@@ -134,7 +101,6 @@ class Site:
         self._directory = Directory(self._client, surroundings.namespace)
         self._demands = demands
         self._landed, self._events, self._glance, self._membership = landed, events, glance, membership
-        self._news = news
 
     async def close(self) -> None:
         """Close the sockets."""
@@ -197,18 +163,6 @@ class Site:
     async def ask_to_end(self, job: str, reason: str) -> bool:
         """Ask a job's trainers to end with a checkpoint; False when there are none yet."""
         return await self._membership.request_stop(self._client, self.namespace, job, reason)
-
-    async def tell(self, job: str, what: What) -> None:
-        """Tell that a job or pool has come or gone; raises nothing, not even when Redis is away."""
-        await self._news.tell(self._client, self.namespace, job, what)
-
-    async def news_since(self, last_id: str, *, block_ms: int = 1000) -> tuple[str, list[News]]:
-        """Return which jobs and pools have come or gone since `last_id`, and the next one; waits for that.
-
-        An empty `last_id` is for those of the last minute.
-        """
-        last_id = last_id or await self._news.ago(self._client, NEWS_OF_S)
-        return await self._news.since(self._client, self.namespace, last_id, block_ms=block_ms)
 
     async def rescale(self, rules: Rules, *, dry_run: bool, policy: Policy) -> Rescaled:
         """Make one pass over all jobs and pools; see `edl_runtime.autoscale.rescale`."""

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
@@ -20,7 +20,7 @@ from edl_airflow.hooks.edl import EdlHook, Surroundings
 from edl_airflow.identity import owner
 from edl_airflow.links import push_links
 from edl_airflow.operators.templates import TextTemplates, dag_folder
-from edl_airflow.site import Site, backend_at, open_site, tell_ended
+from edl_airflow.site import Site, backend_at, open_site
 from edl_airflow.work import KubernetesPlace, Outcome, Place, Work
 from edl_runtime.backends.base import owner_of
 
@@ -46,9 +46,6 @@ class EdlOperator(TextTemplates):
     """Does a `Work`, in this process or in a triggerer, and leaves nothing behind however it ends.
 
     Subclasses say what the work is (`plan`) and what to return when it is done (`result`).
-
-    What it has stopped is told to whoever rescales once it is gone. Not told is what a kill stops between the steps of
-    a task or in the second half of a deferred one: there, in the middle of anything, nothing more may be asked.
     """
 
     keeps_pool: ClassVar[bool] = False
@@ -57,7 +54,6 @@ class EdlOperator(TextTemplates):
     edl_conn_id: str
     deferrable: bool
     _work: Work | None = None
-    _surroundings: Surroundings | None = None
     _begun = True  # whether this try has taken over what earlier ones left; the second half of a deferred task has
     _cancel: Callable[[], object] | None = None
     _killed = False
@@ -73,13 +69,12 @@ class EdlOperator(TextTemplates):
     def execute(self, context: Context) -> Any:
         """Start the work; then follow it to its end, or defer unless it has ended already."""
         with failing_clearly():
-            surroundings = self._surroundings = EdlHook(self.edl_conn_id).surroundings()
+            surroundings = EdlHook(self.edl_conn_id).surroundings()
             try:
                 work = self.plan(context, surroundings)
                 push_links(self, context)
             except Exception:  # an earlier try's plan may have worked
-                stopped = asyncio.run(conductor.stop_all_tries(owner(context["ti"]), backend_at(surroundings.place)))
-                asyncio.run(tell_ended(surroundings, stopped))
+                asyncio.run(conductor.stop_all_tries(owner(context["ti"]), backend_at(surroundings.place)))
                 raise
         self._begun = False
         outcome = self._run(work, lambda: self._begin(work, surroundings))
@@ -126,7 +121,7 @@ class EdlOperator(TextTemplates):
             wanted = _is_running(context["ti"]) and not self._killed
         finally:
             if not wanted:
-                self._run(work, lambda: self._stop_and_tell(work))
+                self._run(work, lambda: self._stop(work))
         if not wanted:
             raise TaskKilledError
         self._work = None  # from here on it is the trigger's
@@ -135,8 +130,7 @@ class EdlOperator(TextTemplates):
     def _finish(self, work: Work, outcome: Outcome) -> Any:
         failure = failure_of(outcome, work.waits_s)
         if failure or not self.keeps_pool:
-            stopped = self._run(work, lambda: self._stop(work))
-            self._tell_stopped(work, [name for name in stopped if (outcome.ended, outcome.name) != ("succeeded", name)])
+            self._run(work, lambda: self._stop(work))
         self._work = None
         if failure:
             raise failure
@@ -163,36 +157,18 @@ class EdlOperator(TextTemplates):
         except BaseException as error:
             self._cancel = None  # a second signal must not stop the stopping
             if not (isinstance(error, OSError) and os.getppid() != worker):
-                await self._stop_and_tell(work)
+                await self._stop(work)
             raise
         finally:
             self._cancel = None
 
-    def _tell_stopped(self, work: Work, names: Sequence[str]) -> None:
-        """Tell that these have ended, also on an operator that has never executed; its connection may be gone."""
-        if not names:
-            return
-        try:
-            surroundings = self._surroundings or EdlHook(work.conn_id).surroundings()
-        except Exception as error:  # noqa: BLE001 (it is no reason for a task to fail)
-            self.log.warning("Nobody is told that %s ended: %s", ", ".join(map(repr, names)), error)
-        else:
-            asyncio.run(tell_ended(surroundings, names))
-
-    async def _stop_and_tell(self, work: Work) -> None:
-        stopped = await self._stop(work)
-        if self._surroundings:
-            await tell_ended(self._surroundings, stopped)
-
-    async def _stop(self, work: Work) -> list[str]:
-        """Stop this try's work; before this try has taken over what earlier ones left, that as well.
-
-        Returns the names of what was there.
-        """
+    async def _stop(self, work: Work) -> None:
+        """Stop this try's work; before this try has taken over what earlier ones left, that as well."""
         backend = await asyncio.to_thread(backend_at, work.place)
         if self._begun:
-            return await conductor.stop(work, backend)
-        return await conductor.stop_all_tries(owner_of(work.token), backend)
+            await conductor.stop(work, backend)
+        else:
+            await conductor.stop_all_tries(owner_of(work.token), backend)
 
 
 def _is_running(ti: Any) -> bool:

@@ -16,7 +16,7 @@ from edl_airflow.jobs import pool_job
 from edl_airflow.links import TeacherPoolLink
 from edl_airflow.operators.base import EdlOperator, task_deadline
 from edl_airflow.operators.templates import TextTemplates, as_bounds, check_seconds, has_template
-from edl_airflow.site import backend_at, tell_ended
+from edl_airflow.site import backend_at
 from edl_airflow.work import Outcome, PoolResult, Work
 from edl_runtime.specs import Bounds, TeacherSpec, check_name, check_priority, check_weight
 
@@ -110,7 +110,7 @@ class EdlStopTeacherPoolOperator(TextTemplates):
     """Stop a pool of teachers, down to its last process. A pool that is not there is a success.
 
     Stops it whoever has started it and whoever uses it: where runs may overlap, give each run's pool its own name. The
-    backend alone is asked, so Redis may be away; where it answers, whoever rescales is told.
+    backend alone is asked, so Redis may be away.
 
     :param teacher_pool: the pool's name (templated)
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
@@ -130,7 +130,6 @@ class EdlStopTeacherPoolOperator(TextTemplates):
         """Stop the pool and return when its last process is gone."""
         with failing_clearly():
             pool = check_name("teacher_pool", self.teacher_pool)
-            surroundings = EdlHook(self.edl_conn_id).surroundings()
-            stopped = asyncio.run(backend_at(surroundings.place).delete(pool))
-            asyncio.run(tell_ended(surroundings, [pool] if stopped else []))
+            backend = backend_at(EdlHook(self.edl_conn_id).surroundings().place)
+            stopped = asyncio.run(backend.delete(pool))
         self.log.info("Pool %r is stopped" if stopped else "There was no pool %r", pool)

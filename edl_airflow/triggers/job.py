@@ -9,7 +9,7 @@ import msgspec
 
 from edl_airflow import conductor
 from edl_airflow.hooks.edl import Surroundings
-from edl_airflow.site import backend_at, open_site, tell_ended
+from edl_airflow.site import backend_at, open_site
 from edl_airflow.triggers.base import EdlTrigger
 from edl_airflow.work import Outcome, Work
 from edl_runtime.errors import ClusterUnavailableError
@@ -25,8 +25,7 @@ class EdlJobTrigger(EdlTrigger):
     """Goes on with a `Work` that an operator has begun, and fires one event: its `Outcome`, and the `work` again.
 
     When a person ends the task, `on_kill` stops the work, unless a later try has taken it over; for that it needs no
-    connection. Whoever rescales is told then, but not of what is stopped before the connection was looked up. A
-    triggerer that restarts goes on where the last one was.
+    connection. A triggerer that restarts goes on where the last one was.
 
     :param work: the `Work`, as plain data without secrets
     """
@@ -36,14 +35,12 @@ class EdlJobTrigger(EdlTrigger):
         self.work = msgspec.convert(work, Work)
         self.conn_id = self.work.conn_id
         self.about = self.work.name
-        self._surroundings: Surroundings | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return "edl_airflow.triggers.job.EdlJobTrigger", {"work": msgspec.to_builtins(self.work)}
 
     async def follow(self, surroundings: Surroundings) -> Outcome:
         """Do the rest of the work, where it was begun."""
-        self._surroundings = surroundings
         async with open_site(msgspec.structs.replace(surroundings, place=self.work.place)) as site:
             return await conductor.conduct(self.work, site, self.log.info)
 
@@ -64,8 +61,7 @@ class EdlJobTrigger(EdlTrigger):
             backend = await asyncio.to_thread(backend_at, self.work.place)
             while True:
                 try:
-                    stopped = await conductor.stop(self.work, backend)
-                    break
+                    return await conductor.stop(self.work, backend)
                 except ClusterUnavailableError as error:
                     if not told:
                         self.log.warning(
@@ -73,7 +69,5 @@ class EdlJobTrigger(EdlTrigger):
                         )
                         told = True
                     await asyncio.sleep(STOP_AGAIN_S)
-            if self._surroundings:
-                await tell_ended(self._surroundings, stopped)
         except Exception:
             self.log.exception("Perhaps not stopped: %s. `edl jobs` shows what is left, `edl stop NAME` ends it", jobs)

@@ -1,4 +1,4 @@
-"""Makes asset events of jobs and pools that come and go."""
+"""Makes asset events of jobs and pools that come, go or lack room."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
 from edl_airflow.operators.templates import check_seconds
-from edl_airflow.site import Site, open_site
-from edl_airflow.triggers.base import looked_up_at_last
-from edl_runtime.autoscale.news import News
-from edl_runtime.errors import RegistryUnavailableError
+from edl_airflow.site import open_site
+from edl_airflow.triggers.base import LOOK_UP_AGAIN_S, looked_up_at_last
+from edl_runtime.autoscale.news import Look, News, look_at, news
+from edl_runtime.backends.base import Backend
 
-RETRY_EVERY_S = 2.0
-"""How long to wait before Redis is asked again that was away."""
+LOOK_EVERY_S = 2.0
+"""Seconds between two looks at the jobs; of those in a cluster watches tell, and a look asks nothing."""
 
 MOST_NAMED = 100
 """So many jobs an event names at most."""
@@ -27,18 +27,21 @@ log = structlog.get_logger(__name__)
 
 
 class EdlJobsTrigger(BaseEventTrigger):
-    """Fires when jobs or pools of a connection have come or gone: once for all within `settle_s` seconds of the first.
+    """Fires when jobs or pools of a connection were submitted, have ended or have become pending.
 
-    For an `AssetWatcher`; `edl_airflow.assets.jobs_asset` makes the asset. The event is `jobs`, the last news of each
-    as {"job": …, "what": "submitted" or "ended", "at": Unix seconds}, the newest 100 at most. By its time the pods of
-    a job that was submitted are there, and wait for room if there is none.
+    For an `AssetWatcher`; `edl_airflow.assets.jobs_asset` makes the asset. It looks at the backend every two seconds,
+    so it sees them all, whoever has started or stopped them. What it sees `settle_s` seconds after the first is one
+    event: `jobs`, each as {"job": …, "what": "submitted", "ended" or "pending"}, 100 at most. What is over by then, as
+    of a pod that has found another place, is none.
 
-    Hears of all that Airflow's tasks, `edl submit` and `edl run` start, of what tasks and `edl run` see end, and of
-    what tasks and `edl stop` stop, sometimes twice. As it starts it hears of the last minute once more. Rides out a
-    Redis that is away, and misses what comes or goes then. Waits for a connection that is missing or wrong.
+    A pending job lacks room for its minimum. It fires again only when it has had it in between, and neither for one
+    that is suspended nor for one that waits in a queue of Kueue's.
+
+    As it starts it fires for all that are there, so a triggerer that restarts misses nothing. Needs no Redis, rides out
+    a cluster that is away, and waits for a connection that is missing or wrong.
 
     :param edl_conn_id: the Airflow connection of type `edl`
-    :param settle_s: seconds from the first news to the event
+    :param settle_s: seconds from the first look that finds something to the event
     """
 
     def __init__(self, edl_conn_id: str = DEFAULT_CONN_ID, settle_s: float = 5.0) -> None:
@@ -52,29 +55,34 @@ class EdlJobsTrigger(BaseEventTrigger):
         return "edl_airflow.triggers.news.EdlJobsTrigger", given
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Fire for ever."""
-        async with open_site(await looked_up_at_last(self.edl_conn_id)) as site:
-            last_id = ""
-            while True:
-                last_id, news = await self._next(site, last_id)
-                if news:
-                    await asyncio.sleep(self.settle_s)
-                    last_id, more = await self._next(site, last_id, block_ms=0)
-                    yield TriggerEvent(payload([*news, *more]))  # type: ignore[no-untyped-call]
+        """Fire for ever: Airflow would start a watcher that raises again at once, without end."""
+        known: Look = {}
+        said = ""
+        while True:
+            try:
+                async with open_site(await looked_up_at_last(self.edl_conn_id)) as site:
+                    while True:
+                        known, found = await self._look(site.backend, known)
+                        said = ""
+                        if found:
+                            yield TriggerEvent(payload(found))  # type: ignore[no-untyped-call]
+                        await asyncio.sleep(LOOK_EVERY_S)
+            except Exception as error:  # noqa: BLE001 (whatever it is, the connection may be edited, the cluster be back)
+                wrong = f"{type(error).__name__}: {error}"
+                if wrong != said:
+                    log.warning("jobs.unseen", conn_id=self.edl_conn_id, cause=wrong, again_s=LOOK_UP_AGAIN_S)
+                said = wrong
+            await asyncio.sleep(LOOK_UP_AGAIN_S)
 
-    async def _next(self, site: Site, last_id: str, *, block_ms: int = 1000) -> tuple[str, list[News]]:
-        try:
-            return await site.news_since(last_id, block_ms=block_ms)
-        except RegistryUnavailableError as error:
-            log.warning("news.unavailable", conn_id=self.edl_conn_id, cause=str(error))
-            await asyncio.sleep(RETRY_EVERY_S)
-            return last_id, []
+    async def _look(self, backend: Backend, known: Look) -> tuple[Look, list[News]]:
+        """Return what there is, and what of it is new and stays so."""
+        now = look_at(await backend.list())
+        if news(known, now):
+            await asyncio.sleep(self.settle_s)
+            now = look_at(await backend.list())
+        return now, news(known, now)
 
 
-def payload(news: list[News]) -> dict[str, Any]:
-    """Return the last news of each job, the newest last, as an event has it."""
-    last: dict[str, News] = {}
-    for one in news:
-        last.pop(one.job, None)
-        last[one.job] = one
-    return {"jobs": [msgspec.to_builtins(one) for one in [*last.values()][-MOST_NAMED:]]}
+def payload(found: list[News]) -> dict[str, Any]:
+    """Return news as an event has them."""
+    return {"jobs": [msgspec.to_builtins(one) for one in found[:MOST_NAMED]]}

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, TextIO
 import click
 import msgspec
 
-from edl_runtime.autoscale import news
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.checkpoint.storage import LocalStorage, storage_at
@@ -140,14 +139,11 @@ async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool, as_jso
             await stack.enter_async_context(_none_left(backend, spec.name, token))
         shell = _shell(os.environ, without=spec.env)
         status = await backend.submit(spec, token=token, secrets={**shell, "EDL_REDIS_URL": url})
-        await news.tell(client, settings.namespace, spec.name, "submitted")
         if detach:
             told = f"{spec.name} is started; `edl logs -f {spec.name}` shows what it writes"
             click.echo(msgspec.json.encode(status) if as_json else told)
             return 0
-        exit_status = await _Show(backend, client, settings.namespace, spec.name, token=token, as_json=as_json).run()
-        await news.tell(client, settings.namespace, spec.name, "ended")
-        return exit_status
+        return await _Show(backend, client, settings.namespace, spec.name, token=token, as_json=as_json).run()
 
 
 def _shell(environ: Mapping[str, str], *, without: Collection[str] = ()) -> dict[str, str]:

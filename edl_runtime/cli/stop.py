@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import AsyncExitStack
 
 import click
 import msgspec
 
-from edl_runtime.autoscale import news
 from edl_runtime.backends.base import Backend, JobStatus
 from edl_runtime.cli import places
 from edl_runtime.errors import UnknownJobError
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
 
 
 @click.command
@@ -26,11 +23,10 @@ def stop(name: str, *, as_json: bool) -> None:
     All instances get SIGTERM at once, and SIGKILL after their grace. Elastic trainers write a last checkpoint in it; if
     they can't, it is said here.
 
-    Returns when its last process is gone. A task that still waits for it fails. Where EDL_REDIS_URL names a Redis,
-    whoever rescales is told.
+    Returns when its last process is gone. A task that still waits for it fails.
     """
     settings = RuntimeSettings.from_env(os.environ)
-    status, last_words, has_log = asyncio.run(_stop(places.backend(settings), name, settings))
+    status, last_words, has_log = asyncio.run(_stop(places.backend(settings), name))
     for words in last_words:
         click.echo(words, err=True)
     if as_json:
@@ -40,15 +36,10 @@ def stop(name: str, *, as_json: bool) -> None:
         click.echo(f"{name} is gone; {log}")
 
 
-async def _stop(backend: Backend, name: str, settings: RuntimeSettings) -> tuple[JobStatus, list[str], bool]:
+async def _stop(backend: Backend, name: str) -> tuple[JobStatus, list[str], bool]:
     """Return the status that it had, what agents of trainers said if they ended badly, and whether its log is kept."""
     status = await backend.get(name)
-    async with AsyncExitStack() as stack:
-        url = settings.redis_url  # one that is none is refused before anything is stopped
-        client = await stack.enter_async_context(connect(url)) if url else None
-        await backend.delete(name)
-        if client and not status.has_ended:
-            await news.tell(client, settings.namespace, name, "ended")
+    await backend.delete(name)
     try:
         last = {line.text async for line in backend.logs(name, tail=1)}
     except UnknownJobError:

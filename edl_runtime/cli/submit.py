@@ -13,7 +13,6 @@ from urllib.parse import urlsplit, urlunsplit
 import click
 import msgspec
 
-from edl_runtime.autoscale import news
 from edl_runtime.cli import places
 from edl_runtime.cli.starting import make_way, priority_option, weight_option
 from edl_runtime.compat.manifests import manifest_text
@@ -135,15 +134,14 @@ def _redis_of_instances(settings: RuntimeSettings) -> str:
 
 async def _start(specs: Sequence[JobSpec], settings: RuntimeSettings, redis_url: str, *, as_json: bool) -> None:
     """Start all of them; none if one of their names is taken by a job that runs, or Redis can't be used from here."""
-    backend = places.backend(settings)
     async with connect(settings.redis_url) as client:
         with unavailable_if_lost(client):
             await client.ping()
-        for spec in specs:
-            await make_way(backend, spec.name)
-        for spec in specs:
-            token = f"edl-submit-{secrets.token_hex(8)}/0"  # of this command alone: no other may take its job over
-            status = await backend.submit(spec, token=token, secrets={"EDL_REDIS_URL": redis_url})
-            await news.tell(client, settings.namespace, spec.name, "submitted")
-            told = f"{spec.name} is started; `edl logs -f {spec.name}` shows what it writes"
-            click.echo(msgspec.json.encode(status) if as_json else told)
+    backend = places.backend(settings)
+    for spec in specs:
+        await make_way(backend, spec.name)
+    for spec in specs:
+        token = f"edl-submit-{secrets.token_hex(8)}/0"  # of this command alone: no other may take its job over
+        status = await backend.submit(spec, token=token, secrets={"EDL_REDIS_URL": redis_url})
+        told = f"{spec.name} is started; `edl logs -f {spec.name}` shows what it writes"
+        click.echo(msgspec.json.encode(status) if as_json else told)

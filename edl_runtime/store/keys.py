@@ -23,7 +23,6 @@ script touches one slot and Redis Cluster works.
 | rescaling | string, the lock of who rescales | a minute | who rescales | who rescales |
 | shrink answer | string, whether a job may shrink: yes or no | as long as the answer holds | Airflow | Airflow |
 | history | stream of what ran when, as JSON; the last 10,000 or so | a week from the last | Lua | `edl monitor` |
-| news | stream of jobs that came or went, as JSON; the last 1,000 or so | a day from the last | who submits | Airflow |
 | ledger:state | hash, a ledger of shards: fence and counts | a week from the last use | Lua | Lua |
 | ledger:doing | hash, ticket → where its lease began, and whose it is | as state | Lua | Lua |
 | ledger:back | sorted set, ticket that came back → record to go on at | as state | Lua | Lua |
@@ -111,10 +110,6 @@ def rescaling(namespace: str) -> str:
 
 def shrink_answer(namespace: str, job: str) -> str:
     return f"edl:{{{namespace}/{job}}}:shrink-answer"
-
-
-def news(namespace: str) -> str:
-    return f"edl:{{{namespace}}}:news"
 
 
 def speeds(namespace: str, job: str) -> str:

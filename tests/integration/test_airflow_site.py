@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from structlog.testing import capture_logs
 
 from edl_airflow.hooks.edl import Surroundings
 from edl_airflow.joblog import Position
-from edl_airflow.site import Site, open_site, tell_ended
+from edl_airflow.site import Site, open_site
 from edl_airflow.work import LocalPlace
-from edl_runtime.autoscale import news
 from edl_runtime.checkpoint import landed
 from edl_runtime.checkpoint.landed import Landed
 from edl_runtime.store import keys
@@ -38,27 +33,6 @@ async def site(redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[
     given = Surroundings(redis_url=redis_url, namespace=namespace, place=LocalPlace(str(tmp_path)))
     async with open_site(given) as site:
         yield site
-
-
-async def test_that_jobs_have_ended_is_told_without_a_site(redis: Any, namespace: str, redis_url: str) -> None:
-    """Nothing fails, whatever is wrong with Redis: what is told is done already."""
-    given = Surroundings(redis_url=redis_url, namespace=namespace, place=LocalPlace("/w"))
-    await tell_ended(given, ["a", "b"])
-    _, found = await news.since(redis, namespace, "0-0", block_ms=0)
-    assert [(one.job, one.what) for one in found] == [("a", "ended"), ("b", "ended")]
-    for url in ("redis://127.0.0.1:1/0", "none"):
-        await tell_ended(msgspec.structs.replace(given, redis_url=url), ["a"])
-
-
-async def test_a_redis_that_is_silent_is_told_no_longer_than_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many have ended: a task that is killed waits for it."""
-    monkeypatch.setattr("edl_airflow.site.TOLD_WITHIN_S", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent, capture_logs() as said:
-        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
-        given = Surroundings(redis_url=url, namespace="team", place=LocalPlace("/w"))
-        async with asyncio.timeout(5):
-            await tell_ended(given, [f"job-{number}" for number in range(9)])
-    assert [line["event"] for line in said] == ["news.untold"]
 
 
 def _landed(step: int, job: str, at: float) -> Landed:

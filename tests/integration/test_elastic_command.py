@@ -15,12 +15,10 @@ import pytest
 from agent_group import SCRIPT
 from integration.local_jobs import wait_until_gone
 
-from edl_runtime.autoscale import news
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.cli.run import _name_of, _run, _shell, _Show
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
-from edl_runtime.store.client import connect
 
 PATIENCE_S = 60.0
 
@@ -67,14 +65,8 @@ def edl_run(work_dir: Path, folder: Path, *words: str, **environ: str) -> subpro
     )
 
 
-def edl_stop(work_dir: Path, name: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Stop a job by hand."""
-    words, env = [*EDL, "stop", name], edl(work_dir, **environ)
-    return subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=60)
-
-
 def test_a_job_is_given_its_priority_and_weight(tmp_path: Path, work_dir: Path, redis_url: str) -> None:
-    """By the command that starts it; whoever plans is told."""
+    """By the command that starts it."""
     script = waiting(tmp_path / "mine")
     words = ("--detach", "--json", "--priority", "7", "--weight", "2.5", script.name)
     done = edl_run(work_dir, script.parent, *words, EDL_REDIS_URL=redis_url)
@@ -83,35 +75,6 @@ def test_a_job_is_given_its_priority_and_weight(tmp_path: Path, work_dir: Path, 
     scaling = json.loads(done.stdout)["scaling"]
     assert (scaling["priority"], scaling["weight"]) == (7, 2.5)
     wait_until_gone(work_dir)
-
-
-async def test_who_rescales_hears_of_a_job(tmp_path: Path, work_dir: Path, redis_url: str, namespace: str) -> None:
-    """Once it was submitted, and once it has ended."""
-    script = waiting(tmp_path / "mine")
-    (script.parent / "go").touch()
-    done = edl_run(work_dir, script.parent, script.name, EDL_REDIS_URL=redis_url, EDL_NAMESPACE=namespace)
-    assert done.returncode == 0, done.stderr
-    async with connect(redis_url) as client:
-        _, heard = await news.since(client, namespace, "0-0", block_ms=0)
-    assert [(one.job, one.what) for one in heard] == [("train", "submitted"), ("train", "ended")]
-    wait_until_gone(work_dir)
-
-
-async def test_who_rescales_hears_of_a_job_that_is_stopped_by_hand(
-    tmp_path: Path, work_dir: Path, redis_url: str, namespace: str
-) -> None:
-    """Once it is gone; where no Redis is named it is stopped all the same, and nobody hears of it."""
-    script = waiting(tmp_path / "mine")
-    for url in (redis_url, ""):
-        environ = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace}
-        started = edl_run(work_dir, script.parent, "--detach", script.name, **environ)
-        assert started.returncode == 0, started.stderr
-        stopped = edl_stop(work_dir, "train", **{**environ, "EDL_REDIS_URL": url})
-        assert stopped.returncode == 0, stopped.stderr
-        wait_until_gone(work_dir)
-    async with connect(redis_url) as client:
-        _, heard = await news.since(client, namespace, "0-0", block_ms=0)
-    assert [one.what for one in heard] == ["submitted", "ended", "submitted"]
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["a Redis each", "one Redis"])

@@ -21,6 +21,9 @@ WITHIN_S = 150.0
 AT_ONCE_S = 45.0
 """How long it takes from a job's coming to another size of it, once Airflow listens."""
 
+READ_S = 5.0
+"""How long a question is read: Airflow may lose an answer within seconds of it, and the task then asks once more."""
+
 Submit = Callable[[str], None]
 
 
@@ -81,13 +84,15 @@ def _answered(laptop: Laptop, client: AirflowClient, run: Run) -> dict[str, Any]
     """Approve whatever the run asks until it has ended; return the first question."""
     path = f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/rescale/-1/hitlDetails"
     asked: list[dict[str, Any]] = []
+    seen_at: dict[int, float] = {}
 
     def has_ended() -> bool:
         (task,) = client.tasks(run)
         if task.state == "awaiting_input":
             assert asked or _sizes(laptop) == {"first": (3, 3)}
             question = client._ask("GET", path)
-            if not question["response_received"]:
+            is_read = time.monotonic() - seen_at.setdefault(task.try_number, time.monotonic()) > READ_S
+            if is_read and not question["response_received"]:
                 asked.append(question)
                 client._ask("PATCH", path, json={"chosen_options": ["Approve"], "params_input": {}})
         return client.state(run) in ("success", "failed")

@@ -27,8 +27,6 @@ def site(monkeypatch: pytest.MonkeyPatch) -> MadeUpSite:
         monkeypatch.setattr(f"edl_airflow.{module}.open_site", open_made_up)
     for module in ("operators.base", "operators.teacher_pool", "triggers.job"):
         monkeypatch.setattr(f"edl_airflow.{module}.backend_at", lambda _: site.backend)
-    for module in ("operators.base", "operators.teacher_pool", "triggers.job"):
-        monkeypatch.setattr(f"edl_airflow.{module}.tell_ended", site.tell_ended)
     monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
     monkeypatch.setattr("edl_airflow.conductor.LOOK_EVERY_S", 0.01)
     monkeypatch.setattr("edl_airflow.waiting.LOOK_EVERY_S", 0.01)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +11,8 @@ import msgspec
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from edl_airflow.hooks.edl import Surroundings
 from edl_airflow.joblog import Position
 from edl_airflow.work import LandedCheckpoint, LocalPlace, Outcome, Training, Work
-from edl_runtime.autoscale.news import News
 from edl_runtime.backends.base import (
     Capacity,
     InstanceStatus,
@@ -34,13 +32,14 @@ STUDENT = JobSpec(name="student", kind="trainer", command=("s",), bounds=Bounds(
 class MadeUpBackend:
     """Jobs in a dict; the test says how they end. `logs` serves what was there before, in `ended`.
 
-    `looks` counts how often somebody has asked for a job; `written` is what instances have written.
+    `looks` counts how often somebody has asked for a job, `lists` for all; `written` is what instances have written.
     """
 
     def __init__(self) -> None:
         self.jobs: dict[str, JobStatus] = {}
         self.ended: set[str] = set()
         self.looks = 0
+        self.lists = 0
         self.written: list[LogLine] = []
         self.nodes: list[dict[str, float]] = [{"cpu": 8.0, "gpu": 4.0}] * 2
         self._looks_left: dict[str, int] = {}
@@ -70,6 +69,7 @@ class MadeUpBackend:
         return self.jobs[name]
 
     async def list(self) -> list[JobStatus]:
+        self.lists += 1
         return list(self.jobs.values())
 
     async def resize(self, name: str, instances: int) -> JobStatus:
@@ -115,7 +115,6 @@ class MadeUpSite:
         self.followed = asyncio.Event()  # somebody wants to hear of what lands from now on
         self.asked: list[tuple[str, str]] = []
         self.positions: dict[str, Position] = {}
-        self.told: list[tuple[str, str]] = []
         self.away = False
 
     async def teachers(self, pool: str) -> list[str]:  # noqa: ARG002
@@ -143,24 +142,6 @@ class MadeUpSite:
         if job in self.trainings:
             self.asked.append((job, reason))
         return job in self.trainings
-
-    async def tell(self, job: str, what: str) -> None:
-        if not self.away:
-            self.told.append((job, what))
-
-    async def tell_ended(self, surroundings: Surroundings, names: Collection[str]) -> None:
-        assert surroundings.namespace == "team"
-        for name in names:
-            assert name not in self.backend.jobs, "it is told when it is so"
-            await self.tell(name, "ended")
-
-    async def news_since(self, last_id: str, *, block_ms: int = 1000) -> tuple[str, list[News]]:
-        self._fail_if_away()
-        if block_ms:
-            await asyncio.sleep(0.01)
-        first = int(last_id or 0)
-        new: Any = [{"job": job, "what": what, "at": 100.0} for job, what in self.told[first:]]
-        return str(len(self.told)), msgspec.convert(new, list[News])
 
     async def checkpoint(self, stream: str, job: str, since: float) -> LandedCheckpoint | None:  # noqa: ARG002
         self._fail_if_away()

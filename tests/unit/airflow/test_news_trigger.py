@@ -1,4 +1,4 @@
-"""What tells Airflow that jobs have come or gone."""
+"""What tells Airflow that jobs have come, gone or lack room."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any, cast
 import pytest
 from airflow.serialization.serialized_objects import BaseSerialization
 from structlog.testing import capture_logs
-from unit.airflow.made_up import MadeUpSite, job_status, work_of
+from unit.airflow.made_up import MadeUpSite, job_status
 
-from edl_airflow import conductor
 from edl_airflow.assets import jobs_asset
 from edl_airflow.triggers.news import EdlJobsTrigger
-from edl_runtime.errors import SpecError
+from edl_runtime.backends.base import InstanceStatus, Scaling
+from edl_runtime.errors import ClusterUnavailableError, SpecError
+from edl_runtime.specs import Bounds
 
 
 @asynccontextmanager
@@ -37,29 +38,74 @@ async def _until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def _looked(site: MadeUpSite, times: int = 1) -> None:
+    looks = site.backend.lists
+    await _until(lambda: site.backend.lists >= looks + times)
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edl_airflow.triggers.news.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("edl_airflow.triggers.news.LOOK_UP_AGAIN_S", 0.01)
+
+
 async def test_many_at_a_time_are_one_event(site: MadeUpSite) -> None:
-    """With the last news of each job; the next event has what came after it."""
-    site.told = [("a", "submitted"), ("b", "submitted"), ("a", "ended")]
+    """What is over by then is none; the next event has what came after it."""
+    site.backend.jobs = {name: job_status(name) for name in ("b", "a")}
     async with _events(EdlJobsTrigger(settle_s=0.05)) as events:
-        assert await _next(events) == [("b", "submitted"), ("a", "ended")]
-        site.told.append(("c", "submitted"))
+        assert await _next(events) == [("a", "submitted"), ("b", "submitted")]
         coming = asyncio.create_task(_next(events))
-        await asyncio.sleep(0.02)
-        site.told.append(("d", "submitted"))
-        assert await coming == [("c", "submitted"), ("d", "submitted")]
+        site.backend.jobs |= {name: job_status(name) for name in ("c", "short")}
+        await _looked(site)
+        site.backend.jobs["d"] = job_status("d")
+        del site.backend.jobs["a"], site.backend.jobs["short"]
+        assert await coming == [("a", "ended"), ("c", "submitted"), ("d", "submitted")]
 
 
-async def test_a_redis_that_is_away_is_ridden_out(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing fires meanwhile, and what is told after that does."""
-    monkeypatch.setattr("edl_airflow.triggers.news.RETRY_EVERY_S", 0.01)
-    site.away = True
-    async with _events(EdlJobsTrigger(settle_s=0.01)) as events:
+async def test_who_lacks_room_later_is_told_once(site: MadeUpSite) -> None:
+    """Not who has found another place meanwhile."""
+    placed = InstanceStatus(index=0, phase="running", started_at=100.0, node="n1")
+    evicted = InstanceStatus(index=0, phase="pending", started_at=200.0)
+
+    def put(name: str, instance: InstanceStatus) -> None:
+        scaling = Scaling(bounds=Bounds(1, 2), resources={"cpu": 1.0})
+        site.backend.jobs[name] = job_status(name, scaling=scaling, instances=(instance,))
+
+    put("a", placed)
+    put("b", placed)
+    async with _events(EdlJobsTrigger(settle_s=0.05)) as events:
+        await _next(events)
         coming = asyncio.create_task(_next(events))
-        await asyncio.sleep(0.05)
-        assert not coming.done()
-        site.away = False
-        site.told.append(("a", "submitted"))
-        assert await coming == [("a", "submitted")]
+        put("a", evicted)
+        put("b", evicted)
+        await _looked(site)
+        put("b", placed)
+        assert await coming == [("a", "pending")]
+        coming = asyncio.create_task(_next(events))
+        await _looked(site, times=5)
+        put("c", placed)
+        assert await coming == [("c", "submitted")]
+
+
+async def test_a_cluster_that_is_away_is_ridden_out(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing fires meanwhile, and what has happened then does once it is back. What is wrong is said once."""
+    list_jobs, tries = site.backend.list, []
+
+    async def away() -> Any:
+        tries.append("")
+        raise ClusterUnavailableError("https://cluster", "timed out")
+
+    site.backend.jobs = {name: job_status(name) for name in ("a", "b")}
+    with capture_logs() as said:
+        async with _events(EdlJobsTrigger(settle_s=0.01)) as events:
+            await _next(events)
+            monkeypatch.setattr(site.backend, "list", away)
+            coming = asyncio.create_task(_next(events))
+            await _until(lambda: len(tries) > 3)
+            del site.backend.jobs["a"]
+            monkeypatch.setattr(site.backend, "list", list_jobs)
+            assert await coming == [("a", "ended")]
+    assert [line["event"] for line in said] == ["jobs.unseen"]
 
 
 async def test_a_connection_that_is_missing_or_wrong_is_waited_for(
@@ -68,7 +114,7 @@ async def test_a_connection_that_is_missing_or_wrong_is_waited_for(
     """Airflow would start a watcher that raises again at once, without end; what is wrong is said once."""
     monkeypatch.setattr("edl_airflow.triggers.base.LOOK_UP_AGAIN_S", 0.01)
     given = {"conn_type": "edl", "host": "127.0.0.1", "port": 1}
-    site.told = [("a", "submitted")]
+    site.backend.jobs["a"] = job_status("a")
     with capture_logs() as said:
         async with _events(EdlJobsTrigger("elsewhere", settle_s=0.01)) as events:
             coming = asyncio.create_task(_next(events))
@@ -96,48 +142,3 @@ def test_the_asset_of_a_connection_is_watched_and_serializes() -> None:
     assert BaseSerialization.serialize(asset)
     with pytest.raises(SpecError, match="settle_s"):
         EdlJobsTrigger(settle_s=0)
-
-
-async def test_tasks_tell_of_what_they_start_and_see_end(site: MadeUpSite) -> None:
-    """Of the student alone while its pool still runs; what a later try has taken over has not ended."""
-    site.registered = ["a:1", "b:1"]
-    work = work_of()
-    await conductor.begin(work, site)
-    assert site.told == [("digits", "submitted")]
-
-    async def ends() -> None:
-        while "student" not in site.backend.jobs:  # noqa: ASYNC110 (the made-up backend has no events)
-            await asyncio.sleep(0.01)
-        site.backend.jobs["student"] = job_status("student", phase="succeeded")
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(ends())
-        await conductor.conduct(work, site, lambda _: None)
-    assert site.told[1:] == [("student", "submitted"), ("student", "ended")]
-    assert site.backend.jobs["digits"].phase == "running"
-    site.told.clear()
-    site.backend.jobs["student"] = job_status("student", f"{work.token}/2")
-    site.backend.jobs["digits"] = job_status("digits", "/2", kind="pool")
-    outcome = await conductor.conduct(work_of(token="/1"), site, lambda _: None)
-    assert outcome.ended == "taken_over"
-    assert site.told == []
-
-
-async def test_that_trainers_were_removed_is_told_and_that_a_task_takes_too_long_is_not(site: MadeUpSite) -> None:
-    """By whoever follows them: trainers that run on have not ended, nor has a pool that may."""
-    site.backend.jobs = {"student": job_status("student"), "digits": job_status("digits", kind="pool")}
-    late = work_of(deadline=0.0)
-    assert (await conductor.conduct(late, site, lambda _: None)).ended == "timed_out"
-    assert site.told == []
-    site.backend.forget_after("student", looks=1)
-    assert (await conductor.conduct(work_of(), site, lambda _: None)).ended == "failed"
-    assert site.told == [("student", "ended")]
-
-
-async def test_trainers_whose_time_is_over_are_told_once_they_are_gone(site: MadeUpSite) -> None:
-    """With their pool, which ends with them."""
-    site.backend.jobs = {"student": job_status("student"), "digits": job_status("digits", kind="pool")}
-    outcome = await conductor.conduct(work_of(ends_at=2.0, began_at=1.0, stop_grace_s=0.0), site, lambda _: None)
-    assert outcome.ended == "stopped"
-    assert site.told == [("student", "ended"), ("digits", "ended")]
-    assert site.backend.jobs == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from datetime import timedelta
 from typing import Any
@@ -15,9 +14,9 @@ from unit.airflow.templated import SURROUNDINGS, TEACHER, distill
 from edl_airflow.failures import TaskKilledError
 from edl_airflow.identity import job_name, pool_name, try_token
 from edl_airflow.operators.distill import EdlDistillOperator
-from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
+from edl_airflow.operators.teacher_pool import EdlTeacherPoolOperator
 from edl_airflow.work import Outcome
-from edl_runtime.errors import BackendError, JobFailedError, NoTeacherError, RegistryUnavailableError, SpecError
+from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError, SpecError
 from edl_runtime.progress import Progress
 from edl_runtime.specs import TeacherSpec, TrainerSpec
 
@@ -53,37 +52,6 @@ def test_a_task_that_was_ended_meanwhile_does_not_defer(context: Any, site: Made
     with pytest.raises(TaskKilledError):
         rendered(distill(), context).execute(context)
     assert site.backend.jobs == {}
-
-
-@pytest.mark.parametrize("ends", ["kill", "error"])
-def test_what_a_task_has_stopped_when_it_is_killed_or_fails_is_told(
-    context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch, ends: str
-) -> None:
-    """Whoever rescales hears of it; it is told once all is gone."""
-    operator = rendered(distill(deferrable=False), context)
-    look = site.backend.get
-
-    async def get(name: str) -> Any:
-        if ends == "error":
-            raise BackendError("disk is full")
-        operator.on_kill()
-        await asyncio.sleep(0)
-        return await look(name)
-
-    monkeypatch.setattr(site, "teachers", lambda _: get("none"))
-    with pytest.raises((TaskKilledError, BackendError)):
-        operator.execute(context)
-    pool = pool_name(context["ti"])
-    assert site.told == [(pool, "submitted"), (pool, "ended")]
-    assert site.backend.jobs == {}
-
-
-def test_a_pool_that_is_stopped_is_told_and_none_that_was_not_there(context: Any, site: MadeUpSite) -> None:
-    """Whoever has started it."""
-    site.backend.jobs["digits"] = job_status("digits", "by-hand", kind="pool")
-    for _ in range(2):
-        EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits").execute(context)
-    assert site.told == [("digits", "ended")]
 
 
 def test_a_task_killed_before_it_began_starts_nothing(
@@ -123,7 +91,6 @@ def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: MadeUpSite
     result = distill().execute_complete(context, event)
     assert result == {"job": student, "pool": pool, **left, "answered": {"a:1": 4}}
     assert site.backend.jobs == {}
-    assert site.told == [(pool, "submitted"), (pool, "ended")]
 
 
 def test_a_failed_student_leaves_nothing_and_its_last_lines(context: Any, site: MadeUpSite) -> None:

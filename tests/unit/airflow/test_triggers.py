@@ -132,22 +132,6 @@ async def test_on_kill_works_in_a_fresh_process_and_spares_the_next_try(site: Ma
     assert site.backend.jobs == {}
 
 
-async def test_what_on_kill_has_stopped_is_told_if_the_trigger_knows_where(site: MadeUpSite) -> None:
-    """It has followed the job before, and asks nothing of Airflow now."""
-    site.backend.jobs = {"student": job_status("student")}
-    trigger = _job_trigger()
-    following = asyncio.ensure_future(_only_event(trigger))
-    await _looked(site)
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
-    await trigger.on_kill()
-    await trigger.on_kill()
-    assert site.told == [("student", "ended")]
-    site.backend.jobs = {"student": job_status("student")}
-    await _job_trigger().on_kill()
-    assert site.told == [("student", "ended")]
-
-
 async def test_what_on_kill_has_begun_goes_on_when_airflow_waits_no_longer(
     site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
