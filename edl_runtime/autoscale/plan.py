@@ -102,19 +102,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted(differing, key=lambda one: one.target > one.instances))
 
 
-def plan(survey: Survey, rules: Rules, decide: Policy = policy.decide) -> Plan:
-    """Return how many instances each job and pool should have, and why."""
+def plan(survey: Survey, rules: Rules, decide: Policy = policy.decide, *, stuck: Mapping[str, str] = {}) -> Plan:
+    """Return how many instances each job and pool should have, and why.
+
+    `stuck`: the names of those that have what they have, as they could not be resized just now, and why that is.
+    """
     moment = datetime.fromtimestamp(survey.at, UTC)
     going_on = [job for job in survey.jobs if not job.has_ended and job.scaling]
     resizable = {job.name: job for job in going_on if _can_be_resized(job)}
+    asked = [job for job in resizable.values() if job.name not in stuck]
+    fixed = [job for job in going_on if job.name in stuck or job.name not in resizable]
     room = _room(survey, rules, moment)
-    capacity = _left(room, survey.capacity, going_on, rules.max_load)
+    capacity = _left(room, survey.capacity, asked, fixed, rules.max_load)
     spans = list(rules.windows.spans(moment, lead_s=rules.lead_s)) if rules.windows else []
     places = _Places(survey.capacity)
-    jobs = [_as_job(job, survey, spans, capacity, places) for job in resizable.values()]
-    lasting = {job.name for job in resizable.values() if not _scaling(job).resumes}
+    jobs = [_as_job(job, survey, spans, capacity, places) for job in asked]
+    lasting = {job.name for job in asked if not _scaling(job).resumes}
     ask = partial(decide, now_s=survey.at, pause_s=rules.pause_s)
-    targets = _kept_running(jobs, places.nodes(), capacity, lasting, ask)
+    targets = _kept_running(jobs, places.nodes(), capacity, lasting, ask) | {
+        name: Target(instances=resizable[name].wanted, reason=f"stays as it is: {why}") for name, why in stuck.items()
+    }
     return Plan(
         at=survey.at,
         window=spans[0].name if spans else "",
@@ -142,23 +149,28 @@ def _room(survey: Survey, rules: Rules, moment: datetime) -> Room | None:
     return room_for_training(rules.windows, total, now=moment, outlook=survey.outlook, lead_s=rules.lead_s)
 
 
-def _left(room: Room | None, there: Capacity, jobs: Sequence[JobStatus], max_load: float) -> dict[str, float]:
-    """Return what all instances that can be resized may use together, by resource.
+def _left(
+    room: Room | None,
+    there: Capacity,
+    resizable: Sequence[JobStatus],
+    fixed: Sequence[JobStatus],
+    max_load: float,
+) -> dict[str, float]:
+    """Return what all instances of the jobs that can be resized may use together, by resource.
 
     That is what is for training, without what its jobs that can't be resized have; and no more than is left of the
     highest load beside whatever else runs on the nodes, and of what all instances may have whatever the nodes have.
     """
-    resizable = _reserved([job for job in jobs if _can_be_resized(job)], there)
-    fixed = _reserved([job for job in jobs if not _can_be_resized(job)], there)
+    used, kept = _reserved(resizable, there), _reserved(fixed, there)
     free = there.free
     found = {}
     for name, amount in there.total.items():
-        ours = resizable.get(name, 0.0)
+        ours = used.get(name, 0.0)
         # of processes, more may run than there is room for
-        others = max(fixed.get(name, 0.0), amount - free.get(name, 0.0) - ours)
+        others = max(kept.get(name, 0.0), amount - free.get(name, 0.0) - ours)
         left = [max_load * amount - others]
         if room:
-            left.append(room.capacity[name] - fixed.get(name, 0.0))
+            left.append(room.capacity[name] - kept.get(name, 0.0))
         if name in there.quota_left:
             left.append(there.quota_left[name] + ours)
         found[name] = max(0.0, round(min(left), 6))

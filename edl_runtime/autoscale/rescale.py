@@ -7,9 +7,8 @@ sizes are numbers, not differences. Nothing is changed unless all that it is dec
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,8 +18,17 @@ from edl_runtime.autoscale import history
 from edl_runtime.autoscale.plan import JobTarget, Plan, Policy, Rules, plan
 from edl_runtime.autoscale.policy import decide
 from edl_runtime.autoscale.present import point
-from edl_runtime.autoscale.survey import survey
-from edl_runtime.errors import JobEndedError, RegistryUnavailableError, RescalingError, SpecError, UnknownJobError
+from edl_runtime.autoscale.survey import Survey, survey
+from edl_runtime.errors import (
+    BackendError,
+    ClusterUnavailableError,
+    EdlError,
+    JobEndedError,
+    RegistryUnavailableError,
+    RescalingError,
+    SpecError,
+    UnknownJobError,
+)
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
 
@@ -44,6 +52,9 @@ KEPT_S = 24 * 3600
 AT_ONCE = 8
 """So many jobs are resized at a time."""
 
+GONE = (UnknownJobError, JobEndedError, SpecError)
+"""What a resize meets of a job that has ended meanwhile, its name perhaps another's by now: it keeps nothing."""
+
 
 class Rescaled(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass has done: its `plan`, and of the jobs that could not be resized, by name, why."""
@@ -57,20 +68,20 @@ async def rescale(
 ) -> Rescaled:
     """Make one pass; with `dry_run` decide alone.
 
-    A job that has ended meanwhile is told in `refused`. Raises RegistryUnavailableError, BackendError when what decides
-    can't be asked or a job can't be resized, RescalingError if this pass or the one before it takes too long.
+    Jobs that can't be resized, as they have ended meanwhile, are told in `refused`. Raises RegistryUnavailableError,
+    BackendError when what decides can't be asked or none of the jobs can be resized, RescalingError if this pass or the
+    one before it takes too long.
     """
     async with _alone(client, namespace):
         try:
             async with asyncio.timeout(PASS_S):
                 surveyed = await survey(backend, client, namespace, rules.windows)
-                found = plan(surveyed, rules, policy)
                 if dry_run:
-                    return Rescaled(plan=found)
-                refused = await _carry_out(found, backend)
-                await keep(client, namespace, found)
-                await history.record(client, namespace, point(surveyed.jobs, surveyed.capacity, found))
-                return Rescaled(plan=found, refused=refused)
+                    return Rescaled(plan=plan(surveyed, rules, policy))
+                done = await _carry_out(surveyed, rules, policy, backend)
+                await keep(client, namespace, done.plan)
+                await history.record(client, namespace, point(surveyed.jobs, surveyed.capacity, done.plan))
+                return done
         except TimeoutError:
             raise RescalingError("this rescaling", PASS_S) from None
 
@@ -93,27 +104,49 @@ async def last_plan(client: Redis, namespace: str) -> Plan | None:
     return None
 
 
-async def _carry_out(found: Plan, backend: Backend) -> dict[str, str]:
-    """Resize the jobs, those first that shrink; return why some could not be."""
+async def _carry_out(surveyed: Survey, rules: Rules, policy: Policy, backend: Backend) -> Rescaled:
+    """Decide, and resize the jobs, those first that shrink. Raises what none of the jobs could be resized for.
+
+    What a job keeps that should shrink, and can't, is not for others: these are decided about anew, beside it.
+    """
+    refused: dict[str, EdlError] = {}
+    while True:
+        stuck = {name: str(error) for name, error in refused.items() if not isinstance(error, GONE)}
+        found = plan(surveyed, rules, policy, stuck=stuck)
+        met = await _resize([one for one in found.changes if one.target < one.instances], backend)
+        refused |= met
+        if all(isinstance(error, GONE) for error in met.values()):
+            break
+    refused |= await _resize([one for one in found.changes if one.target > one.instances], backend)
+    asked = {one.name for one in found.changes} | refused.keys()
+    errors = [error for error in refused.values() if not isinstance(error, GONE)]
+    if errors and len(errors) == len(asked):
+        raise errors[0]
+    return Rescaled(plan=found, refused={name: str(error) for name, error in refused.items()})
+
+
+async def _resize(jobs: Sequence[JobTarget], backend: Backend) -> dict[str, EdlError]:
+    """Resize these jobs; return why some could not be. Raises ClusterUnavailableError, by which none can be."""
     places = asyncio.Semaphore(AT_ONCE)
-    refused: dict[str, str] = {}
+    refused: dict[str, EdlError] = {}
 
     async def resize(one: JobTarget) -> None:
         async with places:
             try:
                 await backend.resize(one.name, one.target)
-            except (UnknownJobError, JobEndedError, SpecError) as error:  # it has ended, or another took its name
-                refused[one.name] = str(error)
+            except ClusterUnavailableError:
+                raise
+            except (BackendError, SpecError) as error:
+                refused[one.name] = error
                 return
             structlog.get_logger("edl").info("job.rescaled", job=one.name, instances=one.target, reason=one.reason)
 
-    for _, jobs in groupby(found.changes, key=lambda one: one.target > one.instances):
-        try:
-            async with asyncio.TaskGroup() as group:
-                for one in jobs:
-                    group.create_task(resize(one))
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the others were stopped by it, or have met the same
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in jobs:
+                group.create_task(resize(one))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # the others were stopped by it, or have met the same
     return refused
 
 

@@ -16,7 +16,7 @@ from edl_runtime.autoscale.policy import decide
 from edl_runtime.autoscale.rescale import last_plan, rescale
 from edl_runtime.backends.base import Capacity, JobStatus
 from edl_runtime.backends.local import LocalBackend
-from edl_runtime.errors import BackendError, RegistryUnavailableError, RescalingError
+from edl_runtime.errors import BackendError, ClusterUnavailableError, RegistryUnavailableError, RescalingError
 from edl_runtime.pods import Pod
 from edl_runtime.specs import Bounds, JobSpec
 from edl_runtime.store.client import connect
@@ -127,6 +127,53 @@ async def test_a_job_that_ends_meanwhile_keeps_nobody(work_dir: Path, redis_url:
             await backend.delete(job.name)
 
 
+class Refusing(LocalBackend):
+    """A backend that can't resize some jobs, as one whose supervisor hangs."""
+
+    def __init__(self, work_dir: Path, *refused: str) -> None:
+        super().__init__(work_dir)
+        self._refused = refused
+
+    async def resize(self, name: str, instances: int) -> JobStatus:
+        if name in self._refused:
+            raise BackendError(f"the supervisor of {name!r} does not answer")
+        return await super().resize(name, instances)
+
+
+async def test_what_a_job_keeps_that_cannot_shrink_is_not_for_others(
+    backend: LocalBackend, work_dir: Path, redis_url: str, namespace: str
+) -> None:
+    """It is told, the others share the rest, and never more than there is for them; all of it in one pass."""
+    await submit(backend, "hangs", Bounds(1, 9), 5)
+    await submit(backend, "large", Bounds(1, 9), 4)
+    await submit(backend, "small", Bounds(1, 9), 1)
+    rules = await rules_for(backend, 9)
+    async with connect(redis_url) as client:
+        meant = (await rescale(backend, client, namespace, rules, dry_run=True)).plan
+        assert {one.name: one.target for one in meant.targets} == {"hangs": 3, "large": 3, "small": 3}
+        done = await rescale(Refusing(work_dir, "hangs"), client, namespace, rules)
+        assert done.refused == {"hangs": "the supervisor of 'hangs' does not answer"}
+        assert await wanted(backend) == {"hangs": 5, "large": 2, "small": 2}
+        assert {one.name: one.target for one in done.plan.targets} == {"hangs": 5, "large": 2, "small": 2}
+        assert done.plan.targets[0].reason == "stays as it is: the supervisor of 'hangs' does not answer"
+
+
+async def test_that_a_job_cannot_grow_keeps_nobody(
+    backend: LocalBackend, work_dir: Path, redis_url: str, namespace: str
+) -> None:
+    """And a pass in which nothing could be done fails by what it met."""
+    await submit(backend, "hangs", Bounds(1, 4), 1)
+    await submit(backend, "small", Bounds(1, 4), 1)
+    rules = await rules_for(backend, 6)
+    async with connect(redis_url) as client:
+        with pytest.raises(BackendError, match=r"supervisor of '(hangs|small)' does not answer"):
+            await rescale(Refusing(work_dir, "hangs", "small"), client, namespace, rules)
+        assert await last_plan(client, namespace) is None
+        done = await rescale(Refusing(work_dir, "hangs"), client, namespace, rules)
+        assert list(done.refused) == ["hangs"]
+        assert await wanted(backend) == {"hangs": 1, "small": 3}
+
+
 class BreaksAfterOne(LocalBackend):
     """A backend that is lost after its first resize."""
 
@@ -138,7 +185,7 @@ class BreaksAfterOne(LocalBackend):
     async def resize(self, name: str, instances: int) -> JobStatus:
         if self._first:
             await self._is_done.wait()
-            raise BackendError("the API is away")
+            raise ClusterUnavailableError("https://cluster", "timed out")
         self._first = name
         done = await super().resize(name, instances)
         self._is_done.set()
@@ -154,7 +201,7 @@ async def test_what_is_left_undone_the_next_pass_completes(
     rules = await rules_for(backend, 8)
     async with connect(redis_url) as client:
         meant = (await rescale(backend, client, namespace, rules, dry_run=True)).plan
-        with pytest.raises(BackendError, match="the API is away"):
+        with pytest.raises(ClusterUnavailableError):
             await rescale(BreaksAfterOne(work_dir), client, namespace, rules)
         half = await wanted(backend)
         assert sorted(half.values()) == [2, 5, 5, 5]
