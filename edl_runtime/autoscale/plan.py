@@ -20,7 +20,8 @@ from edl_runtime.autoscale.jobs import MOST, Job, Limit, Node, Target
 from edl_runtime.autoscale.room import LEAD_S, Room, room_for_training
 from edl_runtime.autoscale.survey import Survey
 from edl_runtime.autoscale.traffic import Span, TrafficWindows
-from edl_runtime.backends.base import Capacity, JobStatus, Scaling, may_run_on
+from edl_runtime.backends.base import Capacity, JobStatus, Scaling
+from edl_runtime.backends.placement import may_run_on
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import JobKind
 
@@ -323,7 +324,7 @@ class _Places:
         needs = dict(scaling.resources)
         if self._limited is not None:
             needs = {name: need for name, need in needs.items() if name in self._limited} or {UNLIMITED: 1.0}
-        asked = msgspec.json.encode((scaling.node_selector, scaling.tolerations), order="sorted")
+        asked = msgspec.json.encode((scaling.node_selector, scaling.tolerations, scaling.node_terms), order="sorted")
         if asked not in self._allowed:
             self._allowed[asked] = frozenset(node.name for node in self._capacity.nodes if may_run_on(scaling, node))
         allowed = self._allowed[asked]

@@ -56,7 +56,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     - `resized_at`: when it was last given another number of instances, in Unix seconds; None for never.
     - `queue`: the queue of Kueue's that it is in, where Kueue alone says when it begins and when it is suspended: it
       can't be resized to 0. Empty for none.
-    - `node_selector`, `tolerations`: on which nodes its instances may run, as in a pod's spec; see `may_run_on`.
+    - `node_selector`, `tolerations`: on which nodes its instances may run, as in a pod's spec, and `node_terms`, those
+      of an affinity of which one has to hold; None for no affinity. See `edl_runtime.backends.placement`.
     """
 
     bounds: Bounds
@@ -68,6 +69,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     queue: str = ""
     node_selector: dict[str, str] = {}
     tolerations: tuple[dict[str, Any], ...] = ()
+    node_terms: tuple[dict[str, Any], ...] | None = None
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +183,7 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     `free` is beside all that is there, whoever started it, where instances that are leaving count as gone: whoever
     wants their room gets it in a moment. `labels`: those of the node; None where it has none, as this machine or a
     quota, so that whatever a job asks of them holds. `taints`: those that keep instances away unless these tolerate
-    them, each with `key`, `value` and `effect`, "NoSchedule" or "NoExecute". See `may_run_on`.
+    them, each with `key`, `value` and `effect`, "NoSchedule" or "NoExecute". See `edl_runtime.backends.placement`.
     """
 
     name: str
@@ -223,25 +225,6 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         that is leaving counts as free.
         """
         return "" if instance.leaving else instance.node and (self.only_node or instance.node)
-
-
-def may_run_on(scaling: Scaling, node: NodeCapacity) -> bool:
-    """Whether new instances of a job may be on a node, whatever is free there, by Kubernetes' rules.
-
-    The node has all labels that the job selects, and the job tolerates all of its taints. Affinity is not looked at.
-    """
-    labels = scaling.node_selector if node.labels is None else node.labels
-    is_selected = all(labels.get(name) == value for name, value in scaling.node_selector.items())
-    return is_selected and all(any(_tolerates(each, taint) for each in scaling.tolerations) for taint in node.taints)
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
-    """Whether a toleration is for that taint: one without a key is for all, and one without an effect for either."""
-    if any(toleration.get(part) not in (None, "", taint.get(part)) for part in ("key", "effect")):
-        return False
-    operator = toleration.get("operator") or "Equal"
-    is_equal = (toleration.get("value") or "") == taint.get("value", "")
-    return operator == "Exists" or (operator == "Equal" and is_equal)
 
 
 def _sums(quantities: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -251,6 +251,7 @@ def scaling(owner: Manifest) -> Scaling | None:
         queue=_queue(owner),
         node_selector=dict(_at(template, "spec", "nodeSelector")),
         tolerations=_tolerations(template),
+        node_terms=_node_terms(template),
     )
 
 
@@ -263,6 +264,12 @@ def _tolerations(template: Manifest) -> tuple[dict[str, Any], ...]:
     given = [dict(toleration) for toleration in things(_at(template, "spec"), "tolerations")]
     extended = [name for name in map(kubernetes_name, reserved(template)) if "/" in name]
     return (*given, *({"key": name, "operator": "Exists", "effect": "NoSchedule"} for name in extended))
+
+
+def _node_terms(template: Manifest) -> tuple[dict[str, Any], ...] | None:
+    """Return the terms of which one has to hold of a node; None where nothing is required of nodes."""
+    required = _at(template, "spec", "affinity", "nodeAffinity").get("requiredDuringSchedulingIgnoredDuringExecution")
+    return tuple(map(dict, things(required, "nodeSelectorTerms"))) if required else None
 
 
 def _queue(owner: Manifest) -> str:

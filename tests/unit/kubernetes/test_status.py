@@ -851,7 +851,12 @@ CHECKPOINT = {"name": "EDL_CHECKPOINT", "value": "s3://b/job"}
 
 def test_a_job_tells_what_decides_its_size_until_it_has_ended() -> None:
     """From its annotations, and what its pods ask for from their template."""
-    placing = {"nodeSelector": {"zone": "a"}, "tolerations": [{"key": "batch", "operator": "Exists"}]}
+    term = {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["h200"]}]}
+    placing = {
+        "nodeSelector": {"zone": "a"},
+        "tolerations": [{"key": "batch", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}},
+    }
     pods = template(CHECKPOINT)
     thing = job(template={"spec": pods["spec"] | placing}, elastic=True, priority=-5, weight=0.5, resized_at=17.25)
     expected = Scaling(
@@ -863,6 +868,7 @@ def test_a_job_tells_what_decides_its_size_until_it_has_ended() -> None:
         resized_at=17.25,
         node_selector={"zone": "a"},
         tolerations=({"key": "batch", "operator": "Exists"}, GPU_NODES),
+        node_terms=(term,),
     )
     assert of(thing).scaling == expected
     thing["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"

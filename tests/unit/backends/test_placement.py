@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from edl_runtime.backends.base import NodeCapacity, Scaling, may_run_on
+from edl_runtime.backends.base import NodeCapacity, Scaling
+from edl_runtime.backends.placement import may_run_on
 from edl_runtime.specs import Bounds
 
 GPU = {"key": "gpu", "value": "h200", "effect": "NoSchedule"}
@@ -18,9 +19,14 @@ def can(
     tolerations: tuple[dict[str, Any], ...] = (),
     labels: dict[str, str] | None = None,
     taints: tuple[dict[str, str], ...] = (),
+    node_terms: tuple[dict[str, Any], ...] | None = None,
 ) -> bool:
     scaling = Scaling(
-        bounds=Bounds(1, 2), resources={"cpu": 1.0}, node_selector=node_selector or {}, tolerations=tolerations
+        bounds=Bounds(1, 2),
+        resources={"cpu": 1.0},
+        node_selector=node_selector or {},
+        tolerations=tolerations,
+        node_terms=node_terms,
     )
     return may_run_on(scaling, NodeCapacity(name="n", total={}, free={}, labels=labels, taints=taints))
 
@@ -45,6 +51,55 @@ def test_a_node_has_all_labels_that_are_selected(
 ) -> None:
     """Where a node has no labels at all, as a quota, nothing is known against it."""
     assert can(node_selector=selector, labels=labels) is may
+
+
+def says(operator: str, *values: str, key: str = "gpu") -> dict[str, Any]:
+    return {"key": key, "operator": operator, **({"values": list(values)} if values else {})}
+
+
+@pytest.mark.parametrize(
+    ("expression", "holds"),
+    [
+        (says("In", "a100", "h200"), True),
+        (says("In", "a100"), False),
+        (says("In", "a100", key="other"), False),
+        (says("NotIn", "a100"), True),
+        (says("NotIn", "h200"), False),
+        (says("NotIn", "h200", key="other"), True),
+        (says("Exists"), True),
+        (says("Exists", key="other"), False),
+        (says("DoesNotExist", key="other"), True),
+        (says("DoesNotExist"), False),
+        (says("Gt", "79", key="gib"), True),
+        (says("Gt", "141", key="gib"), False),
+        (says("Lt", "142", key="gib"), True),
+        (says("Lt", "141", key="gib"), False),
+        (says("Gt", "1", key="other"), False),
+        (says("Lt", "1"), False),
+        (says("Near", "h200"), False),
+    ],
+)
+def test_an_affinity_asks_for_labels(expression: dict[str, Any], *, holds: bool) -> None:
+    """Where a node has no labels at all, as a quota, nothing is known against it."""
+    term = {"matchExpressions": [expression]}
+    assert can(labels={"gpu": "h200", "gib": "141"}, node_terms=(term,)) is holds
+    assert can(labels=None, node_terms=(term,))
+
+
+def test_one_of_the_terms_has_to_hold_and_all_that_it_says() -> None:
+    """One that says nothing is of no node, and so is an affinity without terms; what is selected has to be beside."""
+    labels = {"gpu": "h200", "zone": "1"}
+    here, there, by_name = (
+        {"matchExpressions": [says("Exists"), says("In", "1", key="zone")]},
+        {"matchExpressions": [says("Exists"), says("In", "2", key="zone")]},
+        {"matchFields": [says("In", "n", key="metadata.name")]},
+    )
+    for terms, may in (((here,), True), ((there,), False), ((there, here), True), (({},), False), ((), False)):
+        assert can(labels=labels, node_terms=terms) is may
+    assert can(labels=labels, node_terms=(by_name,))
+    assert not can(labels=labels, node_terms=({"matchFields": [says("In", "m", key="metadata.name")]},))
+    assert not can(labels=labels, node_terms=({**by_name, **there},))
+    assert not can({"zone": "2"}, labels=labels, node_terms=(here,))
 
 
 @pytest.mark.parametrize(

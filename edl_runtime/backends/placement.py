@@ -1,0 +1,76 @@
+"""On which nodes instances may be, whatever is free there, by Kubernetes' rules. Pure.
+
+https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from edl_runtime.backends.base import NodeCapacity, Scaling
+
+_NAME = "metadata.name"
+"""The one field of a node that a term may ask for."""
+
+
+def may_run_on(scaling: Scaling, node: NodeCapacity) -> bool:
+    """Whether new instances of a job may be on a node.
+
+    The node has all labels that the job selects, is what one of the terms of its affinity says, and the job tolerates
+    all of its taints. Of one whose labels are None nothing is known against it but its taints. What a job only prefers
+    is not looked at, nor where it is to be beside or apart from other pods.
+    """
+    return _is_selected(scaling, node) and all(
+        any(_tolerates(each, taint) for each in scaling.tolerations) for taint in node.taints
+    )
+
+
+def _is_selected(scaling: Scaling, node: NodeCapacity) -> bool:
+    labels = node.labels
+    if labels is None:
+        return True
+    is_selected = all(labels.get(name) == value for name, value in scaling.node_selector.items())
+    terms = scaling.node_terms
+    return is_selected and (terms is None or any(_holds(term, node.name, labels) for term in terms))
+
+
+def _holds(term: Mapping[str, Any], name: str, labels: Mapping[str, str]) -> bool:
+    """Whether a node is what a term of an affinity says; one that says nothing is of no node."""
+    of_labels, of_fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
+    return bool(of_labels or of_fields) and (
+        all(_fits(each, labels) for each in of_labels) and all(_fits(each, {_NAME: name}) for each in of_fields)
+    )
+
+
+def _fits(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    found, values = labels.get(expression["key"]), expression.get("values") or ()
+    fits = _OPERATORS.get(expression["operator"])
+    return fits is not None and fits(found, values)
+
+
+def _compared(found: str | None, values: Sequence[str]) -> int:
+    """Return how much larger a label is than the value; 0 if either is no whole number."""
+    try:
+        return int(found or "") - int(values[0])
+    except (ValueError, IndexError):
+        return 0
+
+
+_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
+    "In": lambda found, values: found in values,
+    "NotIn": lambda found, values: found not in values,
+    "Exists": lambda found, _: found is not None,
+    "DoesNotExist": lambda found, _: found is None,
+    "Gt": lambda found, values: _compared(found, values) > 0,
+    "Lt": lambda found, values: _compared(found, values) < 0,
+}
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
+    """Whether a toleration is for that taint: one without a key is for all, and one without an effect for either."""
+    if any(toleration.get(part) not in (None, "", taint.get(part)) for part in ("key", "effect")):
+        return False
+    operator = toleration.get("operator") or "Equal"
+    is_equal = (toleration.get("value") or "") == taint.get("value", "")
+    return operator == "Exists" or (operator == "Equal" and is_equal)
