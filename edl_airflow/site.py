@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +16,7 @@ from edl_airflow.work import KubernetesPlace, LandedCheckpoint, LocalPlace, Plac
 from edl_runtime import progress
 from edl_runtime.store import keys
 from edl_runtime.store.client import connect, unavailable_if_lost
+from edl_runtime.store.records import decoded
 
 if TYPE_CHECKING:
     from edl_runtime.autoscale.approval import Answer
@@ -192,9 +193,7 @@ class Site:
         """Return how much of the job's log is in its task's log already; None, too, for what can't be read."""
         with unavailable_if_lost(self._client):
             kept = await self._client.get(keys.log_position(self.namespace, job))
-        with suppress(msgspec.DecodeError):  # of another version
-            return msgspec.json.decode(kept or "", type=Position)
-        return None
+        return decoded(kept, Position)
 
     async def keep_log_position(self, job: str, position: Position) -> None:
         """Keep that for whoever goes on."""

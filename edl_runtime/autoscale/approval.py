@@ -15,6 +15,7 @@ from edl_runtime.autoscale.plan import Policy, beside
 from edl_runtime.autoscale.policy import decide as default_policy
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
+from edl_runtime.store.records import decoded
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -92,7 +93,10 @@ async def keep_answer(
 
 
 async def kept_answer(client: Redis, namespace: str, job: str) -> Answer | None:
-    """Return whether a job may shrink, None if nobody has said so lately. Raises RegistryUnavailableError."""
+    """Return whether a job may shrink, None if nobody has said so lately, or what can't be read.
+
+    Raises RegistryUnavailableError.
+    """
     with unavailable_if_lost(client):
         kept = await client.get(keys.shrink_answer(namespace, job))
-    return None if kept is None else msgspec.json.decode(kept, type=Answer)
+    return decoded(kept, Answer)

@@ -16,6 +16,7 @@ import msgspec
 from edl_runtime.specs import JobKind
 from edl_runtime.store import keys
 from edl_runtime.store.client import run_script, unavailable_if_lost
+from edl_runtime.store.records import decoded
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -104,8 +105,5 @@ async def read(client: Redis, namespace: str, *, since: float) -> list[Point]:
 
 def _point(entry: str, fields: Mapping[str, str]) -> Point | None:
     """Return what stands in the stream; None for what another version wrote that this one can't read."""
-    try:
-        found = msgspec.json.decode(fields.get(_FIELD, ""), type=Point)
-    except msgspec.DecodeError:
-        return None
-    return msgspec.structs.replace(found, at=int(entry.partition("-")[0]) / 1000)
+    found = decoded(fields.get(_FIELD), Point)
+    return found and msgspec.structs.replace(found, at=int(entry.partition("-")[0]) / 1000)

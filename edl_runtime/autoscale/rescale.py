@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,6 +31,7 @@ from edl_runtime.errors import (
 )
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
+from edl_runtime.store.records import decoded
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -99,9 +100,7 @@ async def last_plan(client: Redis, namespace: str) -> Plan | None:
     """
     with unavailable_if_lost(client):
         kept = await client.get(keys.plan(namespace))
-    with suppress(msgspec.DecodeError):  # of another version
-        return msgspec.json.decode(kept or "", type=Plan)
-    return None
+    return decoded(kept, Plan)
 
 
 async def _carry_out(surveyed: Survey, rules: Rules, policy: Policy, backend: Backend) -> Rescaled:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from edl_runtime.autoscale.jobs import Speedup
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.progress import Progress
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
+from edl_runtime.store.records import decoded
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -73,7 +72,7 @@ async def speedups(client: Redis, namespace: str, jobs: Sequence[JobStatus], now
         async with client.pipeline(transaction=False) as telling:
             for job, report, kept in zip(elastic, answers[::2], answers[1::2], strict=True):
                 known = {int(instances): float(speed) for instances, speed in kept.items()}
-                speed = steady_speed(job, _decoded(report), now_s)
+                speed = steady_speed(job, decoded(report, Progress), now_s)
                 if speed is not None:
                     known[job.wanted] = (known.get(job.wanted, speed) + speed) / 2
                     key = keys.speeds(namespace, job.name)
@@ -83,10 +82,3 @@ async def speedups(client: Redis, namespace: str, jobs: Sequence[JobStatus], now
                     found[job.name] = speedup
             await telling.execute()
     return found
-
-
-def _decoded(report: str | None) -> Progress | None:
-    try:
-        return None if report is None else msgspec.json.decode(report, type=Progress)
-    except msgspec.DecodeError:  # of another version
-        return None
