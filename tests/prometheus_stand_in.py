@@ -29,6 +29,7 @@ class StandIn:
     - `token`: that is asked for; empty for none.
     - `answer`: given in place of Prometheus' own: a status, a body and headers.
     - `delay_s`: before each answer.
+    - `trickle_s`: between any two bytes of a body.
     - `longest_s`: a range that is longer has too many samples for it.
     """
 
@@ -38,6 +39,7 @@ class StandIn:
         self.token = ""
         self.answer: tuple[int, bytes, Mapping[str, str]] | None = None
         self.delay_s = 0.0
+        self.trickle_s = 0.0
         self.longest_s = math.inf
         self.asked: list[dict[str, str]] = []
         self.sent = 0
@@ -102,9 +104,11 @@ def prometheus() -> Iterator[StandIn]:
                 self.send_header(name, value)
             self.end_headers()
             with suppress(ConnectionError):  # whoever asked has heard enough
-                for start in range(0, len(body), PIECE):
-                    self.wfile.write(body[start : start + PIECE])
-                    stand_in.sent += PIECE
+                piece = 1 if stand_in.trickle_s else PIECE
+                for start in range(0, len(body), piece):
+                    self.wfile.write(body[start : start + piece])
+                    stand_in.sent += piece
+                    stand_in.hurry.wait(stand_in.trickle_s)
 
         def log_message(self, *_words: object) -> None:
             """Say nothing."""

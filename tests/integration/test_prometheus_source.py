@@ -196,6 +196,23 @@ async def test_nobody_waits_longer_than_said_and_no_loop_stands_still(server: St
     watching.cancel()
 
 
+def test_who_has_given_up_an_answer_that_trickles_in_can_end(server: StandIn) -> None:
+    """No thread goes on reading it."""
+    server.answer = 200, b" " * 300, {}
+    server.trickle_s = 0.1
+    started = time.monotonic()
+    with pytest.raises(SourceUnavailableError, match=r"\(no answer within 1 s\)"):
+        asyncio.run(source(server, wait_s=1).samples(NOW_S - 60, NOW_S))
+    assert time.monotonic() - started < 10
+
+
+async def test_an_answer_that_breaks_off_is_trouble_that_may_pass(server: StandIn) -> None:
+    """As of a server that is ended meanwhile: nothing that was written down is wrong."""
+    server.answer = 200, b'{"status": "succ', {"Content-Length": "4000"}
+    with pytest.raises(SourceUnavailableError, match="IncompleteRead"):
+        await source(server).samples(NOW_S - 60, NOW_S)
+
+
 async def test_nobody_there_is_said() -> None:
     """A port at which nothing listens, and a host that can't be one."""
     with socket.socket() as taken:

@@ -89,12 +89,15 @@ class PrometheusSource:
             response = error
         with response:
             body = b""
-            while piece := response.read(_PIECE):
+            while piece := response.read1(_PIECE):  # what is there: all of a piece may be long in coming
                 body += piece
                 if time.monotonic() > until:
                     raise TimeoutError
                 if len(body) > ANSWER_LIMIT:
                     break
+            else:
+                if response.length:  # so much is missing: the server has gone
+                    raise http.client.IncompleteRead(body, response.length)
             return response.status, body, response.headers.get("Location", "")
 
     def _refuse(self, status: int, body: bytes, where: str) -> NoReturn:
