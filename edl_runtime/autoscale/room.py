@@ -6,7 +6,7 @@ All that is decided here is pure. `sources.outlook` asks a traffic source what i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
@@ -70,7 +70,7 @@ def declared_room(
     """Return what windows leave to training."""
     zone = zone_of(windows.time_zone)
     lead = timedelta(seconds=lead_s)
-    span, ahead = windows.at(now), windows.at(now + lead)
+    span, ahead = windows.at(now), windows.at(now.astimezone(UTC) + lead)
     ends = [end for end in (span.end, ahead.end - lead if ahead.end else None) if end is not None]
     why = f"{_named(span.name)} {'hold' if span.name == 'default' else 'holds'}"
     if ahead.start != span.start and ahead.start is not None:

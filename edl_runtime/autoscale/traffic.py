@@ -194,7 +194,8 @@ class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
         """Yield what holds at a moment, and what begins until the lead time is over."""
         span = self.at(moment)
         yield span
-        while span.end is not None and span.end <= moment + timedelta(seconds=lead_s):
+        until = moment.astimezone(UTC) + timedelta(seconds=lead_s)
+        while span.end is not None and span.end <= until:
             span = self.at(span.end)
             yield span
 

@@ -142,6 +142,16 @@ def test_windows_give_way_before_one_begins() -> None:
     assert (for_ever.why, for_ever.until) == ("the default sizes hold", None)
 
 
+def test_the_lead_time_is_no_longer_when_clocks_go_back() -> None:
+    """Half a minute before an hour that comes twice, a window that begins after it is an hour off."""
+    early = {"name": "early", "start": "03:00", "end": "06:00", "sizes": {"cluster": {"gpu": 1}}}
+    windows = to_windows({"time_zone": "Europe/Berlin", "windows": [early], "default": {"cluster": {"gpu": 9}}})
+    now = datetime(2026, 10, 25, 2, 59, 30, tzinfo=BERLIN)
+    found = declared_room(windows, TOTAL, now=now)
+    assert (found.capacity["gpu"], found.why) == (9, "the default sizes hold until 03:00")
+    assert found == declared_room(windows, TOTAL, now=now.astimezone(UTC))
+
+
 def test_the_lead_time_is_the_profiles_own() -> None:
     """Jobs shrink as long before the rush as foresight says."""
     recent = [Sample(at_s=at("09:00").timestamp(), needed=4)]
