@@ -39,6 +39,9 @@ QUARTER_S = 900
 
 WIDE = 112
 
+YEARS = range(1970, 3000)
+"""Those of a time that may be asked for."""
+
 
 @click.command
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
@@ -123,6 +126,8 @@ def _moment(at: str, now_s: float, time_zone: str) -> datetime:
         moment = datetime.fromisoformat(at)
     except ValueError:
         raise SpecError("at", at, "a date and time, as in 2026-12-24T18:30") from None
+    if moment.year not in YEARS:
+        raise SpecError("at", at, f"a time of the years {YEARS[0]} to {YEARS[-1]}")
     return moment.astimezone(zone) if moment.tzinfo else moment.replace(tzinfo=zone)
 
 
@@ -167,7 +172,7 @@ def _clock(at_s: float, now: datetime) -> str:
 def _row(span: Span, declared: TrafficWindows, moment: datetime) -> list[str]:
     start = span.start and span.start.astimezone(zone_of(declared.time_zone))
     since = f"{start:%a %d %b %H:%M}" if start else "ever"
-    holds = start is None or start <= moment
+    holds = span.start is None or span.start <= moment  # not by the wall's clock: some of its hours come twice
     return [f"{since} (holds)" if holds else since, span.name, *(_sizes(each) for each in _each(span.sizes))]
 
 

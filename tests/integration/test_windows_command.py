@@ -76,6 +76,18 @@ def test_windows_are_shown_with_the_next_edges(edl: Edl, file: Path) -> None:
     assert utc == (0, printed, "")
 
 
+def test_of_an_hour_that_comes_twice_one_holds(edl: Edl, file: Path) -> None:
+    """The clock on the wall says the same in both, and what holds is the first alone."""
+    file.write_text(WINDOWS.replace("18:00", "02:15").replace("23:00", "02:45"))
+    lines = edl(file, "--at", "2026-10-25T02:20")[1].splitlines()
+    assert [line[:25].rstrip() for line in lines[1:5]] == [
+        "Sun 25 Oct 02:15 (holds)",
+        "Sun 25 Oct 02:45",
+        "Sun 25 Oct 02:15",
+        "Sun 25 Oct 02:45",
+    ]
+
+
 def test_json_has_the_same(edl: Edl, file: Path) -> None:
     """For other programs."""
     _, printed, _ = edl(file, "--at", "2026-12-24T18:30", "--total", "gpu=32", "--json", "--draw")
@@ -224,6 +236,8 @@ def test_what_a_source_can_do_only_half_is_said_beside_what_is_shown(edl: Edl, f
         (("--total", "gpu"), "total: got 'gpu', allowed is resources with numbers above 0, as in gpu=32,cpu=128"),
         (("--total", "gpu=0"), "total: got 'gpu=0', allowed is"),
         (("--at", "tomorrow"), "at: got 'tomorrow', allowed is a date and time"),
+        (("--at", "0001-01-01"), "at: got '0001-01-01', allowed is a time of the years 1970 to 2999"),
+        (("--at", "9999-12-31T23:59+01:00"), "allowed is a time of the years 1970 to 2999"),
     ],
 )
 def test_wrong_words_are_said(edl: Edl, file: Path, words: tuple[str, ...], says: str) -> None:
