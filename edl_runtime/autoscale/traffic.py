@@ -224,15 +224,13 @@ class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
         zone = zone_of(self.time_zone)
         held = self._window(moment)
         minutes = sorted({0, *(edge % DAY_MINUTES for window in self.windows for edge in (window.start, window.end))})
-        day = moment.astimezone(zone).date() - timedelta(days=step)
-        for _ in range(FARTHEST.days):
-            turns = sorted({*_moments(day, minutes, zone), *_clock_changes(day, zone)}, reverse=step < 0)
-            for turn in turns:
+        for days in range(FARTHEST.days):
+            turns = _turns(moment.astimezone(UTC).date() + timedelta(days=days * step), minutes, zone)
+            for turn in turns[::step]:
                 if step > 0 and turn > moment and self._window(turn) is not held:
                     return turn
                 if step < 0 and turn <= moment and self._window(turn - timedelta(seconds=1)) is not held:
                     return turn
-            day += timedelta(days=step)
         return None
 
     def _check_day(self, before: str, day: str) -> None:
@@ -273,6 +271,17 @@ def _days_in_a_row(*, holidays: bool) -> Iterator[tuple[str, str]]:
         yield "holiday", "holiday"
 
 
+def _turns(day: date, minutes: Sequence[int], zone: ZoneInfo) -> list[datetime]:
+    """Return when, on a day of UTC, a clock in the zone shows these times or is changed, in order.
+
+    By its own days they would not come in order: where clocks change near midnight these overlap, or leave a gap.
+    """
+    begins = datetime.combine(day, time(), UTC)
+    ends = begins + timedelta(days=1)
+    shown = {moment for by in (-1, 0, 1) for moment in _moments(day + timedelta(days=by), minutes, zone)}
+    return sorted({turn for turn in shown if begins < turn <= ends} | {*_clock_changes(begins, ends, zone)})
+
+
 def _moments(day: date, minutes: Sequence[int], zone: ZoneInfo) -> Iterator[datetime]:
     """Yield when the clock shows these times on a day: twice in an hour that comes twice."""
     for minute in minutes:
@@ -281,10 +290,8 @@ def _moments(day: date, minutes: Sequence[int], zone: ZoneInfo) -> Iterator[date
             yield wall.astimezone(UTC)
 
 
-def _clock_changes(day: date, zone: ZoneInfo) -> Iterator[datetime]:
-    """Yield when clocks are changed on a day, to the second."""
-    low = datetime.combine(day, time(), zone).astimezone(UTC) - timedelta(hours=1)
-    high = low + timedelta(hours=27)
+def _clock_changes(low: datetime, high: datetime, zone: ZoneInfo) -> Iterator[datetime]:
+    """Yield when clocks are changed between two times, to the second."""
 
     def offset(moment: datetime) -> timedelta | None:
         return moment.astimezone(zone).utcoffset()

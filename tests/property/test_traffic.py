@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -74,6 +75,53 @@ def test_spans_follow_one_another(cuts: list[int], zone: str, moment: datetime) 
     assert after.name != span.name
 
 
+CLOCK_CHANGES = st.sampled_from(
+    [
+        ("Europe/Berlin", datetime(2026, 3, 29, 1, tzinfo=UTC)),
+        ("Europe/Berlin", datetime(2026, 10, 25, 1, tzinfo=UTC)),
+        ("America/New_York", datetime(2026, 3, 8, 7, tzinfo=UTC)),
+        ("Australia/Lord_Howe", datetime(2026, 4, 4, 15, tzinfo=UTC)),  # by half an hour
+        ("Africa/Cairo", datetime(2026, 4, 23, 22, tzinfo=UTC)),  # from midnight to 01:00
+        ("Africa/Cairo", datetime(2026, 10, 29, 21, tzinfo=UTC)),  # from midnight to 23:00
+        ("America/Scoresbysund", datetime(2026, 3, 29, 1, tzinfo=UTC)),  # from 23:00 to midnight
+        ("America/St_Johns", datetime(2010, 11, 7, 2, 31, tzinfo=UTC)),  # from 00:01 to 23:01
+        ("Pacific/Apia", datetime(2011, 12, 30, 10, tzinfo=UTC)),  # a whole day is left out
+    ]
+)
+KINDS = st.sets(st.sampled_from(["mon", "wed", "fri", "sat", "sun"]), min_size=1).map(frozenset)
+TIMES_OF_DAY = st.integers(0, 1439) | st.sampled_from([0, 1, 60, 90, 120, 150, 180, 1380, 1410])
+
+
+@given(CLOCK_CHANGES, TIMES_OF_DAY, TIMES_OF_DAY, KINDS)
+def test_edges_are_where_the_clock_on_the_wall_has_them(
+    change: tuple[str, datetime], start: int, end: int, days: frozenset[str]
+) -> None:
+    """Minute by minute around a change of clocks: from each side of an edge both know of it."""
+    if start == end:
+        end += 1
+    window = Window(name="window", start=start, end=end, days=days, sizes=Sizes())
+    windows = TrafficWindows(windows=(window,), default=Sizes(), time_zone=change[0])
+
+    def holds(moment: datetime) -> bool:
+        wall = moment.astimezone(ZoneInfo(change[0]))
+        minute = wall.hour * 60 + wall.minute
+        begun = wall.date() - timedelta(days=end < start and minute < end)
+        return DAYS[begun.weekday()] in days and (start <= minute < end or (end < start and not end <= minute < start))
+
+    moments = [change[1] + timedelta(minutes=by) for by in range(-2000, 2000)]
+    held = [holds(moment) for moment in moments]
+    edges = [
+        after for (before, after), (one, other) in zip(pairwise(moments), pairwise(held), strict=True) if one != other
+    ]
+    for moment in [moments[0], *edges]:
+        following = [edge for edge in edges if edge > moment]
+        for inside in (moment, (following or moments)[0 if following else -1] - timedelta(seconds=1)):
+            span = windows.at(inside)
+            assert (span.name == "window") == holds(inside)
+            assert span.end == following[0] if following else span.end is None or span.end > moments[-1]
+            assert span.start == moment if moment in edges else span.start is None or span.start <= moment
+
+
 @pytest.mark.parametrize(
     ("day", "hours"), [(date(2026, 3, 28), 7), (date(2026, 6, 1), 8), (date(2026, 10, 24), 9)], ids=str
 )
@@ -88,6 +136,13 @@ def test_a_window_across_midnight_follows_the_wall_clock(day: date, hours: int) 
     assert span.end is not None
     assert span.end - span.start == timedelta(hours=hours)
     assert (span.start.astimezone(zone).hour, span.end.astimezone(zone).hour) == (22, 6)
+
+
+def test_a_window_ends_at_midnight_though_clocks_change_in_that_night() -> None:
+    """On Saturday evening it is told to end at 24:00, and not when clocks go forward on Sunday."""
+    evening = Window(name="evening", start=18 * 60, end=24 * 60, sizes=Sizes())
+    windows = TrafficWindows(windows=(evening,), default=Sizes(), time_zone="Europe/Berlin")
+    assert windows.at(datetime(2026, 3, 28, 19, tzinfo=UTC)).end == datetime(2026, 3, 28, 23, tzinfo=UTC)
 
 
 def test_an_edge_in_an_hour_that_is_left_out_is_where_clocks_change() -> None:
