@@ -49,8 +49,8 @@ class Approved:
         kept: dict[str, Target] = {}
         while True:
             others = [job for job in jobs if job.name not in kept]
-            left = beside([(job, kept[job.name].instances) for job in jobs if job.name in kept], capacity)
-            targets = self._policy(others, nodes, left, now_s=now_s, pause_s=pause_s)
+            staying = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
+            targets = self._policy(others, *beside(staying, nodes, capacity), now_s=now_s, pause_s=pause_s)
             shrinking = {
                 job.name: _keeping(job, self._least(job), targets[job.name])
                 for job in others

@@ -261,7 +261,7 @@ def _kept_running(
     while True:
         others = [job for job in jobs if job.name not in kept]
         going_on = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
-        targets = ask(others, _freed(nodes, going_on), beside(going_on, capacity))
+        targets = ask(others, *beside(going_on, nodes, capacity))
         lost = [job for job in others if job.name in lasting and job.runs and not targets[job.name].instances]
         if not lost:
             return {**targets, **kept}
@@ -277,20 +277,21 @@ def _needed(job: Job) -> int:
     return max(job.bounds.min, placed[: job.bounds.min][-1])
 
 
-def _freed(nodes: Sequence[Node], kept: Sequence[tuple[Job, int]]) -> list[Node]:
-    """Return the nodes with what the instances beyond those that are kept give back."""
+def beside(
+    kept: Sequence[tuple[Job, int]], nodes: Sequence[Node], capacity: Mapping[str, float]
+) -> tuple[list[Node], dict[str, float]]:
+    """Return what jobs that keep so many instances leave to others: the nodes, and the capacity.
+
+    The nodes have what their further instances give back.
+    """
     free = {node.name: dict(node.free) for node in nodes}
     for job, count in kept:
         for place in filter(free.__contains__, job.nodes[count:]):
             for name, need in job.resources.items():
                 free[place][name] = round(free[place].get(name, 0.0) + need, 6)
-    return [Node(name=name, free=left) for name, left in free.items()]
-
-
-def beside(kept: Sequence[tuple[Job, int]], capacity: Mapping[str, float]) -> dict[str, float]:
-    """Return what jobs that keep so many instances leave of a capacity."""
-    reserved = {name: sum(job.resources.get(name, 0.0) * instances for job, instances in kept) for name in capacity}
-    return {name: max(0.0, round(amount - reserved[name], 6)) for name, amount in capacity.items()}
+    reserved = {name: sum(job.resources.get(name, 0.0) * count for job, count in kept) for name in capacity}
+    left = {name: max(0.0, round(amount - reserved[name], 6)) for name, amount in capacity.items()}
+    return [Node(name=name, free=much) for name, much in free.items()], left
 
 
 def _notes(spans: Sequence[Span], jobs: Sequence[JobStatus]) -> Iterator[str]:

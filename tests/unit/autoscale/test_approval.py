@@ -81,6 +81,14 @@ def test_nobody_shrinks_below_what_was_approved() -> None:
     assert policy.waiting == {"first"}
 
 
+def test_the_room_of_those_that_were_approved_to_leave_is_taken_at_once() -> None:
+    """On a node that was full, too: who waits does not wait for the next pass."""
+    jobs = [job("large", 1, 8, 8), job("waits", 4, 4, 0), job("small", 2, 2, 0)]
+    full = [Node(name="node", free={"cpu": 0.0})]
+    found = Approved({"large": 6})(jobs, full, {}, now_s=NOW, pause_s=1.0)
+    assert counts(found) == {"large": 6, "waits": 0, "small": 2}
+
+
 def test_the_last_instance_that_runs_stays() -> None:
     """The last indexes leave first: one without a place before it is kept with it, and counts for others."""
     gap = Job(name="gap", bounds=Bounds(1, 9), resources={"cpu": 1.0}, nodes=("n1", "", "n2", ""), submitted_s=0.0)
