@@ -2,8 +2,9 @@
 
 They are its rules and not its code. One difference: where its dry run would go on for ever, this one ends. What goes
 up may use all GPUs and what goes down leaves a part of them free, so a GPU is given and taken in turn; with 10 GPUs, 9
-of them used and a maximum load of 0.97 the controller never came back. Here the second time that all is as it was
-before ends it, and after a round: what was given has been taken back.
+of them used and a maximum load of 0.97 the controller never came back, unless a trainer's CPU, which is taken from a
+node each time and not given back, had run out. Here the second time that all is as it was before ends it, and after a
+round: what was given has been taken back.
 """
 
 from __future__ import annotations
@@ -71,13 +72,13 @@ class _Ledger:
         """Return by how many trainers a job grows, and ask for them."""
         if planned >= job.max:
             step = job.max - planned
-        elif self.survey.memory - self.memory < job.memory or (node := self._node(job)) is None:
+        elif self.survey.memory - self.memory <= job.memory or (node := self._node(job)) is None:
             step = 0
         else:
-            cpu, memory = self.idle[node]
-            self.idle[node] = cpu - job.cpu, memory - job.memory
             fits = self.cpu_limit - self.cpu >= job.cpu and (not job.gpu or self.survey.gpu - self.gpu >= job.gpu)
             step = int(fits)
+            cpu, memory = self.idle[node]
+            self.idle[node] = cpu - job.cpu * step, memory - job.memory * step
         self.ask(job, step)
         return step
 
@@ -103,9 +104,9 @@ def plan(jobs: Sequence[Trainers], survey: Survey, *, max_load: float = MAX_LOAD
     order = sorted((job for job in jobs if job.min < job.max), key=_fulfillment)
     ledger = _Ledger(survey, max_load)
     planned = {job.name: job.wanted for job in jobs}
-    seen: set[tuple[int, ...]] = set()
+    seen: set[tuple[object, ...]] = set()
     rounds = 0
-    while (state := tuple(planned.values())) not in seen:
+    while (state := (*planned.values(), *ledger.idle.values())) not in seen:
         seen.add(state)
         rounds += 1
         changed = False

@@ -152,7 +152,8 @@ class Original:
             for one in jobs
             if pending or placed[one.job.name] == self._wanted[one.job.name]
         ]
-        survey = original.Survey(gpu=total, gpu_asked=sum(self._wanted.values()), nodes={"cluster": (0, 0)})
+        asked = sum(self._wanted.values())
+        survey = original.Survey(gpu=total, memory=1, gpu_asked=asked, nodes={"cluster": (0, 1)})
         self._wanted.update(original.plan(trainers, survey, max_load=self._max_load).wanted)
 
 

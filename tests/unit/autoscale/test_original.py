@@ -16,13 +16,13 @@ def trainers(name: str, least: int, most: int, wanted: int, **asks: int) -> Trai
 
 def of_gpus(gpus: int, *jobs: Trainers, max_load: float = 1.0) -> dict[str, int]:
     """Return how many each job is to have in a cluster in which nobody else asks for GPUs."""
-    survey = Survey(gpu=gpus, gpu_asked=sum(job.gpu * job.wanted for job in jobs), nodes={"node": (0, 0)})
+    survey = Survey(gpu=gpus, gpu_asked=sum(job.gpu * job.wanted for job in jobs), memory=1, nodes={"node": (0, 1)})
     return dict(plan(jobs, survey, max_load=max_load).wanted)
 
 
 def test_it_does_not_end_with_gpus_at_its_own_maximum_load() -> None:
     """10 GPUs, 9 of them used, load 0.97: one is given because it is free, and taken because 10 are more than 9.7."""
-    survey = Survey(gpu=10, gpu_asked=9, nodes={"node": (0, 0)})
+    survey = Survey(gpu=10, gpu_asked=9, memory=1, nodes={"node": (0, 1)})
     found = plan([trainers("trains", 1, 10, 9)], survey, max_load=0.97)
     assert not found.ends
     assert found.wanted == {"trains": 9}
@@ -53,7 +53,7 @@ def test_cpus_leave_what_the_maximum_load_leaves() -> None:
         trainers("example2", 4, 4, 4, cpu=108),
     ]
     asked = 184 + sum(job.cpu * job.wanted for job in jobs)
-    found = plan(jobs, Survey(cpu=1000, cpu_asked=asked, nodes={"node": (1000 - asked, 0)}), max_load=0.9)
+    found = plan(jobs, Survey(cpu=1000, cpu_asked=asked, memory=1, nodes={"node": (1000 - asked, 0)}), max_load=0.9)
     assert found.ends
     assert found.wanted == {"example": 5, "example1": 2, "example2": 4}
 
@@ -61,9 +61,31 @@ def test_cpus_leave_what_the_maximum_load_leaves() -> None:
 def test_a_trainer_needs_one_node_with_its_cpus_idle() -> None:
     """A cluster that has enough in sum is not enough."""
     jobs = [trainers("a", 1, 2, 1, cpu=500)]
-    spread = Survey(cpu=2000, cpu_asked=500, nodes={"one": (400, 0), "two": (400, 0)})
+    spread = Survey(cpu=2000, cpu_asked=500, memory=1, nodes={"one": (400, 0), "two": (400, 0)})
     assert plan(jobs, spread).wanted == {"a": 1}
-    assert plan(jobs, Survey(cpu=2000, cpu_asked=500, nodes={"one": (500, 0)})).wanted == {"a": 2}
+    assert plan(jobs, Survey(cpu=2000, cpu_asked=500, memory=1, nodes={"one": (500, 0)})).wanted == {"a": 2}
+
+
+def test_some_memory_has_to_be_left_free() -> None:
+    """A trainer that would take all that is left does not come."""
+    jobs = [trainers("a", 1, 4, 1, memory=100)]
+    assert plan(jobs, Survey(memory=300, memory_asked=100, nodes={"node": (0, 200)}), max_load=1).wanted == {"a": 2}
+    assert plan(jobs, Survey(memory=301, memory_asked=100, nodes={"node": (0, 201)}), max_load=1).wanted == {"a": 3}
+
+
+def test_a_trainer_that_does_not_come_takes_nothing_of_a_node() -> None:
+    """One that the load keeps away leaves the node's CPUs to a smaller one after it."""
+    jobs = [trainers("large", 1, 9, 1, cpu=500), trainers("small", 0, 2, 1, cpu=100)]
+    survey = Survey(cpu=1000, cpu_asked=600, memory=1, nodes={"node": (500, 0)})
+    assert plan(jobs, survey, max_load=0.9).wanted == {"large": 1, "small": 2}
+
+
+def test_it_ends_once_a_node_has_no_cpu_left_for_what_it_gives_and_takes() -> None:
+    """What it takes from a node in its dry run it does not give back."""
+    survey = Survey(gpu=10, gpu_asked=9, cpu=9000, cpu_asked=900, memory=1, nodes={"node": (250, 0)})
+    found = plan([trainers("trains", 1, 10, 9, gpu=1, cpu=100)], survey, max_load=0.97)
+    assert found.ends
+    assert (found.wanted, found.rounds) == ({"trains": 9}, 3)
 
 
 JOBS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(0, 12)), max_size=5)
@@ -73,7 +95,7 @@ JOBS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(0, 1
 def test_it_is_kept_from_going_on_for_ever(jobs: list[tuple[int, int, int]], gpus: int, load: float) -> None:
     """On any input it ends here, and says whether it would have in the original."""
     asked = [trainers(f"job-{n}", least, least + more, wanted) for n, (least, more, wanted) in enumerate(jobs)]
-    survey = Survey(gpu=gpus, gpu_asked=sum(job.wanted for job in asked), nodes={"node": (0, 0)})
+    survey = Survey(gpu=gpus, gpu_asked=sum(job.wanted for job in asked), memory=1, nodes={"node": (0, 1)})
     found = plan(asked, survey, max_load=load)
     assert found.ends or load < 1.0
     for job in asked:
@@ -85,4 +107,6 @@ def test_it_is_kept_from_going_on_for_ever(jobs: list[tuple[int, int, int]], gpu
 def test_nothing_to_do_ends_at_once(gpus: int) -> None:
     """A cluster without jobs, and jobs that are as they should be, take one round."""
     assert plan([], Survey(gpu=gpus)).rounds == 1
-    assert plan([trainers("a", 1, 5, gpus)], Survey(gpu=gpus, gpu_asked=gpus, nodes={"n": (0, 0)}), max_load=1).ends
+    assert plan(
+        [trainers("a", 1, 5, gpus)], Survey(gpu=gpus, gpu_asked=gpus, memory=1, nodes={"n": (0, 1)}), max_load=1
+    ).ends
