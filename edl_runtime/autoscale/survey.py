@@ -75,8 +75,10 @@ async def _jobs_and_capacity(backend: Backend) -> tuple[list[JobStatus], Capacit
     return jobs, capacity
 
 
-def _placed(jobs: Sequence[JobStatus]) -> list[tuple[str, list[tuple[int, str]]]]:
-    return [(job.name, [(one.index, one.node) for one in job.instances]) for job in jobs]
+def _placed(jobs: Sequence[JobStatus]) -> list[tuple[str, bool, list[tuple[int, str, bool]]]]:
+    return [
+        (job.name, job.scaling is None, [(one.index, one.node, one.leaving) for one in job.instances]) for job in jobs
+    ]
 
 
 def _need(pool: JobStatus, said: PoolDemand) -> Limit:

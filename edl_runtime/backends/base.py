@@ -81,7 +81,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     - `token`: who may kill it; see `Backend.delete`.
     - `cwd`: the folder that its instances start in, empty if each has one of its own.
     - `wanted`: the number of instances asked for, 0 while it is suspended; `instances` are those that exist, by index.
-    - `scaling`: what decides how many it should have; None of a job that has ended.
+    - `scaling`: what decides how many it should have; None of a job that has ended, or is being deleted.
     - `replaced`: the pods of a pool that the cluster has ended, as by an eviction, and still shows though others take
       their places: of each, how it ended, the oldest first.
     - `reason`: why it failed, why it waits, or why an instance of one that runs does not come up, for people; empty

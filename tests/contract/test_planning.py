@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
-from contract.asking import WAITS, ended, job, reach
+from contract.asking import IGNORES_SIGTERM, WAITS, ended, job, reach, says
 
 from edl_runtime.backends.base import Backend, Scaling
 from edl_runtime.pods import Pod
@@ -33,6 +34,17 @@ async def test_a_job_tells_what_decides_its_size_until_it_has_ended(backend: Bac
         assert given(scaling) == pytest.approx({"cpu": 0.03, "memory": 48 * MIB})
     await backend.submit(job("pass", kind="trainer"), token="mine", secrets={})
     assert (await ended(backend)).scaling is None
+
+
+async def test_a_job_that_is_being_deleted_is_nobodys_to_plan(backend: Backend) -> None:
+    """From the delete on, as long as its instances take to leave, nothing decides any more how many it has."""
+    await backend.submit(job(IGNORES_SIGTERM, instances=2), token="mine", secrets={})
+    await says(backend, "up", instances=2)
+    deleting = asyncio.create_task(backend.delete("job"))
+    leaving = await reach(backend, "job", lambda status: status.scaling is None)
+    assert not leaving.has_ended
+    assert len(leaving.instances) == 2
+    assert await deleting
 
 
 async def test_an_instance_always_reserves_something(backend: Backend) -> None:

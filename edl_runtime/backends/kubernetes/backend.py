@@ -27,6 +27,7 @@ from edl_runtime.backends.kubernetes.status import (
     has_ended,
     index_of,
     is_being_made,
+    is_leaving,
     job_status,
     lacks_pods,
     pool_instances,
@@ -122,7 +123,7 @@ class KubernetesBackend:
                     if created := await _create(api, manifest, spec.name):
                         return await _start(api, created, spec, secrets)
                     continue
-                if _is_leaving(owner):
+                if is_leaving(owner):
                     await _gone(api, owner)
                     continue
                 status = await _status(api, owner)
@@ -157,8 +158,8 @@ class KubernetesBackend:
             while True:
                 owner = await self._owner(api, name)
                 status = await _status(api, owner)
-                if _is_leaving(owner) or status.has_ended:
-                    ended = "is ending" if _is_leaving(owner) else f"has {status.phase}"
+                if is_leaving(owner) or status.has_ended:
+                    ended = "is ending" if is_leaving(owner) else f"has {status.phase}"
                     raise JobEndedError(name, ended)
                 check_size(instances, bounds(owner))
                 try:
@@ -428,7 +429,7 @@ async def _forget_who_left(api: Api, owner: Manifest) -> None:
     It keeps an index's last pod until the next one is there, and would give up an index that has left a few times.
     """
     found, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]))
-    left = [pod for pod in found if belongs(pod, owner) and pod["metadata"].get("deletionTimestamp")]
+    left = [pod for pod in found if belongs(pod, owner) and is_leaving(pod)]
     await asyncio.gather(*(_let_go(api, pod) for pod in left))
 
 
@@ -478,7 +479,7 @@ async def _remove(api: Api, owner: Manifest) -> None:
     opening = asyncio.create_task(opened.wait())
     try:
         await asyncio.wait([collecting, opening], timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
-        await api.delete(owner, foreground=True, exactly=not _is_leaving(owner))
+        await api.delete(owner, foreground=True, exactly=not is_leaving(owner))
         await _gone(api, owner)
         await asyncio.wait([collecting], timeout=LAST_WORDS_S)
     finally:
@@ -552,10 +553,6 @@ def _lines_of(kept: builtins.list[LogLine], instance: int | None, tail: int | No
     return [
         line for _, lines in sorted(of_each.items()) for line in (lines if tail is None else lines[-tail:] * bool(tail))
     ]
-
-
-def _is_leaving(owner: Manifest) -> bool:
-    return "deletionTimestamp" in owner["metadata"]
 
 
 def _reference(owner: Manifest) -> Manifest:

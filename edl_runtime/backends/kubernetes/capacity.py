@@ -13,7 +13,7 @@ import msgspec
 from edl_runtime.backends.base import Capacity, NodeCapacity
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.reserving import PODS, reserved, resource_of
-from edl_runtime.backends.kubernetes.status import index_of, pool_pods, pool_size
+from edl_runtime.backends.kubernetes.status import index_of, is_leaving, pool_pods, pool_size
 from edl_runtime.pods import amount
 
 Manifest = Mapping[str, Any]
@@ -30,12 +30,13 @@ _LIMITED = {
 def leaving(pods: Iterable[Manifest], owners: Iterable[Manifest]) -> set[str]:
     """Return the uids of the pods that are on their way out.
 
-    They are deleted already, or are about to be: of our jobs, the `owners`, those beyond what is wanted.
+    They are deleted already, or are about to be: of our jobs, the `owners`, those beyond what is wanted, and all of one
+    that is deleted itself.
     """
     by_job: dict[str, list[Manifest]] = {}
     gone = set()
     for pod in pods:
-        if pod["metadata"].get("deletionTimestamp"):
+        if is_leaving(pod):
             gone.add(pod["metadata"]["uid"])
         elif job := (pod["metadata"].get("labels") or {}).get(names.JOB):
             by_job.setdefault(job, []).append(pod)
@@ -46,6 +47,8 @@ def leaving(pods: Iterable[Manifest], owners: Iterable[Manifest]) -> set[str]:
 
 
 def _surplus(owner: Manifest, pods: Sequence[Manifest]) -> Iterable[Manifest]:
+    if is_leaving(owner):
+        return pods
     if owner["kind"] == "Deployment":
         return pool_pods(pods)[pool_size(owner) :]
     if owner["spec"].get("suspend"):
@@ -64,7 +67,7 @@ class Taken(msgspec.Struct, frozen=True):
 def taken(pod: Manifest) -> Taken:
     """Return what a pod takes of its node. A cluster has so many that nothing else of them is kept."""
     uid, where = pod["metadata"]["uid"], pod["spec"].get("nodeName")
-    if not where or _has_ended(pod) or pod["metadata"].get("deletionTimestamp"):
+    if not where or _has_ended(pod) or is_leaving(pod):
         return Taken(uid)
     return Taken(uid, sys.intern(where), {sys.intern(name): much for name, much in reserved(pod).items()})
 

@@ -134,7 +134,7 @@ def job_status(
         token=annotations.get(names.TOKEN, ""),
         digest=annotations.get(names.DIGEST, ""),
         wanted=wanted(owner),
-        scaling=scaling(owner) if phase in ("pending", "running") else None,
+        scaling=scaling(owner) if phase in ("pending", "running") and not is_leaving(owner) else None,
         instances=tuple(one.status for one in seen),
         replaced=_replaced(pods) if is_pool else {},
         created_at=float(annotations.get(names.CREATED_AT) or _created(owner)),
@@ -146,6 +146,11 @@ def job_status(
         mistaken=never_created or bool(about and about.hopeless),
         most_disruptions=None if is_pool else most_disruptions(owner),
     )
+
+
+def is_leaving(thing: Manifest) -> bool:
+    """Whether somebody has deleted it, though it is still there."""
+    return "deletionTimestamp" in thing["metadata"]
 
 
 def belongs(pod: Manifest, owner: Manifest) -> bool:
@@ -514,7 +519,7 @@ def _seen(
         given_up=given_up,
         pod=pod["metadata"]["name"],
         node=_at(pod, "spec").get("nodeName") or "",
-        leaving=bool(pod["metadata"].get("deletionTimestamp")),
+        leaving=is_leaving(pod),
         reason=trouble,
     )
     return Seen(status=status, last_lines=_last_lines(wrote), hopeless=hopeless)

@@ -119,6 +119,7 @@ class Job:
         if request.token not in (None, self._status.token):
             return Refused("it carries another token")
         self._deleted = True
+        self._change(scaling=None)
         self._ending.set()
         return Done(self._status)
 

@@ -142,7 +142,7 @@ def owner(kind: str, name: str, **spec: Any) -> dict[str, Any]:
 
 
 def test_who_is_about_to_leave_counts_as_gone() -> None:
-    """What is deleted, whosever it is; and of our jobs what is beyond the number that was asked for last."""
+    """What is deleted, whosever it is; of our jobs what is beyond the number that was asked for last, or all."""
     pods = [
         pod(uid="foreign"),
         pod(uid="foreign-deleted", deleted="2026-11-22T09:08:44Z"),
@@ -152,15 +152,19 @@ def test_who_is_about_to_leave_counts_as_gone() -> None:
         pod(uid="deleted", job="suspended", index=1, deleted="2026-11-22T09:08:44Z"),
         *(pod(uid=name, job="pool") | {"kind": "Pod"} for name in ("first", "second", "third")),
         pod(uid="empty", job="none"),
+        pod(uid="of-deleted", job="going", index=0),
     ]
+    deleted = owner("Job", "going", completions=1)
+    deleted["metadata"]["deletionTimestamp"] = "2026-11-22T09:08:44Z"
     owners = [
         owner("Job", "shrunk", completions=1),
         owner("Job", "suspended", completions=2, suspend=True),
         owner("Deployment", "pool", replicas=1),
         owner("Deployment", "none", replicas=0),
+        deleted,
     ]
     gone = leaving(pods, owners)
-    assert gone == {"foreign-deleted", "beyond", "suspended", "deleted", "second", "third", "empty"}
+    assert gone == {"foreign-deleted", "beyond", "suspended", "deleted", "second", "third", "empty", "of-deleted"}
     assert leaving(pods, []) == {"foreign-deleted", "deleted"}
 
 

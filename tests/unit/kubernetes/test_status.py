@@ -880,6 +880,8 @@ def test_a_job_tells_what_decides_its_size_until_it_has_ended() -> None:
     assert of({**thing, "spec": {**thing["spec"], "suspend": True}}).scaling == expected
     assert of(job(conditions={"Complete": {}})).scaling is None
     assert of(job(conditions={"Failed": {}})).scaling is None
+    thing["metadata"]["deletionTimestamp"] = "2026-11-22T09:08:44Z"
+    assert of(thing).scaling is None
 
 
 @pytest.mark.parametrize(
