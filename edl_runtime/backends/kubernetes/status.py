@@ -134,7 +134,7 @@ def job_status(
         token=annotations.get(names.TOKEN, ""),
         digest=annotations.get(names.DIGEST, ""),
         wanted=wanted(owner),
-        scaling=scaling(owner) if phase in ("pending", "running") and not is_leaving(owner) else None,
+        scaling=scaling(owner, pods) if phase in ("pending", "running") and not is_leaving(owner) else None,
         instances=tuple(one.status for one in seen),
         replaced=_replaced(pods) if is_pool else {},
         created_at=float(annotations.get(names.CREATED_AT) or _created(owner)),
@@ -240,15 +240,19 @@ def pool_size(deployment: Manifest) -> int:
     return int(deployment["spec"].get("replicas") or 0)
 
 
-def scaling(owner: Manifest) -> Scaling | None:
-    """Return what decides how many instances a job should have, as it was submitted; None if somebody removed it."""
+def scaling(owner: Manifest, pods: Sequence[Manifest]) -> Scaling | None:
+    """Return what decides how many instances a job should have, as it was submitted; None if somebody removed it.
+
+    What an instance reserves is told by the newest of its pods, if there is any: the cluster may have given it more
+    than the template asks for, as a LimitRange does.
+    """
     annotations, template = _at(owner, "metadata", "annotations"), _at(owner, "spec", "template")
     if names.BOUNDS not in annotations:
         return None
     resized_at = annotations.get(names.RESIZED_AT)
     return Scaling(
         bounds=bounds(owner),
-        resources=reserved(template),
+        resources=reserved(max(pods, key=_created, default=template)),
         priority=int(annotations.get(names.PRIORITY) or 0),
         weight=float(annotations.get(names.WEIGHT) or 1),
         resumes=_resumes(owner),

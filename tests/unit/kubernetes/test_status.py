@@ -884,6 +884,15 @@ def test_a_job_tells_what_decides_its_size_until_it_has_ended() -> None:
     assert of(thing).scaling is None
 
 
+def test_what_an_instance_reserves_is_what_the_newest_pod_was_given() -> None:
+    """Where a LimitRange or a webhook has changed what the template asks for."""
+    limited = {"containers": [{"name": "instance", "resources": {"requests": {"cpu": "300m"}}}]}
+    pods = [pod(0, RUNNING), pod(1, RUNNING, created="2026-11-22T09:08:45Z") | {"spec": limited}]
+    status = of(job(2, template=template()), *pods)
+    assert status.scaling
+    assert status.scaling.resources == {"cpu": 0.3, "pods": 1.0}
+
+
 @pytest.mark.parametrize(
     ("thing", "resumes"),
     [
