@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from airflow.sdk import BaseOperatorLink
@@ -28,6 +26,7 @@ from edl_airflow.operators.templates import (
 from edl_airflow.site import Site, open_site
 from edl_airflow.windows import Windows, as_field, as_windows
 from edl_airflow.work import RescalingResult, RescalingTarget
+from edl_runtime.autoscale.named import check_policy_name
 from edl_runtime.autoscale.room import LEAD_S
 from edl_runtime.errors import SpecError
 
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
 Made: TypeAlias = tuple[RescalingResult, list[RescalingTarget]]
 """What came of a pass, and the shrinks that a person is to be asked about."""
-
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 class EdlAutoscaleOperator(TextTemplates):
@@ -110,8 +107,8 @@ class EdlAutoscaleOperator(TextTemplates):
         self.approval_timeout_s = approval_timeout_s
         self.unanswered = unanswered
         self.edl_conn_id = edl_conn_id
-        if policy is not None and not (isinstance(policy, str) and _FUNCTION.fullmatch(policy)):
-            raise SpecError("policy", policy, "'package.module:function', as text")
+        if policy is not None:
+            check_policy_name(policy)
         if unanswered not in ("keep", "shrink"):
             raise SpecError("unanswered", unanswered, "'keep' or 'shrink'")
         for field, flag in (("dry_run", dry_run), ("approve_shrinks", approve_shrinks)):
@@ -220,15 +217,9 @@ class EdlAutoscaleOperator(TextTemplates):
             from edl_runtime.autoscale.policy import decide
 
             return decide
-        try:
-            found: Policy = resolve_name(self.policy)
-        except (ImportError, AttributeError) as error:
-            raise SpecError(
-                "policy", self.policy, f"'package.module:function' that can be imported: {error}"
-            ) from error
-        if not callable(found):
-            raise SpecError("policy", self.policy, "a function, as `edl_runtime.autoscale.policy:decide`")
-        return found
+        from edl_runtime.autoscale.named import policy_named
+
+        return policy_named(self.policy)
 
     def _tell(self, result: RescalingResult) -> None:
         """Log what was decided, as a table of the jobs and pools."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,11 @@ from pathlib import Path
 import click
 import msgspec
 
-from edl_runtime.autoscale.plan import Rules
+from edl_runtime.autoscale.named import policy_named
+from edl_runtime.autoscale.plan import Policy, Rules
+from edl_runtime.autoscale.policy import PATIENCE_S, decide
 from edl_runtime.autoscale.rescale import Rescaled, rescale
+from edl_runtime.autoscale.room import LEAD_S
 from edl_runtime.autoscale.sources.outlook import check
 from edl_runtime.autoscale.traffic import TrafficWindows
 from edl_runtime.autoscale.traffic_schema import read_windows
@@ -49,15 +53,29 @@ PASSING = (BackendError, RegistryUnavailableError, RescalingError)
     show_default=True,
     help="The share of each resource that everything on the nodes together may reserve.",
 )
+@click.option(
+    "--policy",
+    "policy_name",
+    help="One's own, as package.module:function, which may be in this folder; ours by default.",
+)
 @click.option("--every", "every_s", type=float, help="Go on, with a pass each so many seconds, until SIGTERM.")
 @click.option("--dry_run", is_flag=True, help="Show what would be done, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each pass.")
-def autoscale(*, file: Path | None, max_load: float, every_s: float | None, dry_run: bool, as_json: bool) -> None:
+def autoscale(
+    *,
+    file: Path | None,
+    max_load: float,
+    policy_name: str | None,
+    every_s: float | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     """Resize all jobs and pools: those that wait get room, and what is free is shared out.
 
     Within what traffic windows leave to training; in the order of priorities, each job at least its minimum or
     nothing, the rest by weight. A job that is given nothing is suspended, with a checkpoint, until there is room again.
-    Shows of each job how many instances it had, how many it gets, and why.
+    Shows of each job how many instances it had, how many it gets, and why. Jobs shrink a minute before a window that
+    leaves less to training, with --every so long before it as from pass to pass.
 
     Asks the Redis of EDL_REDIS_URL about the namespace EDL_NAMESPACE; passes of several commands, or of Airflow, come
     one after the other.
@@ -65,16 +83,19 @@ def autoscale(*, file: Path | None, max_load: float, every_s: float | None, dry_
     settings = RuntimeSettings.from_env(os.environ)
     if not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", "the Redis of the jobs, as redis://127.0.0.1:6379/0")
-    if every_s is not None and not 0 < every_s < 86_400:
-        raise SpecError("--every", every_s, "seconds above 0, less than a day")
-    rules = Rules(windows=None if file is None else _windows(file), max_load=max_load)
+    if every_s is not None and not 0 < every_s < PATIENCE_S:
+        raise SpecError("--every", every_s, f"seconds above 0, less than {PATIENCE_S:g}")
+    windows, lead_s = None if file is None else _windows(file), max(LEAD_S, every_s or 0.0)
+    rules = Rules(windows=windows, max_load=max_load, lead_s=lead_s)
+    policy = _policy(policy_name) if policy_name is not None else decide
     show = _show_json if as_json else _show_table if every_s is None else _Changes().show
-    asyncio.run(_passes(settings, rules, every_s, show, dry_run=dry_run))
+    asyncio.run(_passes(settings, rules, policy, every_s, show, dry_run=dry_run))
 
 
 async def _passes(
     settings: RuntimeSettings,
     rules: Rules,
+    policy: Policy,
     every_s: float | None,
     show: Callable[[Rescaled], None],
     *,
@@ -94,7 +115,7 @@ async def _passes(
                 click.echo(f"edl: {error}; what windows say holds meanwhile", err=True)
         while True:
             try:
-                show(await rescale(backend, client, settings.namespace, rules, dry_run=dry_run))
+                show(await rescale(backend, client, settings.namespace, rules, dry_run=dry_run, policy=policy))
             except PASSING as error:
                 if every_s is None:
                     raise
@@ -105,6 +126,12 @@ async def _passes(
                 await asyncio.wait_for(ends.wait(), every_s)
             if ends.is_set():
                 return
+
+
+def _policy(name: str) -> Policy:
+    """Return a policy of one's own, from the folder that the command was called in or any that Python looks in."""
+    sys.path.insert(0, str(Path.cwd()))
+    return policy_named(name)
 
 
 def _windows(file: Path) -> TrafficWindows:
@@ -136,16 +163,18 @@ def _show_table(done: Rescaled) -> None:
 
 
 class _Changes:
-    """Shows what passes have changed, and why training may use something else than before."""
+    """Shows what passes have changed, what they could not, and why training may use something else than before."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def show(self, done: Rescaled) -> None:
         now = time.strftime("%H:%M:%S", time.localtime(done.plan.at))
-        news = {done.plan.why, *done.plan.notes} - {""}
+        refused = (f"{name}: {why}" for name, why in done.refused.items())
+        news = {done.plan.why, *done.plan.notes, *refused} - {""}
         for line in sorted(news - self._said):
             click.echo(f"{now} {line}")
         self._said = news
         for one in done.plan.changes:
-            click.echo(f"{now} {one.name}: {done.refused.get(one.name) or one.reason}")
+            if one.name not in done.refused:
+                click.echo(f"{now} {one.name}: {one.reason}")
