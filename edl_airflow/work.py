@@ -80,7 +80,7 @@ class RescalingResult(TypedDict):
       much training may use; `capacity`: that, by resource.
     - `targets`: of each job and pool that can be resized, by name.
     - `refused`: of those that could not be resized, as they have ended meanwhile, by name, why.
-    - `waiting`: which jobs and pools keep what they have until somebody approves that they shrink.
+    - `waiting`: which jobs and pools would shrink, or shrink further, if somebody approved it.
     - `notes`: what is odd about the windows.
     - `dry_run`: whether nothing was changed.
     """

@@ -189,15 +189,15 @@ class EdlAutoscaleOperator(TextTemplates):
             await site.keep_shrink_answer(name, answer, for_s=self.approval_timeout_s, unless_kept=not by_a_person)
         due = (await site.rescale(rules, dry_run=True, policy=policy)).plan
         shrinks = [one for one in due.changes if one.target < one.instances]
-        answered = {one.name: await site.shrink_answer(one.name) for one in shrinks}
-        floors = {name: answer.target for name, answer in answered.items() if answer and answer.approved}
-        held = Approved(floors, policy)
+        said = {one.name: await site.shrink_answer(one.name) for one in shrinks}
+        answered = {name: answer for name, answer in said.items() if answer}
+        held = Approved(answered, policy)
         done = await site.rescale(rules, dry_run=False, policy=held)
         kept = {one.name: one.target for one in done.plan.targets if one.name in held.waiting}
         unasked = [
             RescalingTarget(**{**_target(one), "instances": kept[one.name]})
             for one in shrinks
-            if one.target < kept.get(one.name, 0) and (answered[one.name] is None or one.name in floors)
+            if one.target < kept.get(one.name, 0) and (one.name not in answered or answered[one.name].approved)
         ]
         return _result(done, sorted(held.waiting)), unasked
 

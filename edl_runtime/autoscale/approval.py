@@ -29,17 +29,18 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Approved:
-    """A policy as another one, but that only jobs with a floor may lose instances that run, and none below its floor.
+    """A policy as another one, but that only approved jobs may lose instances that run, and none below its approval.
 
-    - `floors`: by the job's name, the fewest instances that were approved.
-    - `waiting`: the names of those that would have lost more, the last time that it decided.
+    - `answers`: by the job's name, what a person has said of it.
+    - `waiting`: the names of those that would lose more if all were approved, the last time that it decided.
 
-    The last instances of a job leave first, and so it keeps all up to the last one that runs.
+    The last instances of a job leave first, and so it keeps all up to the last one that runs. Who would have to shrink
+    only because others keep what they have does not, and waits for nothing.
     """
 
-    def __init__(self, floors: Mapping[str, int], policy: Policy = default_policy) -> None:
+    def __init__(self, answers: Mapping[str, Answer], policy: Policy = default_policy) -> None:
         self.waiting: frozenset[str] = frozenset()
-        self._floors = dict(floors)
+        self._answers = dict(answers)
         self._policy = policy
 
     def __call__(
@@ -47,37 +48,41 @@ class Approved:
     ) -> dict[str, Target]:
         """Decide as the policy does beside jobs that keep what they have."""
         kept: dict[str, Target] = {}
+        due: Mapping[str, Target] = {}
         while True:
             others = [job for job in jobs if job.name not in kept]
             staying = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
             targets = self._policy(others, *beside(staying, nodes, capacity), now_s=now_s, pause_s=pause_s)
-            shrinking = {
-                job.name: _keeping(job, self._least(job), targets[job.name])
-                for job in others
-                if targets[job.name].instances < self._least(job)
-            }
+            due = due or targets
+            shrinking = [job for job in others if targets[job.name].instances < self._least(job)]
             if not shrinking:
-                self.waiting = frozenset(kept)
+                self.waiting = frozenset(job.name for job in jobs if due[job.name].instances < self._least(job))
                 return {job.name: kept.get(job.name) or targets[job.name] for job in jobs}
-            kept |= shrinking
+            kept |= {job.name: self._keeping(job, due[job.name]) for job in shrinking}
 
     def _least(self, job: Job) -> int:
         """Return the fewest instances that a job may have without another answer."""
         up_to_the_last = max((number for number, node in enumerate(job.nodes, 1) if node), default=0)
-        return min(up_to_the_last, self._floors.get(job.name, up_to_the_last))
+        answer = self._answers.get(job.name)
+        return min(up_to_the_last, answer.target) if answer and answer.approved else up_to_the_last
 
+    def _keeping(self, job: Job, due: Target) -> Target:
+        """Return the target of a job that may not shrink further; `due` is what it would be if all were approved.
 
-def _keeping(job: Job, least: int, due: Target) -> Target:
-    """Return the target of a job that would shrink further; what waits for a place may go, but for its minimum."""
-    instances = min(job.instances, max(least, job.bounds.min))
-    so_far = (
-        f"shrinks so far as was approved, to {instances}," if any(job.nodes[instances:]) else f"stays at {instances}"
-    )
-    return Target(
-        instances=instances,
-        reason=f"{so_far} until somebody approves that it {due.reason}",
-        nodes=job.nodes[:instances],
-    )
+        What waits for a place may go, but for its minimum.
+        """
+        least = self._least(job)
+        instances = min(job.instances, max(least, job.bounds.min))
+        shrinks = any(job.nodes[instances:])
+        so_far = f"shrinks so far as was approved, to {instances}," if shrinks else f"stays at {instances}"
+        answer = self._answers.get(job.name)
+        if due.instances >= least:
+            why = "beside others that may not shrink"
+        elif answer and not answer.approved:
+            why = f"as somebody has refused that it {due.reason}"
+        else:
+            why = f"until somebody approves that it {due.reason}"
+        return Target(instances=instances, reason=f"{so_far} {why}", nodes=job.nodes[:instances])
 
 
 async def keep_answer(

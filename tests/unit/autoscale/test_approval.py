@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as some
 
-from edl_runtime.autoscale.approval import Approved
+from edl_runtime.autoscale.approval import Answer, Approved
 from edl_runtime.autoscale.jobs import Job, Limit, Node, Target
 from edl_runtime.autoscale.policy import decide
 from edl_runtime.specs import Bounds
@@ -31,6 +31,11 @@ def targets(policy: Approved, jobs: Sequence[Job], cpus: float) -> dict[str, Tar
     return policy(jobs, NODES, {"cpu": cpus}, now_s=NOW, pause_s=1.0)
 
 
+def approved(**floors: int) -> Approved:
+    """The policy where so many instances of each were approved, and nothing of others."""
+    return Approved({name: Answer(approved=True, target=floor) for name, floor in floors.items()})
+
+
 def counts(found: dict[str, Target]) -> dict[str, int]:
     return {name: target.instances for name, target in found.items()}
 
@@ -46,15 +51,15 @@ def test_who_is_not_approved_keeps_what_it_has_and_others_grow_beside_it() -> No
         "stays at 6 until somebody approves that it shrinks from 6 to 4: this is its share of the 8 cpu that training "
         "may use"
     )
-    approved = Approved({"large": 4})
-    assert counts(targets(approved, jobs, 8.0)) == {"large": 4, "small": 4}
-    assert not approved.waiting
+    policy = approved(large=4)
+    assert counts(targets(policy, jobs, 8.0)) == {"large": 4, "small": 4}
+    assert not policy.waiting
 
 
 def test_only_those_that_were_approved_shrink() -> None:
     """Others that would keep what they have, also when that leaves more for nobody."""
     jobs = [job("one", 1, 9, 6, limit=2), job("two", 1, 9, 6, limit=3)]
-    policy = Approved({"two": 3, "gone": 0})
+    policy = approved(two=3, gone=0)
     assert counts(targets(policy, jobs, 20.0)) == {"one": 6, "two": 3}
     assert policy.waiting == {"one"}
 
@@ -71,7 +76,7 @@ def test_what_waits_for_a_place_needs_no_approval() -> None:
 
 def test_nobody_shrinks_below_what_was_approved() -> None:
     """So far it shrinks at once, others take what that leaves, and the reason says what waits."""
-    policy = Approved({"first": 5})
+    policy = approved(first=5)
     jobs = [job("first", 1, 9, 6, limit=0), job("second", 1, 9, 1)]
     found = targets(policy, jobs, 8.0)
     assert counts(found) == {"first": 5, "second": 3}
@@ -85,8 +90,29 @@ def test_the_room_of_those_that_were_approved_to_leave_is_taken_at_once() -> Non
     """On a node that was full, too: who waits does not wait for the next pass."""
     jobs = [job("large", 1, 8, 8), job("waits", 4, 4, 0), job("small", 2, 2, 0)]
     full = [Node(name="node", free={"cpu": 0.0})]
-    found = Approved({"large": 6})(jobs, full, {}, now_s=NOW, pause_s=1.0)
+    found = approved(large=6)(jobs, full, {}, now_s=NOW, pause_s=1.0)
     assert counts(found) == {"large": 6, "waits": 0, "small": 2}
+
+
+def test_who_was_refused_is_said_to_be() -> None:
+    """Nobody is asked about it for a while, so nothing waits for somebody's approval there."""
+    policy = Approved({"first": Answer(approved=False, target=2)})
+    found = targets(policy, [job("first", 1, 9, 6, limit=2)], 20.0)
+    assert found["first"].reason == (
+        "stays at 6 as somebody has refused that it shrinks from 6 to 2: window 'day' allows 2"
+    )
+
+
+def test_who_would_shrink_only_beside_those_that_may_not_is_not_said_to_wait() -> None:
+    """An approval of the others would take nothing from it, and nobody is asked about it."""
+    jobs = [job("large", 1, 9, 8), job("small", 1, 9, 3)]
+    assert counts(targets(approved(large=0, small=0), jobs, 6.0)) == {"large": 3, "small": 3}
+    policy = Approved({})
+    found = targets(policy, jobs, 6.0)
+    assert counts(found) == {"large": 8, "small": 3}
+    assert policy.waiting == {"large"}
+    assert found["large"].reason.endswith("shrinks from 8 to 3: this is its share of the 6 cpu that training may use")
+    assert found["small"].reason == "stays at 3 beside others that may not shrink"
 
 
 def test_the_last_instance_that_runs_stays() -> None:
@@ -101,10 +127,10 @@ def test_the_last_instance_that_runs_stays() -> None:
 
 def test_who_is_kept_has_its_minimum() -> None:
     """Also where fewer run, since one below it trains no more; and with an answer from when the minimum was less."""
-    policy = Approved({"approved": 1})
-    jobs = [job("some", 3, 5, 1, waiting=3, limit=0), job("approved", 2, 5, 4, limit=0)]
-    assert counts(targets(policy, jobs, 20.0)) == {"some": 3, "approved": 2}
-    assert policy.waiting == {"some", "approved"}
+    policy = approved(less=1)
+    jobs = [job("some", 3, 5, 1, waiting=3, limit=0), job("less", 2, 5, 4, limit=0)]
+    assert counts(targets(policy, jobs, 20.0)) == {"some": 3, "less": 2}
+    assert policy.waiting == {"some", "less"}
 
 
 JOBS = some.lists(
@@ -121,12 +147,12 @@ def test_nobody_shrinks_unapproved_and_growth_takes_only_what_is_left(
     """Whatever the jobs and the answers; and with all approved it is the policy itself."""
     jobs = [job(f"job-{number}", low, low + more, have) for number, (low, more, have, _) in enumerate(shapes)]
     floors = {f"job-{number}": floor for number, (*_, floor) in enumerate(shapes) if floor is not None}
-    found = targets(Approved(floors), jobs, float(cpus))
+    found = targets(approved(**floors), jobs, float(cpus))
     for each in jobs:
         assert found[each.name].instances >= min(each.instances, floors.get(each.name, each.instances))
     if any(found[each.name].instances > each.instances for each in jobs):
         assert sum(target.instances for target in found.values()) <= cpus
     everybody = dict.fromkeys((each.name for each in jobs), 0)
-    assert targets(Approved(everybody), jobs, float(cpus)) == decide(
+    assert targets(approved(**everybody), jobs, float(cpus)) == decide(
         jobs, NODES, {"cpu": float(cpus)}, now_s=NOW, pause_s=1.0
     )
