@@ -43,6 +43,7 @@ class EdlSensor(TextTemplates, BaseSensorOperator, Generic[AnyWait]):
     edl_conn_id: str
     deferrable: bool
     _wait: AnyWait | None = None
+    _said: str = ""
 
     def __init__(self, *, poke_interval: float = POKE_EVERY_S, **kwargs: Any) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
@@ -90,6 +91,7 @@ class EdlSensor(TextTemplates, BaseSensorOperator, Generic[AnyWait]):
         outcome = judge(self._wait, view, time.time())
         self._wait = self._wait.after(view)
         if outcome is None or outcome.ended in {"no_teacher", "not_yet", "timed_out"}:  # that is Airflow's to say
+            self._tell(self._wait, view)
             return PokeReturnValue(is_done=False)
         return PokeReturnValue(is_done=True, xcom_value=self._finish(outcome))
 
@@ -100,6 +102,13 @@ class EdlSensor(TextTemplates, BaseSensorOperator, Generic[AnyWait]):
     @property
     def _is_lenient(self) -> bool:
         return self.soft_fail or self.never_fail
+
+    def _tell(self, wait: AnyWait, view: View) -> None:
+        """Log what is waited for, and what lacks; once, and again when that changes."""
+        lacks = f"Waiting for {wait.about!r}: {wait.given_up(view).reason}"
+        if lacks != self._said and not view.trouble:
+            self.log.info("%s", lacks)
+        self._said = lacks
 
     def _defer(self) -> NoReturn:
         assert self._wait is not None  # noqa: S101 (`poke` has made it)

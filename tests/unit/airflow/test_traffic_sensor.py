@@ -158,6 +158,18 @@ def test_the_sensor_looks_once_and_defers(context: Any, clock: Any, monkeypatch:
     assert wait_for_night().execute_complete(context, json.loads(json.dumps(event))) == NIGHT
 
 
+def test_the_log_says_what_is_waited_for(context: Any, clock: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before hours of sleep, and once, however often it is looked."""
+    clock(NOON)
+    deferred_by(wait_for_night(), context)
+    said = "Waiting for \"window 'night'\": 'day' holds until 2026-01-01T22:00:00+00:00"
+    assert said in capsys.readouterr().out
+    looks = wait_for_night(deferrable=False)
+    assert not looks.poke(context)
+    assert not looks.poke(context)
+    assert capsys.readouterr().out.count(said) == 1
+
+
 def test_a_wait_for_room_is_of_what_the_cluster_has(context: Any, clock: Any, site: MadeUpSite) -> None:
     """All nodes together; what no window leaves is not waited for, nor what there is none of."""
     clock(NOON)
