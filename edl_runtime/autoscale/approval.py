@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edl_runtime.autoscale.jobs import Job, Node, Target
-from edl_runtime.autoscale.plan import Policy, beside
+from edl_runtime.autoscale.plan import Policy, ask, beside
 from edl_runtime.autoscale.policy import decide as default_policy
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
@@ -52,7 +52,7 @@ class Approved:
         while True:
             others = [job for job in jobs if job.name not in kept]
             staying = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
-            targets = self._policy(others, *beside(staying, nodes, capacity), now_s=now_s, pause_s=pause_s)
+            targets = ask(self._policy, others, *beside(staying, nodes, capacity), now_s=now_s, pause_s=pause_s)
             due = due or targets
             shrinking = [job for job in others if targets[job.name].instances < self._least(job)]
             if not shrinking:

@@ -119,8 +119,8 @@ def plan(survey: Survey, rules: Rules, decide: Policy = policy.decide, *, stuck:
     places = _Places(survey.capacity)
     jobs = [_as_job(job, survey, spans, capacity, places) for job in asked]
     lasting = {job.name for job in asked if not _scaling(job).resumes}
-    ask = partial(decide, now_s=survey.at, pause_s=rules.pause_s)
-    targets = _kept_running(jobs, places.nodes(), capacity, lasting, ask) | {
+    asking = partial(ask, decide, now_s=survey.at, pause_s=rules.pause_s)
+    targets = _kept_running(jobs, places.nodes(), capacity, lasting, asking) | {
         name: Target(instances=resizable[name].wanted, reason=f"stays as it is: {why}") for name, why in stuck.items()
     }
     return Plan(
@@ -141,6 +141,29 @@ def plan(survey: Survey, rules: Rules, decide: Policy = policy.decide, *, stuck:
         ),
         notes=tuple(_notes(spans, going_on)),
     )
+
+
+def ask(
+    policy: Policy,
+    jobs: Sequence[Job],
+    nodes: Sequence[Node],
+    capacity: Mapping[str, float],
+    *,
+    now_s: float,
+    pause_s: float,
+) -> dict[str, Target]:
+    """Return the targets of these jobs by a policy. Raises SpecError if it has none for a job, or one that is no count.
+
+    A policy may be anybody's own.
+    """
+    said: object = policy(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)
+    if not isinstance(said, Mapping):
+        raise SpecError("policy", f"{said!r} as its answer", "a Target for each job, by its name")
+    for job in jobs:
+        target = said.get(job.name)
+        if not isinstance(target, Target) or not isinstance(target.instances, int) or target.instances < 0:
+            raise SpecError("policy", f"{target!r} for {job.name!r}", "a Target with a number of instances, 0 or more")
+    return {job.name: said[job.name] for job in jobs}
 
 
 def _room(survey: Survey, rules: Rules, moment: datetime) -> Room | None:
@@ -251,7 +274,7 @@ def _kept_running(
     nodes: Sequence[Node],
     capacity: Mapping[str, float],
     lasting: Collection[str],
-    ask: Callable[[Sequence[Job], Sequence[Node], Mapping[str, float]], Mapping[str, Target]],
+    asking: Callable[[Sequence[Job], Sequence[Node], Mapping[str, float]], Mapping[str, Target]],
 ) -> dict[str, Target]:
     """Return targets by which no job of those in `lasting` is suspended while it runs: it would lose its work.
 
@@ -261,7 +284,7 @@ def _kept_running(
     while True:
         others = [job for job in jobs if job.name not in kept]
         going_on = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
-        targets = ask(others, *beside(going_on, nodes, capacity))
+        targets = asking(others, *beside(going_on, nodes, capacity))
         lost = [job for job in others if job.name in lasting and job.runs and not targets[job.name].instances]
         if not lost:
             return {**targets, **kept}

@@ -6,12 +6,35 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from edl_runtime.autoscale.approval import Approved
+from edl_runtime.autoscale.jobs import Target
 from edl_runtime.autoscale.plan import Rules, plan
 from edl_runtime.autoscale.survey import Survey
 from edl_runtime.backends.base import Capacity, JobStatus, NodeCapacity, Scaling
+from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
 
 PAGE = Path(__file__).parents[3] / "docs" / "rescaling.md"
+
+
+NODE = NodeCapacity(name="node", total={"cpu": 4.0}, free={"cpu": 4.0})
+JOBS = tuple(
+    JobStatus(
+        name=name,
+        kind="trainer",
+        elastic=True,
+        phase="pending",
+        token="",
+        digest="",
+        wanted=1,
+        created_at=created_at,
+        scaling=Scaling(bounds=Bounds(least, 9), resources={"cpu": 1.0}),
+    )
+    for name, least, created_at in (("third", 2, 3.0), ("first", 2, 1.0), ("second", 1, 2.0))
+)
+SURVEY = Survey(at=10.0, jobs=JOBS, capacity=Capacity(nodes=(NODE,)))
 
 
 def test_it_is_one() -> None:
@@ -19,20 +42,26 @@ def test_it_is_one() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
-    jobs = [
-        JobStatus(
-            name=name,
-            kind="trainer",
-            elastic=True,
-            phase="pending",
-            token="",
-            digest="",
-            wanted=1,
-            created_at=created_at,
-            scaling=Scaling(bounds=Bounds(least, 9), resources={"cpu": 1.0}),
-        )
-        for name, least, created_at in (("third", 2, 3.0), ("first", 2, 1.0), ("second", 1, 2.0))
-    ]
-    node = NodeCapacity(name="node", total={"cpu": 4.0}, free={"cpu": 4.0})
-    found = plan(Survey(at=10.0, jobs=tuple(jobs), capacity=Capacity(nodes=(node,))), Rules(), names["first_come"])
+    found = plan(SURVEY, Rules(), names["first_come"])
     assert {one.name: one.target for one in found.targets} == {"first": 2, "second": 1, "third": 0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (None, "got 'None as its answer', allowed is a Target for each job"),
+        ({}, "got \"None for 'third'\", allowed is a Target with a number of instances"),
+        (dict.fromkeys(("third", "first", "second"), 2), "got \"2 for 'third'\""),
+        (dict.fromkeys(("third", "first", "second"), Target(instances=-5, reason="odd")), "instances=-5"),
+        (dict.fromkeys(("third", "first", "second"), Target(instances="2", reason="odd")), "instances='2'"),
+    ],
+)
+def test_a_wrong_answer_is_a_mistake_that_is_told(answer: Any, words: str) -> None:
+    """Also where a person has to approve shrinks, who would else be asked about it."""
+
+    def policy(*_: object, **__: object) -> Any:
+        return answer
+
+    for each in (policy, Approved({}, policy)):
+        with pytest.raises(SpecError, match=re.escape(words)):
+            plan(SURVEY, Rules(), each)
