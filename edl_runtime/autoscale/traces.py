@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -14,6 +15,8 @@ from edl_runtime.autoscale.jobs import Speedup
 from edl_runtime.autoscale.profile import DAY_S, Sample
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
+
+T = TypeVar("T")
 
 GPUS = 32
 """Of the cluster that web and training share."""
@@ -56,19 +59,13 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_trace(folder: Path) -> Trace:
-    """Read `jobs.csv` (id, submitted_s, min, max, work, a, phi) and `web.csv` (time_s, gpus). Raises SpecError."""
-    jobs = tuple(
-        TraceJob(
-            name=f"job-{row['id']:g}",
-            submitted_s=row["submitted_s"],
-            bounds=Bounds(int(row["min"]), int(row["max"])),
-            work=row["work"],
-            speedup=Speedup(a=row["a"], phi=row["phi"]),
-        )
-        for row in _rows(folder / "jobs.csv", "id", "submitted_s", "min", "max", "work", "a", "phi")
-    )
-    web = tuple(Sample(at_s=row["time_s"], needed=row["gpus"]) for row in _rows(folder / "web.csv", "time_s", "gpus"))
-    if not web or web[0].at_s > 0:
+    """Read `jobs.csv` (id, submitted_s, min, max, work, a, phi) and `web.csv` (time_s, gpus), in any order of lines.
+
+    An id is any text. Raises SpecError.
+    """
+    jobs = _records(folder / "jobs.csv", ("id", "submitted_s", "min", "max", "work", "a", "phi"), _read_job)
+    web = _records(folder / "web.csv", ("time_s", "gpus"), _read_sample)
+    if min((sample.at_s for sample in web), default=math.inf) > 0:
         raise SpecError(str(folder / "web.csv"), "no sample at time 0 or before", "one of the start, and a week before")
     return Trace(
         name=folder.name,
@@ -77,22 +74,54 @@ def read_trace(folder: Path) -> Trace:
     )
 
 
-def _rows(path: Path, *columns: str) -> Iterator[Mapping[str, float]]:
+def _read_job(row: Mapping[str, str]) -> TraceJob:
+    return TraceJob(
+        name=f"job-{row['id'].strip()}",
+        submitted_s=_number(row, "submitted_s"),
+        bounds=Bounds(_whole(row, "min"), _whole(row, "max")),
+        work=_number(row, "work"),
+        speedup=Speedup(a=_number(row, "a"), phi=_number(row, "phi")),
+    )
+
+
+def _read_sample(row: Mapping[str, str]) -> Sample:
+    return Sample(at_s=_number(row, "time_s"), needed=_number(row, "gpus"))
+
+
+def _number(row: Mapping[str, str], column: str) -> float:
+    try:
+        number = float(row[column])
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise SpecError(column, row[column], "a finite number")
+    return number
+
+
+def _whole(row: Mapping[str, str], column: str) -> int:
+    number = _number(row, column)
+    if number != int(number):
+        raise SpecError(column, row[column], "a whole number")
+    return int(number)
+
+
+def _records(path: Path, columns: Sequence[str], read: Callable[[Mapping[str, str]], T]) -> list[T]:
+    """Return what a file's lines say. Raises SpecError, with the line."""
+    found: list[T] = []
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            for number, row in enumerate(csv.DictReader(file), 2):
+            rows = csv.DictReader(file, restval="")
+            if missing := [column for column in columns if column not in (rows.fieldnames or ())]:
+                allowed = f"the columns {', '.join(columns)}; {', '.join(missing)} is missing"
+                raise SpecError(f"{path} line 1", ",".join(rows.fieldnames or ()), allowed)
+            for row in rows:
                 try:
-                    values = {column: float(row[column]) for column in columns}
-                except (KeyError, TypeError, ValueError):
-                    allowed = f"numbers in the columns {', '.join(columns)}"
-                    raise SpecError(f"{path} line {number}", ",".join(map(str, row.values())), allowed) from None
-                if not all(map(math.isfinite, values.values())):
-                    raise SpecError(
-                        f"{path} line {number}", ",".join(map(str, row.values())), "numbers that are finite"
-                    )
-                yield values
-    except (OSError, UnicodeDecodeError) as error:
+                    found.append(read(row))
+                except SpecError as error:
+                    raise SpecError(f"{path} line {rows.line_num}: {error.field}", error.given, error.allowed) from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SpecError("trace", str(path), f"a CSV file that can be read ({error})") from None
+    return found
 
 
 def make_trace(seed: int) -> Trace:

@@ -22,6 +22,7 @@ from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
 
 HOUR = 3600.0
+COLUMNS = "id,submitted_s,min,max,work,a,phi"
 TRACES = sorted((Path(__file__).parents[3] / "benchmarks" / "traces").iterdir())
 
 
@@ -182,17 +183,21 @@ def test_made_up_traces_are_like_the_ones_from_files() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
+        ("web.csv", "time_s,gpus\n0,4\n600,many\n", "web.csv line 3: gpus: got 'many', allowed is a finite number"),
+        ("web.csv", "time_s,gpus\n0\n", "web.csv line 2: gpus: got '', allowed is a finite number"),
         (
             "web.csv",
-            "time_s,gpus\n0,4\n600,many\n",
-            "web.csv line 3: got '600,many', allowed is numbers in the columns",
+            "time_s\n0\n",
+            "web.csv line 1: got 'time_s', allowed is the columns time_s, gpus; gpus is missing",
         ),
-        ("web.csv", "time_s\n0\n", "web.csv line 2: got '0', allowed is numbers in the columns time_s, gpus"),
-        ("web.csv", "time_s,gpus\n0,inf\n", "web.csv line 2: got '0,inf', allowed is numbers that are finite"),
+        ("web.csv", "time_s,gpus\n0,inf\n", "web.csv line 2: gpus: got 'inf', allowed is a finite number"),
         ("web.csv", "time_s,gpus\n600,4\n", "web.csv: got 'no sample at time 0 or before'"),
-        ("jobs.csv", "id,submitted_s,min,max,work,a,phi\n0,0,4,2,9,0,4\n", "bounds: got '4:2', allowed is min at most"),
-        ("jobs.csv", "id,submitted_s,min,max,work,a,phi\n3,-1,1,2,9,0,4\n", "job-3: submitted_s: got -1.0, allowed is"),
-        ("jobs.csv", "id,submitted_s,min,max,work,a,phi\n3,0,1,2,0,0,4\n", "job-3: work: got 0.0, allowed is goodput-"),
+        ("jobs.csv", "", "jobs.csv line 1: got '', allowed is the columns id, submitted_s, min, max, work, a, phi"),
+        ("jobs.csv", f"{COLUMNS}\n0,0,2,4,9,0,4\n1,0,4,2,9,0,4\n", "jobs.csv line 3: bounds: got '4:2', allowed is"),
+        ("jobs.csv", f"{COLUMNS}\n0,0,1.5,2,9,0,4\n", "jobs.csv line 2: min: got '1.5', allowed is a whole number"),
+        ("jobs.csv", f"{COLUMNS}\n0,0,1,2,9,7,4\n", "jobs.csv line 2: speedup.a: got 7.0, allowed is 0 to 1"),
+        ("jobs.csv", f"{COLUMNS}\n3,-1,1,2,9,0,4\n", "line 2: job-3: submitted_s: got -1.0, allowed is"),
+        ("jobs.csv", f"{COLUMNS}\n3,0,1,2,0,0,4\n", "line 2: job-3: work: got 0.0, allowed is goodput-"),
     ],
 )
 def test_a_broken_trace_says_where(tmp_path: Path, name: str, text: str, says: str) -> None:
@@ -203,6 +208,15 @@ def test_a_broken_trace_says_where(tmp_path: Path, name: str, text: str, says: s
     with pytest.raises(SpecError) as raised:
         read_trace(tmp_path)
     assert says in str(raised.value)
+
+
+def test_lines_may_be_in_any_order_and_ids_any_text(tmp_path: Path) -> None:
+    """Ids that differ in their last digit alone are those of two jobs."""
+    (tmp_path / "jobs.csv").write_text(f"{COLUMNS}\n1234568,9,1,2,9,0,4\n1234567,0,1,2,9,0,4\nnight,4,1,2,9,0,4\n")
+    (tmp_path / "web.csv").write_text("time_s,gpus\n600,5\n0,7\n")
+    trace = read_trace(tmp_path)
+    assert [job.name for job in trace.jobs] == ["job-1234567", "job-night", "job-1234568"]
+    assert trace.web == (Sample(0, 7), Sample(600, 5))
 
 
 def test_the_command_prints_policies_side_by_side(tmp_path: Path) -> None:
