@@ -127,12 +127,21 @@ def _axis(since: float, until: float, count: int) -> tuple[str, str]:
     """Return the axis of times, and what stands below it."""
     marks, labels = ["─"] * count, [" "] * (count + TICK_COLUMNS)
     ticks = list(_ticks(since, until, count))
-    told = "%a %H:%M" if until - since > 86400 else "%H:%M:%S" if any(moment.second for moment, _ in ticks) else "%H:%M"
+    told = _told(until - since, [moment for moment, _ in ticks])
     for moment, column in ticks:
         marks[column] = "┴"
         said = f"{moment:{told}}"
         labels[column : column + len(said)] = said
     return "".join(marks), "".join(labels).rstrip()
+
+
+def _told(span_s: float, moments: Sequence[datetime]) -> str:
+    """Return how to write times so that none of such a span reads like another."""
+    if span_s > 7 * 86400:
+        return "%d %b"
+    if span_s > 86400:
+        return "%a %H:%M"
+    return "%H:%M:%S" if any(moment.second for moment in moments) else "%H:%M"
 
 
 def _ticks(since: float, until: float, count: int) -> Iterator[tuple[datetime, int]]:

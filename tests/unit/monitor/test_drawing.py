@@ -71,6 +71,12 @@ def test_a_week_has_days_on_its_axis() -> None:
     assert "Mon 00:00" in drawn
 
 
+def test_a_month_has_dates_on_its_axis() -> None:
+    """Days of the week would come again."""
+    drawn = draw([past(NOON, a=1)], since=NOON - 30 * 86400, until=NOON, width=72).plain
+    assert " ".join(drawn.splitlines()[-2].split()) == "23 May 30 May 06 Jun 13 Jun"
+
+
 def test_a_minute_has_seconds_on_its_axis() -> None:
     """As when one looks at what has just begun."""
     drawn = draw([past(NOON, a=1)], since=NOON, until=NOON + 60, width=100).plain
