@@ -87,7 +87,7 @@ def _job(job: JobLine) -> tuple[str, ...]:
 
 def _said_of_plan(seen: Monitor) -> str:
     if seen.planned_at is None:
-        return "targets: nobody rescales"
+        return "" if seen.lacks else "targets: nobody rescales"
     until = f" until {_clock(seen.until, seen.at)}" if seen.until else ""
     window = f", window {seen.window!r}{until}" if seen.window else ""
     return f"targets of {_clock(seen.planned_at, seen.at)}{window}"

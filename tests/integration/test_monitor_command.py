@@ -280,6 +280,7 @@ def test_jobs_are_shown_without_redis(env: dict[str, str], own_redis: RedisServe
     unset = run({**env, "EDL_REDIS_URL": ""}, "--once")
     assert unset.stdout.splitlines()[1].split()[:3] == ROW
     assert "EDL_REDIS_URL names no Redis: members of pools, targets and the past are unknown" in unset.stdout
+    assert "nobody rescales" not in unset.stdout
     with running({**env, "EDL_REDIS_URL": own_redis.url}, "--every", "0.2") as process:
         assert process.stdout
         assert process.stderr
