@@ -170,7 +170,7 @@ def _reason(claim: Claim, capacity: Mapping[str, float], resources: Sequence[str
         does = f"grows from {have} to {'its minimum of ' if target == job.bounds.min else ''}{target}"
     else:
         does = f"shrinks from {have} to {target}" if target < have else f"stays at {have}"
-    if job.limit and target == job.most < job.bounds.max:
+    if job.limit and target == job.limit.instances:
         return f"{does}: {job.limit.reason}"
     if target > have:
         return does

@@ -343,6 +343,18 @@ def test_what_a_limit_takes_from_one_goes_to_others() -> None:
     assert counts(old, 4) == {"large": 0, "new": 2}
 
 
+def test_a_pool_at_its_most_says_what_its_students_need() -> None:
+    """Also where that is all that its bounds allow; what allows more than these is no reason."""
+    need = Limit(instances=6, reason="students wait 40 % of the time: 6 could do what they ask")
+    wide = Limit(instances=8, reason="window 'night' allows 8")
+    jobs = [job("grows", 1, 6, 3, limit=need), job("stays", 1, 6, 6, limit=need), job("wide", 1, 6, 6, limit=wide)]
+    assert reasons(jobs, 18) == {
+        "grows": f"grows from 3 to 6: {need.reason}",
+        "stays": f"stays at 6: {need.reason}",
+        "wide": "stays at 6, its maximum",
+    }
+
+
 def test_instances_are_packed_by_node_and_not_by_sums() -> None:
     """Four GPUs on four nodes are no room for an instance that needs two."""
     nodes = [Node(name=f"node-{number}", free={"gpu": 1}) for number in range(4)]
