@@ -244,6 +244,9 @@ def _plain(yaml: Any, node: Any, field: str, lines: dict[str, int], within: set[
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                allowed = "a text before each colon; templates, as in {{ name }}, are not filled in"
+                raise SpecError(f"line {key.start_mark.line + 1}: {field}", "a key that is no text", allowed)
             name = f"{field}.{key.value}".lstrip(".")
             if key.value in mapping:
                 raise SpecError(f"line {key.start_mark.line + 1}: {name}", "said twice", "each once")

@@ -247,6 +247,11 @@ def test_yaml_and_python_are_one_schema() -> None:
         ),
         ("start: 18:00", "begin: 18:00", "line 6: windows[0].begin: got '18:00', allowed is one of days, end, name"),
         ("end: 6:30", "end: 6:30\n    end: 7:00", "line 16: windows[1].end: got 'said twice', allowed is each once"),
+        (
+            "gpu: 14",
+            "gpu: {{ gpus }}",
+            "line 10: windows[0].sizes.cluster.gpu: got 'a key that is no text', allowed is a text",
+        ),
         ("holidays: [", "holidays: ", "line 3: holidays: got '2026-12-25]', allowed is a list"),
     ],
 )
