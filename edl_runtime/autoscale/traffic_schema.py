@@ -26,7 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from datetime import date
+from datetime import date, datetime
 from typing import Any
 
 from edl_runtime.autoscale.profile import Foresight
@@ -196,9 +196,15 @@ def _dates(given: object) -> Iterable[date]:
         raise SpecError("holidays", given, "a list of dates, as in [2026-12-25]")
     for number, day in enumerate(given):
         try:
-            yield day if isinstance(day, date) else date.fromisoformat(day)
+            yield _date(day)
         except (TypeError, ValueError):
             raise SpecError(f"holidays[{number}]", day, "a date, as in 2026-12-25") from None
+
+
+def _date(given: Any) -> date:
+    if isinstance(given, datetime):  # a date, too, and yet equal to none
+        return given.date()
+    return given if isinstance(given, date) else date.fromisoformat(given)
 
 
 def _mapping(field: str, data: object, known: set[str] | None = None) -> dict[str, Any]:

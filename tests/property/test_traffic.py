@@ -215,6 +215,7 @@ def test_yaml_and_python_are_one_schema() -> None:
         "default": {"cluster": "75%"},
     }
     assert read_windows(DAY) == to_windows(plain)
+    assert to_windows(plain | {"holidays": [datetime(2026, 12, 25, tzinfo=UTC)]}) == to_windows(plain)
 
 
 @pytest.mark.parametrize(
