@@ -53,7 +53,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
       node calls them.
     - `priority`, `weight`: as in its `JobSpec`.
     - `resumes`: whether one that is suspended goes on where it was: a pool, or elastic trainers with checkpoints.
-    - `resized_at`: when it was last given another number of instances, in Unix seconds; None for never.
+    - `resized_at`: when it was last given another number of instances, in Unix seconds; None for never. That a job of
+      trainers was suspended while none of them had a place does not count.
     - `queue`: the queue of Kueue's that it is in, where Kueue alone says when it begins and when it is suspended: it
       can't be resized to 0. Empty for none.
     - `node_selector`, `tolerations`: on which nodes its instances may run, as in a pod's spec, and `node_terms`, those

@@ -26,6 +26,7 @@ from edl_runtime.backends.kubernetes.status import (
     delays,
     has_ended,
     index_of,
+    interrupts,
     is_being_made,
     is_leaving,
     job_status,
@@ -163,7 +164,7 @@ class KubernetesBackend:
                     raise JobEndedError(name, ended)
                 check_size(instances, bounds(owner))
                 try:
-                    return await _status(api, await _resize(api, owner, instances))
+                    return await _status(api, await _resize(api, owner, instances, status))
                 except ConflictError:
                     continue
 
@@ -377,9 +378,9 @@ async def _annotate(
     return await api.patch(owner, {"metadata": metadata, **({"spec": dict(spec)} if spec else {})})
 
 
-async def _resize(api: Api, owner: Manifest, instances: int) -> Manifest:
+async def _resize(api: Api, owner: Manifest, instances: int, before: JobStatus) -> Manifest:
     size = {names.WANTED: str(instances)}
-    if instances != wanted(owner):
+    if instances != wanted(owner) and (instances or interrupts(before)):
         size[names.RESIZED_AT] = repr(time.time())
     if owner["kind"] == "Job":
         return await _resize_job(api, owner, instances, size)

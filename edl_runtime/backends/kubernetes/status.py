@@ -153,6 +153,11 @@ def is_leaving(thing: Manifest) -> bool:
     return "deletionTimestamp" in thing["metadata"]
 
 
+def interrupts(job: JobStatus) -> bool:
+    """Whether suspending the job is felt: not by trainers none of which has a place yet."""
+    return job.kind == "pool" or any(one.node for one in job.instances)
+
+
 def belongs(pod: Manifest, owner: Manifest) -> bool:
     """Whether the pod is one of this owner, and not of one of its name that is just going."""
     run = pod["metadata"]["labels"].get(names.RUN)

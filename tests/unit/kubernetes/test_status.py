@@ -16,6 +16,7 @@ from edl_runtime.backends.kubernetes.status import (
     delays,
     failed_indexes,
     has_ended,
+    interrupts,
     is_being_made,
     job_status,
     trainer_instances,
@@ -882,6 +883,14 @@ def test_a_job_tells_what_decides_its_size_until_it_has_ended() -> None:
     assert of(job(conditions={"Failed": {}})).scaling is None
     thing["metadata"]["deletionTimestamp"] = "2026-11-22T09:08:44Z"
     assert of(thing).scaling is None
+
+
+def test_a_job_that_waits_for_its_first_place_is_not_interrupted() -> None:
+    """By being suspended; a pool's students wait for it in any case."""
+    waiting = [unschedulable(0), unschedulable(1)]
+    assert not interrupts(of(job(2), *waiting))
+    assert interrupts(of(job(2), unschedulable(0), pod(1, RUNNING, node="n1")))
+    assert interrupts(of(pool(2), *waiting))
 
 
 def test_what_an_instance_reserves_is_what_the_newest_pod_was_given() -> None:
