@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 
 from edl_runtime.autoscale.floor import Floor, Size
-from edl_runtime.autoscale.jobs import Job, Node, Speedup, needed, there
+from edl_runtime.autoscale.jobs import SMALLEST, Job, Node, Speedup, needed, there
 
 KEEPING = 1.25
 """An instance that a job has counts so many times what a new one counts: moving one has to be worth its pause."""
@@ -87,10 +87,15 @@ class Claims:
         self.resources = sorted({name for job in by_rank for name, need in job.resources.items() if need})
         self._left = [there(capacity[name]) if name in capacity else None for name in self.resources]
         self._nodes = {node.name: number for number, node in enumerate(nodes)}
-        self._floor = Floor(
-            [[node.free.get(name, 0) for name in self.resources] for node in nodes], len(self.resources)
-        )
         sizes = [tuple(needed(job.resources.get(name, 0)) for name in self.resources) for job in by_rank]
+        owed = self._owed(by_rank, sizes, nodes)
+        self._floor = Floor(
+            [
+                [node.free[name] if name in node.free else -owed.get((place, name), 0) for name in self.resources]
+                for place, node in enumerate(nodes)
+            ],
+            len(self.resources),
+        )
         wholes = self._wholes(by_rank, sizes)
         self.claims = [
             Claim(
@@ -169,6 +174,18 @@ class Claims:
         ]
         leaving += [(place, other.size) for other in without for place in other.found.values()]
         return self._floor.seats(claim.size, leaving) >= claim.least
+
+    def _owed(self, jobs: Sequence[Job], sizes: Sequence[Size], nodes: Sequence[Node]) -> dict[tuple[int, str], float]:
+        """Return what instances count as having of what their node has none of, by node and resource."""
+        owed: dict[tuple[int, str], float] = {}
+        if all(name in node.free for node in nodes for name in self.resources):
+            return owed
+        for job, size in zip(jobs, sizes, strict=True):
+            for place in [self._nodes[node] for node in job.nodes if node in self._nodes]:
+                for name, need in zip(self.resources, size, strict=True):
+                    if need and name not in nodes[place].free:
+                        owed[place, name] = owed.get((place, name), 0) + need * SMALLEST
+        return owed
 
     def _wholes(self, jobs: Sequence[Job], sizes: Sequence[Size]) -> list[int]:
         """Return of each resource the capacity, or what the nodes have, free or not."""

@@ -15,6 +15,8 @@ Size = tuple[int, ...]  # of one instance: thousandths of each resource
 class Floor:
     """What is free on each node. It is given in units of each resource, and counts in thousandths, rounded down.
 
+    That may be less than nothing, and is nothing, or less, still when instances have left.
+
     The best fit for an instance is the node that has room for it and least room besides, the resources weighed by how
     much of each the largest node has free. As instances come, the order of the nodes stays what it was.
     """
@@ -59,14 +61,14 @@ class Floor:
         for node, others in leaving:
             room[:, node] += others
         each = [room[number] // need for number, need in enumerate(size) if need]
-        return int(np.minimum.reduce(each).sum())
+        return int(np.minimum.reduce(each).clip(min=0).sum())
 
     def _fits(self, node: int, size: Size) -> bool:
         return all(free[node] >= need for free, need in zip(self._free, size, strict=True))
 
     def _by_slack(self, size: Size) -> list[int]:
         """Return the nodes where an instance fits, the best at the end."""
-        fits = self._slack >= 0  # all of them
+        fits = np.ones(len(self._slack), dtype=np.bool_)
         for free, need in zip(self._free, size, strict=True):
             if need:
                 fits &= free >= need

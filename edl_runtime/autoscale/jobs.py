@@ -129,7 +129,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A node, and what is `free` on it beside all instances that are there, by resource. Raises SpecError."""
+    """A node, and what is `free` on it beside all instances that are there, by resource. Raises SpecError.
+
+    Of what is not in `free` it has none, and has none either when instances leave that count as having it.
+    """
 
     name: str
     free: Mapping[str, float]

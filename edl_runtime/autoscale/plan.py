@@ -310,8 +310,8 @@ def beside(
     free = {node.name: dict(node.free) for node in nodes}
     for job, count in kept:
         for place in filter(free.__contains__, job.nodes[count:]):
-            for name, need in job.resources.items():
-                free[place][name] = round(free[place].get(name, 0.0) + need, 6)
+            for name in free[place].keys() & job.resources.keys():
+                free[place][name] = round(free[place][name] + job.resources[name], 6)
     reserved = {name: sum(job.resources.get(name, 0.0) * count for job, count in kept) for name in capacity}
     left = {name: max(0.0, round(amount - reserved[name], 6)) for name, amount in capacity.items()}
     return [Node(name=name, free=much) for name, much in free.items()], left

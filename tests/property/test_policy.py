@@ -420,7 +420,7 @@ def test_what_a_refused_job_leaves_goes_to_others() -> None:
     """A job that lacks one place for its minimum gives up the one it has, and another grows there in the same pass."""
     wants_two = Job(name="wants-two", bounds=Bounds(2, 2), resources={"gpu": 1}, nodes=("node",), submitted_s=1)
     grows = Job(name="grows", bounds=Bounds(1, 2), resources={"gpu": 1}, nodes=("node",), priority=1)
-    targets = decide([wants_two, grows], [Node(name="node", free={})], {}, now_s=NOW, pause_s=1)
+    targets = decide([wants_two, grows], [Node(name="node", free={"gpu": 0})], {}, now_s=NOW, pause_s=1)
     assert {name: target.instances for name, target in targets.items()} == {"wants-two": 0, "grows": 2}
 
 

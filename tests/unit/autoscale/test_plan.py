@@ -240,6 +240,16 @@ def test_room_is_where_a_job_may_be() -> None:
     assert counts(plan(Survey(at=NOON, jobs=(fast[0], new), capacity=there), Rules())) == {"runs": 4, "new": 2}
 
 
+def test_nobody_makes_way_on_a_node_that_takes_no_more() -> None:
+    """Who leaves a cordoned node, and still runs there, leaves nothing to others."""
+    closed = ({"key": "node.kubernetes.io/unschedulable", "value": "", "effect": "NoSchedule"},)
+    node = NodeCapacity(name="node", total={"cpu": 4.0}, free={"cpu": 0.0}, labels={}, taints=closed)
+    other = NodeCapacity(name="other", total={"cpu": 0.5}, free={"cpu": 0.5}, labels={})
+    jobs = (job("runs", Bounds(1, 4), 1.0, 4), job("new", Bounds(1, 2), 1.0, 0, pending=1, priority=1))
+    found = plan(Survey(at=NOON, jobs=jobs, capacity=Capacity(nodes=(node, other))), Rules())
+    assert counts(found) == {"runs": 4, "new": 0}
+
+
 def test_clusters_may_have_more_than_one_node_can() -> None:
     """A hundred nodes with two terabytes each, of which no job needs much."""
     node = NodeCapacity(name="node", total={"cpu": 4.0, "memory": 3e14}, free={"cpu": 4.0, "memory": 3e14})
