@@ -20,7 +20,8 @@ from edl_runtime.store.records import decoded
 
 if TYPE_CHECKING:
     from edl_runtime.autoscale.approval import Answer
-    from edl_runtime.autoscale.plan import Plan, Policy, Rules
+    from edl_runtime.autoscale.plan import Plan, Rules
+    from edl_runtime.autoscale.policies import Policy
     from edl_runtime.autoscale.rescale import Rescaled
     from edl_runtime.backends.base import Backend
     from edl_runtime.backends.kubernetes import KubernetesBackend

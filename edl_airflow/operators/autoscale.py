@@ -26,7 +26,7 @@ from edl_airflow.operators.templates import (
 from edl_airflow.site import Site, open_site
 from edl_airflow.windows import Windows, as_field, as_windows
 from edl_airflow.work import RescalingResult, RescalingTarget
-from edl_runtime.autoscale.named import check_policy_name
+from edl_runtime.autoscale.policies import check_policy_name
 from edl_runtime.autoscale.room import LEAD_S
 from edl_runtime.errors import SpecError
 
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from edl_runtime.autoscale.approval import Answer
-    from edl_runtime.autoscale.plan import JobTarget, Policy, Rules
+    from edl_runtime.autoscale.plan import JobTarget, Rules
+    from edl_runtime.autoscale.policies import Policy
     from edl_runtime.autoscale.rescale import Rescaled
 
 Made: TypeAlias = tuple[RescalingResult, list[RescalingTarget]]
@@ -217,7 +218,7 @@ class EdlAutoscaleOperator(TextTemplates):
             from edl_runtime.autoscale.policy import decide
 
             return decide
-        from edl_runtime.autoscale.named import policy_named
+        from edl_runtime.autoscale.policies import policy_named
 
         return policy_named(self.policy)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edl_runtime.autoscale.jobs import Job, Node, Target
-from edl_runtime.autoscale.plan import Policy, ask, beside
+from edl_runtime.autoscale.policies import Lasting, Policy, ask, beside
 from edl_runtime.autoscale.policy import decide as default_policy
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
@@ -41,7 +41,7 @@ class Approved:
     def __init__(self, answers: Mapping[str, Answer], policy: Policy = default_policy) -> None:
         self.waiting: frozenset[str] = frozenset()
         self._answers = dict(answers)
-        self._policy = policy
+        self._policy = Lasting(policy)  # who can't be suspended does not wait for leave to be
 
     def __call__(
         self, jobs: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float

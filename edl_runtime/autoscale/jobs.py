@@ -75,6 +75,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
       resized, started or suspended, None for never.
     - `speedup`: as measured, None without measurements.
     - `limit`: what it may have for now where that is less than its bounds say, None where it is not.
+    - `resumes`: whether it goes on where it was once it was suspended. One that does not is not suspended while it
+      runs, whatever the policy says; see `edl_runtime.autoscale.policies.Lasting`.
 
     Raises SpecError.
     """
@@ -90,6 +92,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     resized_s: float | None = None
     speedup: Speedup | None = None
     limit: Limit | None = None
+    resumes: bool = True
 
     def __post_init__(self) -> None:
         if not self.name:

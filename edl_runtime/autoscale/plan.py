@@ -7,16 +7,15 @@ what they have before all others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from functools import partial
-from typing import Protocol
 
 import msgspec
 
 from edl_runtime.autoscale import policy
 from edl_runtime.autoscale.jobs import MOST, Job, Limit, Node, Target
+from edl_runtime.autoscale.policies import Lasting, Policy
 from edl_runtime.autoscale.room import LEAD_S, Room, room_for_training
 from edl_runtime.autoscale.survey import Survey
 from edl_runtime.autoscale.traffic import Span, TrafficWindows
@@ -33,14 +32,6 @@ UNLIMITED = "instance"
 
 PLENTY = 1e6
 """More than there are instances on a node."""
-
-
-class Policy(Protocol):
-    """What decides; `edl_runtime.autoscale.policy.decide` says what it is given and what it answers."""
-
-    def __call__(
-        self, jobs: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
-    ) -> Mapping[str, Target]: ...
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,9 +109,7 @@ def plan(survey: Survey, rules: Rules, decide: Policy = policy.decide, *, stuck:
     spans = list(rules.windows.spans(moment, lead_s=rules.lead_s)) if rules.windows else []
     places = _Places(survey.capacity)
     jobs = [_as_job(job, survey, spans, capacity, places) for job in asked]
-    lasting = {job.name for job in asked if not _scaling(job).resumes}
-    asking = partial(ask, decide, now_s=survey.at, pause_s=rules.pause_s)
-    targets = _kept_running(jobs, places.nodes(), capacity, lasting, asking) | {
+    targets = Lasting(decide)(jobs, places.nodes(), capacity, now_s=survey.at, pause_s=rules.pause_s) | {
         name: Target(instances=resizable[name].wanted, reason=f"stays as it is: {why}") for name, why in stuck.items()
     }
     return Plan(
@@ -141,29 +130,6 @@ def plan(survey: Survey, rules: Rules, decide: Policy = policy.decide, *, stuck:
         ),
         notes=tuple(_notes(spans, going_on)),
     )
-
-
-def ask(
-    policy: Policy,
-    jobs: Sequence[Job],
-    nodes: Sequence[Node],
-    capacity: Mapping[str, float],
-    *,
-    now_s: float,
-    pause_s: float,
-) -> dict[str, Target]:
-    """Return the targets of these jobs by a policy. Raises SpecError if it has none for a job, or one that is no count.
-
-    A policy may be anybody's own.
-    """
-    said: object = policy(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)
-    if not isinstance(said, Mapping):
-        raise SpecError("policy", f"{said!r} as its answer", "a Target for each job, by its name")
-    for job in jobs:
-        target = said.get(job.name)
-        if not isinstance(target, Target) or not isinstance(target.instances, int) or target.instances < 0:
-            raise SpecError("policy", f"{target!r} for {job.name!r}", "a Target with a number of instances, 0 or more")
-    return {job.name: said[job.name] for job in jobs}
 
 
 def _room(survey: Survey, rules: Rules, moment: datetime) -> Room | None:
@@ -247,6 +213,7 @@ def _as_job(
         resized_s=None if job.kind == "pool" else scaling.resized_at,  # its students go on while it is resized
         speedup=survey.speedups.get(job.name),
         limit=_limit(job, survey, spans, capacity),
+        resumes=scaling.resumes,
     )
 
 
@@ -267,54 +234,6 @@ def _limit(job: JobStatus, survey: Survey, spans: Sequence[Span], capacity: Mapp
 
 def _window(span: Span) -> str:
     return "the time between windows" if span.name == "default" else f"window {span.name!r}"
-
-
-def _kept_running(
-    jobs: Sequence[Job],
-    nodes: Sequence[Node],
-    capacity: Mapping[str, float],
-    lasting: Collection[str],
-    asking: Callable[[Sequence[Job], Sequence[Node], Mapping[str, float]], Mapping[str, Target]],
-) -> dict[str, Target]:
-    """Return targets by which no job of those in `lasting` is suspended while it runs: it would lose its work.
-
-    Such a one goes on with its minimum, and what others may have is decided anew, beside that.
-    """
-    kept: dict[str, Target] = {}
-    while True:
-        others = [job for job in jobs if job.name not in kept]
-        going_on = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
-        targets = asking(others, *beside(going_on, nodes, capacity))
-        lost = [job for job in others if job.name in lasting and job.runs and not targets[job.name].instances]
-        if not lost:
-            return {**targets, **kept}
-        for job in lost:
-            count = _needed(job)
-            why = f"goes on with {count}, since it has no checkpoint to be suspended with; else it "
-            kept[job.name] = Target(instances=count, reason=why + targets[job.name].reason)
-
-
-def _needed(job: Job) -> int:
-    """Return how many instances a job that runs has to keep so that its minimum goes on; the last ones leave first."""
-    placed = [index for index, node in enumerate(job.nodes, start=1) if node]
-    return max(job.bounds.min, placed[: job.bounds.min][-1])
-
-
-def beside(
-    kept: Sequence[tuple[Job, int]], nodes: Sequence[Node], capacity: Mapping[str, float]
-) -> tuple[list[Node], dict[str, float]]:
-    """Return what jobs that keep so many instances leave to others: the nodes, and the capacity.
-
-    The nodes have what their further instances give back.
-    """
-    free = {node.name: dict(node.free) for node in nodes}
-    for job, count in kept:
-        for place in filter(free.__contains__, job.nodes[count:]):
-            for name in free[place].keys() & job.resources.keys():
-                free[place][name] = round(free[place][name] + job.resources[name], 6)
-    reserved = {name: sum(job.resources.get(name, 0.0) * count for job, count in kept) for name in capacity}
-    left = {name: max(0.0, round(amount - reserved[name], 6)) for name, amount in capacity.items()}
-    return [Node(name=name, free=much) for name, much in free.items()], left
 
 
 def _notes(spans: Sequence[Span], jobs: Sequence[JobStatus]) -> Iterator[str]:

@@ -163,7 +163,8 @@ def _reason(claim: Claim, capacity: Mapping[str, float], resources: Sequence[str
     job, have, target = claim.job, len(claim.own), claim.granted
     lack = _lack(claim, capacity, resources)
     if not target:
-        return f"{'is suspended, with a checkpoint' if job.runs else 'waits'}: {lack}"
+        suspended = "is suspended, with a checkpoint" if job.resumes else "is suspended"
+        return f"{suspended if job.runs else 'waits'}: {lack}"
     if target > have and not have:
         does = f"starts with {target}"
     elif target > have:

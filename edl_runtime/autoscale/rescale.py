@@ -15,7 +15,8 @@ import msgspec
 import structlog
 
 from edl_runtime.autoscale import history
-from edl_runtime.autoscale.plan import JobTarget, Plan, Policy, Rules, plan
+from edl_runtime.autoscale.plan import JobTarget, Plan, Rules, plan
+from edl_runtime.autoscale.policies import Policy
 from edl_runtime.autoscale.policy import decide
 from edl_runtime.autoscale.present import point
 from edl_runtime.autoscale.survey import Survey, survey

@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from edl_runtime.autoscale.named import policy_named
-from edl_runtime.autoscale.plan import Policy, Rules
+from edl_runtime.autoscale.plan import Rules
+from edl_runtime.autoscale.policies import Policy, policy_named
 from edl_runtime.autoscale.policy import PATIENCE_S, decide
 from edl_runtime.autoscale.rescale import Rescaled, rescale
 from edl_runtime.autoscale.room import LEAD_S

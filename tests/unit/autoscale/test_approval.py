@@ -16,7 +16,9 @@ NOW = 100_000.0
 NODES = [Node(name="node", free={"cpu": 100.0})]
 
 
-def job(name: str, low: int, high: int, have: int, *, waiting: int = 0, limit: int | None = None) -> Job:
+def job(
+    name: str, low: int, high: int, have: int, *, waiting: int = 0, limit: int | None = None, resumes: bool = True
+) -> Job:
     return Job(
         name=name,
         bounds=Bounds(low, high),
@@ -24,6 +26,7 @@ def job(name: str, low: int, high: int, have: int, *, waiting: int = 0, limit: i
         nodes=("node",) * have + ("",) * waiting,
         submitted_s=NOW - 5000,
         limit=None if limit is None else Limit(instances=limit, reason=f"window 'day' allows {limit}"),
+        resumes=resumes,
     )
 
 
@@ -72,6 +75,26 @@ def test_what_waits_for_a_place_needs_no_approval() -> None:
     assert not policy.waiting
     assert counts(targets(policy, [job("half", 1, 9, 3, waiting=4)], 2.0)) == {"half": 3}
     assert policy.waiting == {"half"}
+
+
+def test_nobody_is_asked_whether_one_is_suspended_that_can_not_be() -> None:
+    """Without a checkpoint a job goes on with its minimum; so far it shrinks once somebody approves."""
+    jobs = [job("first", 2, 9, 4, limit=0, resumes=False)]
+    policy = Approved({})
+    found = targets(policy, jobs, 8.0)
+    assert counts(found) == {"first": 4}
+    assert found["first"].reason == (
+        "stays at 4 until somebody approves that it goes on with 2, since it has no checkpoint to be suspended with; "
+        "else it is suspended: window 'day' allows 0, and its minimum is 2"
+    )
+    assert policy.waiting == {"first"}
+    for floor in (2, 0):
+        policy = approved(first=floor)
+        assert counts(targets(policy, jobs, 8.0)) == {"first": 2}
+        assert not policy.waiting
+    policy = Approved({})
+    assert counts(targets(policy, [job("first", 2, 9, 2, limit=0, resumes=False)], 8.0)) == {"first": 2}
+    assert not policy.waiting
 
 
 def test_nobody_shrinks_below_what_was_approved() -> None:

@@ -153,8 +153,8 @@ def test_who_has_no_checkpoint_is_not_suspended() -> None:
     found = planned(jobs, 10.0, max_load=0.4)
     assert counts(found) == {"first": 0, "second": 2, "third": 0}
     assert reasons(found)["second"] == (
-        "goes on with 2, since it has no checkpoint to be suspended with; else it is suspended, with a checkpoint: its "
-        "minimum of 2 does not fit beside those that come first"
+        "goes on with 2, since it has no checkpoint to be suspended with; else it is suspended: its minimum "
+        "of 2 does not fit beside those that come first"
     )
     assert counts(planned(jobs, 10.0, max_load=0.5)) == {"first": 3, "second": 2, "third": 0}
     assert counts(planned(jobs, 10.0, max_load=0.1)) == {"first": 0, "second": 2, "third": 0}, "what runs, runs"

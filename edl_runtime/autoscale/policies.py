@@ -1,0 +1,111 @@
+"""Policies, whoever has written them: how they are named and asked, and what holds whichever it is. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pkgutil import resolve_name
+from typing import Protocol
+
+from edl_runtime.autoscale.jobs import Job, Node, Target
+from edl_runtime.errors import SpecError
+
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class Policy(Protocol):
+    """What decides; `edl_runtime.autoscale.policy.decide` says what it is given and what it answers."""
+
+    def __call__(
+        self, jobs: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
+    ) -> Mapping[str, Target]: ...
+
+
+def check_policy_name(name: object) -> None:
+    """Raise SpecError for what can be no policy's name; whether there is such a function is not looked at."""
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise SpecError("policy", name, "'package.module:function', as text")
+
+
+def policy_named(name: str) -> Policy:
+    """Import the policy "package.module:function". Raises SpecError for one that is not there, or no function."""
+    check_policy_name(name)
+    try:
+        found: Policy = resolve_name(name)
+    except (ImportError, AttributeError) as error:
+        raise SpecError("policy", name, f"'package.module:function' that can be imported: {error}") from error
+    if not callable(found):
+        raise SpecError("policy", name, "a function, as `edl_runtime.autoscale.policy:decide`")
+    return found
+
+
+def ask(
+    policy: Policy,
+    jobs: Sequence[Job],
+    nodes: Sequence[Node],
+    capacity: Mapping[str, float],
+    *,
+    now_s: float,
+    pause_s: float,
+) -> dict[str, Target]:
+    """Return the targets of these jobs by a policy. Raises SpecError if it has none for a job, or one that is no count.
+
+    A policy may be anybody's own.
+    """
+    said: object = policy(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)
+    if not isinstance(said, Mapping):
+        raise SpecError("policy", f"{said!r} as its answer", "a Target for each job, by its name")
+    for job in jobs:
+        target = said.get(job.name)
+        if not isinstance(target, Target) or not isinstance(target.instances, int) or target.instances < 0:
+            raise SpecError("policy", f"{target!r} for {job.name!r}", "a Target with a number of instances, 0 or more")
+    return {job.name: said[job.name] for job in jobs}
+
+
+def beside(
+    kept: Sequence[tuple[Job, int]], nodes: Sequence[Node], capacity: Mapping[str, float]
+) -> tuple[list[Node], dict[str, float]]:
+    """Return what jobs that keep so many instances leave to others: the nodes, and the capacity.
+
+    The nodes have what their further instances give back.
+    """
+    free = {node.name: dict(node.free) for node in nodes}
+    for job, count in kept:
+        for place in filter(free.__contains__, job.nodes[count:]):
+            for name in free[place].keys() & job.resources.keys():
+                free[place][name] = round(free[place][name] + job.resources[name], 6)
+    reserved = {name: sum(job.resources.get(name, 0.0) * count for job, count in kept) for name in capacity}
+    left = {name: max(0.0, round(amount - reserved[name], 6)) for name, amount in capacity.items()}
+    return [Node(name=name, free=much) for name, much in free.items()], left
+
+
+class Lasting:
+    """A policy as another one, but that no job is suspended while it runs that would lose its work: see `Job.resumes`.
+
+    Such a one goes on with its minimum, and what others may have is decided anew, beside that.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def __call__(
+        self, jobs: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
+    ) -> dict[str, Target]:
+        """Decide as the policy does beside jobs that go on."""
+        kept: dict[str, Target] = {}
+        while True:
+            others = [job for job in jobs if job.name not in kept]
+            going_on = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
+            targets = ask(self._policy, others, *beside(going_on, nodes, capacity), now_s=now_s, pause_s=pause_s)
+            lost = [job for job in others if job.runs and not job.resumes and not targets[job.name].instances]
+            if not lost:
+                return {**targets, **kept}
+            kept |= {job.name: _going_on(job, targets[job.name]) for job in lost}
+
+
+def _going_on(job: Job, due: Target) -> Target:
+    """Return the least that a job goes on with; its last instances leave first."""
+    placed = [index for index, node in enumerate(job.nodes, start=1) if node]
+    count = max(job.bounds.min, placed[: job.bounds.min][-1])
+    why = f"goes on with {count}, since it has no checkpoint to be suspended with; else it {due.reason}"
+    return Target(instances=count, reason=why, nodes=job.nodes[:count])
