@@ -115,7 +115,8 @@ def test_edges_are_where_the_clock_on_the_wall_has_them(
     ]
     for moment in [moments[0], *edges]:
         following = [edge for edge in edges if edge > moment]
-        for inside in (moment, (following or moments)[0 if following else -1] - timedelta(seconds=1)):
+        last = following[0] - timedelta(seconds=1) if following else moments[-1]
+        for inside in (moment, last):
             span = windows.at(inside)
             assert (span.name == "window") == holds(inside)
             assert span.end == following[0] if following else span.end is None or span.end > moments[-1]
