@@ -249,6 +249,13 @@ def test_a_higher_priority_has_its_minimum_first() -> None:
     )
 
 
+def test_who_gave_way_on_a_full_node_has_no_place_there() -> None:
+    """There is capacity for both and a node for one: the other is suspended, and not counted where it was."""
+    jobs = [job("low", 2, 2, 2), job("high", 2, 2, priority=1)]
+    assert counts(jobs, 100, free=0) == {"low": 0, "high": 2}
+    assert reasons(jobs, 100, free=0)["low"] == "is suspended, with a checkpoint: others took its place"
+
+
 def test_a_job_that_waits_does_not_suspend_an_equal() -> None:
     """Unless it has waited for long, and the other's turn has not just begun."""
     running = job("runs", 4, 4, 4, changed_s=NOW - TURN_S)
@@ -257,6 +264,8 @@ def test_a_job_that_waits_does_not_suspend_an_equal() -> None:
     assert counts([running, long], 4) == {"runs": 0, "waits": 4}
     just_begun = job("runs", 4, 4, 4, changed_s=NOW - TURN_S + 1)
     assert counts([just_begun, long], 4) == {"runs": 4, "waits": 0}
+    ahead = job("runs", 4, 4, 4, changed_s=NOW + 1)  # by a clock that was put back
+    assert counts([ahead, long], 4) == {"runs": 0, "waits": 4}
 
 
 def test_as_many_jobs_run_as_can() -> None:
