@@ -348,7 +348,7 @@ def test_what_a_limit_takes_from_one_goes_to_others() -> None:
         "other": "grows from 2 to 8",
         "large": "waits: window 'evening' allows 2, and its minimum is 3",
     }
-    old = [job("large", 3, 10, limit=window, submitted_s=NOW - 2 * PATIENCE_S), job("new", 1, 2)]
+    old = [job("large", 3, 10, limit=window, submitted_s=NOW - 2 * PATIENCE_S), job("new", 1, 2, submitted_s=NOW)]
     assert counts(old, 4) == {"large": 0, "new": 2}
 
 
