@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 State = Literal["running", "pending", "suspended"]
 
-LEAST_APART_MS = 5_000
-"""Two points are at least so far apart."""
+TWO_WITHIN_MS = 5_000
+"""In so long there are two points at most: the first, and the newest."""
 
 SAME_AFTER_MS = 60_000
 """A point that says what the last one says is kept once that one is so old."""
@@ -78,13 +78,13 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def record(client: Redis, namespace: str, seen: Point) -> bool:
-    """Add a point, unless another was added just now or says the same. Returns whether it was added.
+    """Add a point, unless the last one says the same; of many within seconds two stay. Returns whether it was added.
 
     Raises RegistryUnavailableError.
     """
     told = msgspec.json.encode(msgspec.structs.replace(seen, at=0.0)).decode()
     most = max(1, min(MOST_POINTS, MOST_BYTES // len(told)))
-    args: list[str | int] = [told, LEAST_APART_MS, SAME_AFTER_MS, most, KEPT_S]
+    args: list[str | int] = [told, TWO_WITHIN_MS, SAME_AFTER_MS, most, KEPT_S]
     return bool(await run_script(client, "history_record", [keys.history(namespace)], args))
 
 
