@@ -22,7 +22,7 @@ from edl_runtime.autoscale.traffic import Span, TrafficWindows
 from edl_runtime.backends.base import Capacity, JobStatus, Scaling
 from edl_runtime.backends.placement import may_run_on
 from edl_runtime.errors import SpecError
-from edl_runtime.specs import JobKind
+from edl_runtime.specs import Bounds, JobKind
 
 PAUSE_S = 1.0
 """How long a resize stops a job: rounded up from what `benchmarks/resize.py` measures for live and warm ones."""
@@ -109,7 +109,11 @@ def plan(survey: Survey, rules: Rules, decide: Policy = policy.decide, *, stuck:
     spans = list(rules.windows.spans(moment, lead_s=rules.lead_s)) if rules.windows else []
     places = _Places(survey.capacity)
     jobs = [_as_job(job, survey, spans, capacity, places) for job in asked]
-    targets = Lasting(decide)(jobs, places.nodes(), capacity, now_s=survey.at, pause_s=rules.pause_s) | {
+    stranded = {job.name: count for job in jobs if (count := _stranded(resizable[job.name], job, places))}
+    jobs = [_without(job, stranded[job.name]) if job.name in stranded else job for job in jobs]
+    targets = Lasting(decide)(jobs, places.nodes(), capacity, now_s=survey.at, pause_s=rules.pause_s)
+    targets |= {name: _beyond(targets[name], count) for name, count in stranded.items()}
+    targets |= {
         name: Target(instances=resizable[name].wanted, reason=f"stays as it is: {why}") for name, why in stuck.items()
     }
     return Plan(
@@ -217,6 +221,38 @@ def _as_job(
     )
 
 
+def _stranded(status: JobStatus, job: Job, places: _Places) -> int:
+    """Return how many instances of a job lost their place and find no other, while later ones have theirs.
+
+    To shrink by them, the later ones would have to leave. So they are left to wait, and what the job has beside them is
+    decided about, as long as that is enough for it. When they find room, the next plan knows. Pods of a pool have no
+    order: those leave first that wait.
+    """
+    last = max((number for number, node in enumerate(job.nodes, 1) if node), default=0)
+    count = job.nodes[:last].count("")
+    if not count or status.kind == "pool" or places.has_room(_scaling(status)):
+        return 0
+    return count if job.bounds.min <= min(last - count, job.most - count) else 0
+
+
+def _without(job: Job, stranded: int) -> Job:
+    """Return a job as if those had never been."""
+    nodes = list(job.nodes)
+    for _ in range(stranded):
+        nodes.remove("")
+    limit = job.limit and Limit(instances=job.limit.instances - stranded, reason=job.limit.reason)
+    bounds = Bounds(job.bounds.min, job.bounds.max - stranded)
+    return msgspec.structs.replace(job, nodes=tuple(nodes), bounds=bounds, limit=limit)
+
+
+def _beyond(target: Target, stranded: int) -> Target:
+    """Return the target of a job beside those that are stranded; one that is suspended has none of them either."""
+    if not target.instances:
+        return target
+    reason = f"{target.reason}, beside {stranded} that no node has room for"
+    return Target(instances=target.instances + stranded, reason=reason)
+
+
 def _began_s(job: JobStatus) -> float:
     """Return since when one of its instances is there."""
     return min((one.started_at for one in job.instances if one.started_at), default=job.created_at)
@@ -261,19 +297,28 @@ class _Places:
         self._limited = capacity.total.keys() if capacity.only_node else None  # by a quota; None for no such limits
         self._kinds: dict[frozenset[str], str] = {}  # of the nodes where some job may be
         self._allowed: dict[bytes, frozenset[str]] = {}  # by what a job asks of nodes: most ask the same
+        self._rooms: dict[tuple[object, ...], bool] = {}  # whether there is any, by where and for what
 
     def needs(self, scaling: Scaling) -> dict[str, float]:
         """Return what an instance needs. Where a quota stands for all nodes, it limits what it names alone."""
-        needs = dict(scaling.resources)
-        if self._limited is not None:
-            needs = {name: need for name, need in needs.items() if name in self._limited} or {UNLIMITED: 1.0}
-        asked = msgspec.json.encode((scaling.node_selector, scaling.tolerations, scaling.node_terms), order="sorted")
-        if asked not in self._allowed:
-            self._allowed[asked] = frozenset(node.name for node in self._capacity.nodes if may_run_on(scaling, node))
-        allowed = self._allowed[asked]
+        needs = self._limited_of(scaling.resources) or {UNLIMITED: 1.0}
+        allowed = self._allowed_to(scaling)
         if len(allowed) < len(self._capacity.nodes):
             needs[self._kinds.setdefault(allowed, f"place {len(self._kinds)}")] = 1.0
         return needs
+
+    def has_room(self, scaling: Scaling) -> bool:
+        """Whether another instance would fit somewhere as it is."""
+        allowed = self._allowed_to(scaling)
+        needs = self._limited_of(scaling.resources)
+        asked = (allowed, *sorted(needs.items()))
+        if asked not in self._rooms:
+            self._rooms[asked] = any(
+                all(node.free.get(name, 0.0) >= need for name, need in needs.items())
+                for node in self._capacity.nodes
+                if node.name in allowed
+            )
+        return self._rooms[asked]
 
     def nodes(self) -> list[Node]:
         """Return the nodes with what is free there, for the jobs whose needs were asked."""
@@ -287,3 +332,14 @@ class _Places:
             )
             for node in self._capacity.nodes
         ]
+
+    def _limited_of(self, resources: Mapping[str, float]) -> dict[str, float]:
+        """Return what counts of these."""
+        return {name: need for name, need in resources.items() if self._limited is None or name in self._limited}
+
+    def _allowed_to(self, scaling: Scaling) -> frozenset[str]:
+        """Return the names of the nodes where instances of a job may be."""
+        asked = msgspec.json.encode((scaling.node_selector, scaling.tolerations, scaling.node_terms), order="sorted")
+        if asked not in self._allowed:
+            self._allowed[asked] = frozenset(node.name for node in self._capacity.nodes if may_run_on(scaling, node))
+        return self._allowed[asked]

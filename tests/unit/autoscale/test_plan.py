@@ -250,6 +250,37 @@ def test_nobody_makes_way_on_a_node_that_takes_no_more() -> None:
     assert counts(found) == {"runs": 4, "new": 0}
 
 
+def stranded(job: JobStatus, *lost: int) -> JobStatus:
+    """Return a job whose instances at these indexes have lost their places."""
+    instances = [msgspec.structs.replace(one, node="", phase="pending") for one in job.instances]
+    kept = [new if old.index in lost else old for old, new in zip(job.instances, instances, strict=True)]
+    return msgspec.structs.replace(job, instances=tuple(kept))
+
+
+def test_who_runs_keeps_its_places_though_an_earlier_instance_has_lost_its_own() -> None:
+    """Its node takes no more, and no other has room. The later ones would be the first to leave, for nothing."""
+    drained = NodeCapacity(name="node", total={"cpu": 5.0}, free={})
+    for bounds, resumes in ((Bounds(1, 6), True), (Bounds(4, 9), False)):
+        before = stranded(job("job", bounds, 1.0, 6, resumes=resumes), 0)
+        found = plan(Survey(at=NOON, jobs=(before,), capacity=Capacity(nodes=(drained,))), Rules())
+        assert counts(found) == {"job": 6}
+        assert reasons(found)["job"].endswith(", beside 1 that no node has room for")
+
+
+def test_who_lost_a_place_goes_where_there_is_room_or_makes_it_by_those_beyond_its_share() -> None:
+    """As ever where its job has too few places, or none is lost before the last one."""
+    lost = stranded(job("job", Bounds(1, 6), 1.0, 6), 0)
+    assert counts(planned([lost], 6.0)) == {"job": 6}
+    full = [lost, job("other", Bounds(5, 5), 1.0, 5, priority=1)]
+    assert counts(planned(full, 10.0)) == {"job": 6, "other": 5}
+    assert counts(planned(full, 10.0, max_load=0.8)) == {"job": 4, "other": 5}, "of them 3 run"
+    few = stranded(job("job", Bounds(6, 6), 1.0, 6), 0)
+    assert counts(planned([few], 5.0)) == {"job": 0}
+    assert counts(planned([stranded(job("job", Bounds(1, 6), 1.0, 6), 5)], 5.0)) == {"job": 5}
+    pool = stranded(job("job", Bounds(1, 6), 1.0, 6, kind="pool"), 0)
+    assert counts(planned([pool], 5.0)) == {"job": 5}
+
+
 def test_clusters_may_have_more_than_one_node_can() -> None:
     """A hundred nodes with two terabytes each, of which no job needs much."""
     node = NodeCapacity(name="node", total={"cpu": 4.0, "memory": 3e14}, free={"cpu": 4.0, "memory": 3e14})
