@@ -120,7 +120,7 @@ def plan(survey: Survey, rules: Rules, decide: Policy = policy.decide, *, stuck:
         at=survey.at,
         window=spans[0].name if spans else "",
         until=spans[0].end.timestamp() if spans and spans[0].end else None,
-        why=room.why if room else "",
+        why=_why(room, rules.windows),
         capacity=capacity,
         targets=tuple(
             JobTarget(
@@ -141,6 +141,13 @@ def _room(survey: Survey, rules: Rules, moment: datetime) -> Room | None:
         return None
     total = survey.capacity.total
     return room_for_training(rules.windows, total, now=moment, outlook=survey.outlook, lead_s=rules.lead_s)
+
+
+def _why(room: Room | None, windows: TrafficWindows | None) -> str:
+    """Return what decides how much there is, its times with their zone, if that is not UTC."""
+    if room is None or windows is None:
+        return ""
+    return room.why if windows.time_zone == "UTC" else f"{room.why} ({windows.time_zone})"
 
 
 def _left(

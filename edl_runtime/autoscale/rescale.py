@@ -157,8 +157,10 @@ async def _alone(client: Redis, namespace: str) -> AsyncIterator[None]:
 
     lock = client.lock(keys.rescaling(namespace), timeout=PASS_S + LET_GO_S, blocking_timeout=WAITS_S)
     with unavailable_if_lost(client):
-        if not await lock.acquire():
-            raise RescalingError("another rescaling", WAITS_S)
+        if not await lock.acquire(blocking=False):
+            structlog.get_logger("edl").info("rescaling.waits", behind="another", at_most_s=WAITS_S)
+            if not await lock.acquire():
+                raise RescalingError("another rescaling", WAITS_S)
     try:
         yield
     finally:

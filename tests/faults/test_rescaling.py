@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from contract.asking import WAITS, eventually
+from structlog.testing import capture_logs
 
 from edl_runtime.autoscale.jobs import Job, Node, Target
 from edl_runtime.autoscale.plan import Rules
@@ -81,9 +82,11 @@ async def test_two_at_once_come_one_after_the_other(backend: LocalBackend, redis
         return decide(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)
 
     async with connect(redis_url) as client:
-        both = await asyncio.gather(
-            *(rescale(backend, client, namespace, rules, policy=slowly) for _ in range(2)),
-        )
+        with capture_logs() as said:
+            both = await asyncio.gather(
+                *(rescale(backend, client, namespace, rules, policy=slowly) for _ in range(2)),
+            )
+        assert [line["event"] for line in said].count("rescaling.waits") == 1
         changes = sorted(len(done.plan.changes) for done in both)
         assert changes == [0, 2]
         assert decided == 2

@@ -121,6 +121,9 @@ def test_windows_say_how_much_there_is() -> None:
         "window 'day' has a size for job 'missing', and there is no such job now",
         "window 'day' has a size for pool 'teachers', and there is no such pool now",
     )
+    in_berlin = msgspec.structs.replace(WINDOWS, time_zone="Europe/Berlin")
+    assert found.why == "window 'day' holds until 22:00"
+    assert planned(jobs, 10.0, windows=in_berlin).why == "window 'day' holds until 22:00 (Europe/Berlin)"
     night = planned(jobs, 10.0, windows=WINDOWS, at=NOON + 11 * 3600)
     assert counts(night) == {"limited": 5, "other": 5}
     assert (night.window, night.until) == ("default", NOON + 19 * 3600)
