@@ -107,20 +107,30 @@ async def last_plan(client: Redis, namespace: str) -> Plan | None:
 async def _carry_out(surveyed: Survey, rules: Rules, policy: Policy, backend: Backend) -> Rescaled:
     """Decide, and resize the jobs, those first that shrink. Raises what none of the jobs could be resized for.
 
-    What a job keeps that should shrink, and can't, is not for others: these are decided about anew, beside it.
+    What a job keeps that should shrink, and can't, is not for others: these are decided about anew, beside it. Who has
+    shrunk for what is not to be any more gets back what it had.
     """
+    sizes = {job.name: job.wanted for job in surveyed.jobs}
     refused: dict[str, EdlError] = {}
+    resized: set[str] = set()
+
+    async def resize(jobs: Sequence[JobTarget]) -> dict[str, EdlError]:
+        met = await _resize(jobs, backend)
+        done = {one.name: one.target for one in jobs if one.name not in met}
+        sizes.update(done)
+        resized.update(done)
+        refused.update(met)
+        return met
+
     while True:
         stuck = {name: str(error) for name, error in refused.items() if not isinstance(error, GONE)}
         found = plan(surveyed, rules, policy, stuck=stuck)
-        met = await _resize([one for one in found.changes if one.target < one.instances], backend)
-        refused |= met
+        met = await resize([one for one in found.targets if one.target < sizes[one.name]])
         if all(isinstance(error, GONE) for error in met.values()):
             break
-    refused |= await _resize([one for one in found.changes if one.target > one.instances], backend)
-    asked = {one.name for one in found.changes} | refused.keys()
+    await resize([one for one in found.targets if one.target > sizes[one.name]])
     errors = [error for error in refused.values() if not isinstance(error, GONE)]
-    if errors and len(errors) == len(asked):
+    if errors and len(errors) == len(resized | refused.keys()):
         raise errors[0]
     return Rescaled(plan=found, refused={name: str(error) for name, error in refused.items()})
 

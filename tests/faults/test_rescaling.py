@@ -161,6 +161,23 @@ async def test_what_a_job_keeps_that_cannot_shrink_is_not_for_others(
         assert done.plan.targets[0].reason == "stays as it is: the supervisor of 'hangs' does not answer"
 
 
+async def test_who_has_shrunk_for_what_is_not_to_be_any_more_gets_it_back(
+    backend: LocalBackend, work_dir: Path, redis_url: str, namespace: str
+) -> None:
+    """As for a job that needs the room of two, one of which can't shrink. The plan is what there is then."""
+
+    def for_a_third(jobs: Sequence[Job], *_: object, **__: object) -> Mapping[str, Target]:
+        return {job.name: Target(instances=3 - len(jobs), reason="as said") for job in jobs}
+
+    await submit(backend, "hangs", Bounds(1, 4), 2)
+    await submit(backend, "shrinks", Bounds(1, 4), 2)
+    async with connect(redis_url) as client:
+        done = await rescale(Refusing(work_dir, "hangs"), client, namespace, Rules(), policy=for_a_third)
+        assert list(done.refused) == ["hangs"]
+        assert {one.name: one.target for one in done.plan.targets} == {"hangs": 2, "shrinks": 2}
+        assert await wanted(backend) == {"hangs": 2, "shrinks": 2}
+
+
 async def test_that_a_job_cannot_grow_keeps_nobody(
     backend: LocalBackend, work_dir: Path, redis_url: str, namespace: str
 ) -> None:
