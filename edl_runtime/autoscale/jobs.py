@@ -77,6 +77,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     - `limit`: what it may have for now where that is less than its bounds say, None where it is not.
     - `resumes`: whether it goes on where it was once it was suspended. One that does not is not suspended while it
       runs, whatever the policy says; see `edl_runtime.autoscale.policies.Lasting`.
+    - `stranded`: the indexes of further instances, which have lost their places, find no others and are left to wait.
+      All else is as if these had never been.
 
     Raises SpecError.
     """
@@ -93,6 +95,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     speedup: Speedup | None = None
     limit: Limit | None = None
     resumes: bool = True
+    stranded: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -121,6 +124,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def runs(self) -> bool:
         """Whether one of its instances has a place."""
         return any(self.nodes)
+
+    def with_stranded(self, instances: int) -> int:
+        """Return to how many it is resized to have so many beside those that are stranded."""
+        for index in sorted(self.stranded):
+            instances += index < instances
+        return instances
+
+    def without_stranded(self, instances: int) -> int:
+        """Return how many of its first instances are not stranded."""
+        return instances - sum(index < instances for index in self.stranded)
 
     @property
     def since_s(self) -> float:

@@ -109,10 +109,9 @@ def plan(survey: Survey, rules: Rules, decide: Policy = policy.decide, *, stuck:
     spans = list(rules.windows.spans(moment, lead_s=rules.lead_s)) if rules.windows else []
     places = _Places(survey.capacity)
     jobs = [_as_job(job, survey, spans, capacity, places) for job in asked]
-    stranded = {job.name: count for job in jobs if (count := _stranded(resizable[job.name], job, places))}
-    jobs = [_without(job, stranded[job.name]) if job.name in stranded else job for job in jobs]
+    jobs = [_without(job, _stranded(resizable[job.name], job, places)) for job in jobs]
     targets = Lasting(decide)(jobs, places.nodes(), capacity, now_s=survey.at, pause_s=rules.pause_s)
-    targets |= {name: _beyond(targets[name], count) for name, count in stranded.items()}
+    targets |= {job.name: _beyond(targets[job.name], job) for job in jobs if job.stranded}
     targets |= {
         name: Target(instances=resizable[name].wanted, reason=f"stays as it is: {why}") for name, why in stuck.items()
     }
@@ -228,36 +227,40 @@ def _as_job(
     )
 
 
-def _stranded(status: JobStatus, job: Job, places: _Places) -> int:
-    """Return how many instances of a job lost their place and find no other, while later ones have theirs.
+def _stranded(status: JobStatus, job: Job, places: _Places) -> tuple[int, ...]:
+    """Return which instances of a job lost their place and find no other, while later ones have theirs.
 
     To shrink by them, the later ones would have to leave. So they are left to wait, and what the job has beside them is
     decided about, as long as that is enough for it. When they find room, the next plan knows. Pods of a pool have no
     order: those leave first that wait.
     """
     last = max((number for number, node in enumerate(job.nodes, 1) if node), default=0)
-    count = job.nodes[:last].count("")
-    if not count or status.kind == "pool" or places.has_room(_scaling(status)):
-        return 0
-    return count if job.bounds.min <= min(last - count, job.most - count) else 0
+    lost = tuple(index for index, node in enumerate(job.nodes[:last]) if not node)
+    if not lost or status.kind == "pool" or places.has_room(_scaling(status)):
+        return ()
+    return lost if job.bounds.min <= min(last, job.most) - len(lost) else ()
 
 
-def _without(job: Job, stranded: int) -> Job:
-    """Return a job as if those had never been."""
-    nodes = list(job.nodes)
-    for _ in range(stranded):
-        nodes.remove("")
-    limit = job.limit and Limit(instances=job.limit.instances - stranded, reason=job.limit.reason)
-    bounds = Bounds(job.bounds.min, job.bounds.max - stranded)
-    return msgspec.structs.replace(job, nodes=tuple(nodes), bounds=bounds, limit=limit)
+def _without(job: Job, stranded: Sequence[int]) -> Job:
+    """Return a job as if those had never been; it still knows of them."""
+    if not stranded:
+        return job
+    return msgspec.structs.replace(
+        job,
+        nodes=tuple(node for index, node in enumerate(job.nodes) if index not in stranded),
+        bounds=Bounds(job.bounds.min, job.bounds.max - len(stranded)),
+        limit=job.limit and Limit(instances=job.limit.instances - len(stranded), reason=job.limit.reason),
+        stranded=tuple(stranded),
+    )
 
 
-def _beyond(target: Target, stranded: int) -> Target:
-    """Return the target of a job beside those that are stranded; one that is suspended has none of them either."""
-    if not target.instances:
+def _beyond(target: Target, job: Job) -> Target:
+    """Return the target of a job with those of the stranded that come before its last instance."""
+    instances = job.with_stranded(target.instances)
+    if instances == target.instances:
         return target
-    reason = f"{target.reason}, beside {stranded} that no node has room for"
-    return Target(instances=target.instances + stranded, reason=reason)
+    reason = f"{target.reason}, beside {instances - target.instances} that no node has room for"
+    return Target(instances=instances, reason=reason)
 
 
 def _began_s(job: JobStatus) -> float:

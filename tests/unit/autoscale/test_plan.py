@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl_runtime.autoscale.approval import Answer, Approved
 from edl_runtime.autoscale.jobs import Limit
 from edl_runtime.autoscale.plan import Plan, Rules, plan
 from edl_runtime.autoscale.survey import Survey
@@ -282,6 +283,31 @@ def test_who_lost_a_place_goes_where_there_is_room_or_makes_it_by_those_beyond_i
     assert counts(planned([stranded(job("job", Bounds(1, 6), 1.0, 6), 5)], 5.0)) == {"job": 5}
     pool = stranded(job("job", Bounds(1, 6), 1.0, 6, kind="pool"), 0)
     assert counts(planned([pool], 5.0)) == {"job": 5}
+
+
+def test_no_more_of_a_job_run_than_its_share_whichever_of_them_lost_its_place() -> None:
+    """Those that wait count only where they come before the last one that stays."""
+    for lost, target in (((0,), 3), ((1,), 3), ((2,), 2), ((0, 2), 4), ((3,), 2), ((2, 3), 2)):
+        before = stranded(job("job", Bounds(1, 6), 1.0, 5), *lost)
+        places = 5.0 - len(lost)
+        found = counts(planned([before], places, max_load=2 / places))["job"]
+        assert found == target, lost
+        assert sum(index not in lost for index in range(found)) == 2
+
+
+def test_an_approval_counts_those_that_wait_before_others_too() -> None:
+    """A person approves the number that was shown, and is asked no more."""
+    for lost in (0, 2):
+        before = stranded(job("job", Bounds(1, 6), 1.0, 5), lost)
+        node = NodeCapacity(name="node", total={"cpu": 4.0}, free={})
+        survey = Survey(at=NOON, jobs=(before,), capacity=Capacity(nodes=(node,)))
+        (due,) = plan(survey, Rules(max_load=0.5)).changes
+        policy = Approved({"job": Answer(approved=True, target=due.target)})
+        assert plan(survey, Rules(max_load=0.5), policy).changes == (due,)
+        assert not policy.waiting
+        assert not plan(survey, Rules(max_load=0.5), Approved({})).changes
+        one_more = Approved({"job": Answer(approved=True, target=4)})
+        assert counts(plan(survey, Rules(max_load=0.5), one_more)) == {"job": 4}
 
 
 def test_clusters_may_have_more_than_one_node_can() -> None:
