@@ -14,7 +14,7 @@ from difflib import get_close_matches
 import msgspec
 
 from edl_runtime.autoscale import policy
-from edl_runtime.autoscale.jobs import MOST, Job, Limit, Node, Target
+from edl_runtime.autoscale.jobs import MOST, Job, Limit, Node, Target, needed, there
 from edl_runtime.autoscale.policies import Lasting, Policy
 from edl_runtime.autoscale.room import LEAD_S, Room, room_for_training
 from edl_runtime.autoscale.survey import Survey
@@ -324,7 +324,7 @@ class _Places:
         asked = (allowed, *sorted(needs.items()))
         if asked not in self._rooms:
             self._rooms[asked] = any(
-                all(node.free.get(name, 0.0) >= need for name, need in needs.items())
+                all(there(node.free.get(name, 0.0)) >= needed(need) for name, need in needs.items())
                 for node in self._capacity.nodes
                 if node.name in allowed
             )

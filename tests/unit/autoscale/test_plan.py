@@ -275,6 +275,10 @@ def test_who_lost_a_place_goes_where_there_is_room_or_makes_it_by_those_beyond_i
     """As ever where its job has too few places, or none is lost before the last one."""
     lost = stranded(job("job", Bounds(1, 6), 1.0, 6), 0)
     assert counts(planned([lost], 6.0)) == {"job": 6}
+    little = stranded(job("job", Bounds(1, 2), 0.1, 2), 0)
+    node = NodeCapacity(name="node", total={"cpu": 1.0}, free={"cpu": 1.0 - 0.9})  # not quite 0.1
+    survey = Survey(at=NOON, jobs=(little,), capacity=Capacity(nodes=(node,)))
+    assert "beside" not in reasons(plan(survey, Rules()))["job"]
     full = [lost, job("other", Bounds(5, 5), 1.0, 5, priority=1)]
     assert counts(planned(full, 10.0)) == {"job": 6, "other": 5}
     assert counts(planned(full, 10.0, max_load=0.8)) == {"job": 4, "other": 5}, "of them 3 run"
