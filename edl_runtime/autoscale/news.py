@@ -61,5 +61,7 @@ def _lacks_room(job: JobStatus) -> bool:
 
 
 def _needs_no_room(instance: InstanceStatus) -> bool:
-    has_room = bool(instance.node) and not instance.leaving and instance.phase in ("pending", "running")
-    return has_room or instance.phase == "succeeded"
+    """Whether it has a place, or needs none. Who has ended by itself comes again, and lacks room if it finds none."""
+    comes_again = instance.exit_code is not None and not (instance.given_up or instance.disrupted)
+    has_place = bool(instance.node) and not instance.leaving and instance.phase in ("pending", "running")
+    return has_place or comes_again or instance.phase == "succeeded"

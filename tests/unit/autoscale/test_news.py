@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from unit.autoscale.test_plan import job
@@ -37,15 +39,26 @@ def test_one_is_pending_once_fewer_than_it_needs_have_a_place() -> None:
     assert heard([], [pends]) == {"a": "submitted"}
 
 
-@pytest.mark.parametrize("change", [{"phase": "pending"}, {"phase": "running"}, {"phase": "succeeded"}])
-def test_who_has_a_place_does_not_lack_room(change: dict[str, str]) -> None:
-    """Whether it is up yet, or has done its part already."""
+@pytest.mark.parametrize(
+    "change",
+    [{"phase": "pending"}, {"phase": "running"}, {"phase": "succeeded"}, {"phase": "failed", "exit_code": -9}],
+)
+def test_who_has_a_place_does_not_lack_room(change: dict[str, Any]) -> None:
+    """Whether it is up yet, is to be started again, or has done its part already."""
     runs = job("a", BOUNDS, 1, 2)
     changed = tuple(msgspec.structs.replace(one, **change) for one in runs.instances)
     assert heard([runs], [msgspec.structs.replace(runs, instances=changed)]) == {}
 
 
-@pytest.mark.parametrize("change", [{"leaving": True}, {"phase": "failed"}, {"node": ""}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"leaving": True},
+        {"phase": "failed"},
+        {"phase": "failed", "exit_code": -15, "disrupted": True},
+        {"node": ""},
+    ],
+)
 def test_who_loses_its_place_lacks_room(change: dict[str, object]) -> None:
     """As by an eviction."""
     runs = job("a", BOUNDS, 1, 2)
