@@ -10,7 +10,7 @@ from typing import Protocol
 from edl_runtime.autoscale.jobs import Job, Node, Target
 from edl_runtime.errors import SpecError
 
-_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class Policy(Protocol):

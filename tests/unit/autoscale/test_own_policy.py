@@ -11,6 +11,8 @@ import pytest
 from edl_runtime.autoscale.approval import Approved
 from edl_runtime.autoscale.jobs import Target
 from edl_runtime.autoscale.plan import Rules, plan
+from edl_runtime.autoscale.policies import check_policy_name, policy_named
+from edl_runtime.autoscale.policy import decide
 from edl_runtime.autoscale.survey import Survey
 from edl_runtime.backends.base import Capacity, JobStatus, NodeCapacity, Scaling
 from edl_runtime.errors import SpecError
@@ -65,3 +67,15 @@ def test_a_wrong_answer_is_a_mistake_that_is_told(answer: Any, words: str) -> No
     for each in (policy, Approved({}, policy)):
         with pytest.raises(SpecError, match=re.escape(words)):
             plan(SURVEY, Rules(), each)
+
+
+@pytest.mark.parametrize("name", ["mine.:first_come", "mine..x:first_come", ".mine:first_come", "mine", "mine:a.b", 1])
+def test_a_name_that_can_be_none_is_a_mistake(name: object) -> None:
+    """Before anybody looks for it."""
+    with pytest.raises(SpecError, match="policy"):
+        check_policy_name(name)
+
+
+def test_a_policy_is_found_by_its_name() -> None:
+    """Also in a package."""
+    assert policy_named("edl_runtime.autoscale.policy:decide") is decide
