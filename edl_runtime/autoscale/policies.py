@@ -48,9 +48,9 @@ def ask(
     now_s: float,
     pause_s: float,
 ) -> dict[str, Target]:
-    """Return the targets of these jobs by a policy. Raises SpecError if it has none for a job, or one that is no count.
+    """Return the targets of these jobs by a policy, which may be anybody's own.
 
-    A policy may be anybody's own.
+    Raises SpecError if it has none for a job, or one that is no count, or is neither within its bounds nor what it has.
     """
     said: object = policy(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)
     if not isinstance(said, Mapping):
@@ -59,6 +59,9 @@ def ask(
         target = said.get(job.name)
         if not isinstance(target, Target) or not isinstance(target.instances, int) or target.instances < 0:
             raise SpecError("policy", f"{target!r} for {job.name!r}", "a Target with a number of instances, 0 or more")
+        if target.instances not in (0, job.instances) and target.instances not in job.bounds:
+            allowed = f"0, or {job.bounds.min} to {job.bounds.max}"
+            raise SpecError("policy", f"{target.instances} instances for {job.name!r}", allowed)
     return {job.name: said[job.name] for job in jobs}
 
 

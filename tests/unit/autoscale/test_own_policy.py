@@ -56,6 +56,10 @@ def test_it_is_one() -> None:
         (dict.fromkeys(("third", "first", "second"), 2), "got \"2 for 'third'\""),
         (dict.fromkeys(("third", "first", "second"), Target(instances=-5, reason="odd")), "instances=-5"),
         (dict.fromkeys(("third", "first", "second"), Target(instances="2", reason="odd")), "instances='2'"),
+        (
+            dict.fromkeys(("third", "first", "second"), Target(instances=10, reason="odd")),
+            "got \"10 instances for 'third'\", allowed is 0, or 2 to 9",
+        ),
     ],
 )
 def test_a_wrong_answer_is_a_mistake_that_is_told(answer: Any, words: str) -> None:
