@@ -49,6 +49,9 @@ AWAY_S = 5.0
 AGAIN_S = 5.0
 """How long after the server has refused a list or a watch it is asked again."""
 
+AT_A_TIME = 32
+"""So many jobs are looked at before others in the event loop have their turn, some milliseconds."""
+
 clock = time.monotonic
 
 
@@ -181,8 +184,10 @@ class Mirror:
         self._asking += 1
         try:
             await self._begin()
-            known = {*self._jobs.subjects, *self._deployments.subjects, *self._doubts}
-            found = await asyncio.gather(*map(self._if_there, sorted(known)))
+            known = sorted({*self._jobs.subjects, *self._deployments.subjects, *self._doubts})
+            found: builtins.list[JobStatus | None] = []
+            for first in range(0, len(known), AT_A_TIME):
+                found += await asyncio.gather(*map(self._if_there, known[first : first + AT_A_TIME]))
             return [status for status in found if status]
         finally:
             self._asking -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -34,6 +35,29 @@ def with_one_job(*events: Manifest) -> Mirror:
         seen.learn(Change("LISTED", "1", listed.get(seen.kind, [])))
     for one in events:
         made._events_of_pods.learn(Change("ADDED", "2", [one]))
+    return made
+
+
+def with_jobs(count: int) -> Mirror:
+    """Return what knows so many jobs, all that there is to know of each."""
+    made = Mirror(no_cluster, "default", Outage())
+    jobs: list[Manifest] = [
+        {
+            "kind": "Job",
+            "metadata": {
+                "name": f"job-{number:03}",
+                "uid": str(number),
+                "resourceVersion": "1",
+                "labels": {"edl-airflow/job": f"job-{number:03}"},
+            },
+            "spec": {"completions": 1},
+        }
+        for number in range(count)
+    ]
+    for seen in made._views:
+        seen.learn(Change("LISTED", "1", jobs if seen.kind == "Job" else []))
+    made._agreed = {job["metadata"]["name"]: (job["metadata"]["uid"],) for job in jobs}
+    made._running = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
     return made
 
 
@@ -135,6 +159,24 @@ def test_a_watch_is_silent_from_when_it_was_last_heard(monkeypatch: pytest.Monke
     now = 107.0
     seen.close()
     assert seen.silent_s() == 7.0
+
+
+async def test_whoever_looks_at_many_jobs_lets_others_have_their_turn() -> None:
+    """A triggerer runs hundreds of triggers in one loop."""
+    known = with_jobs(count=8 * mirror.AT_A_TIME)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(others())
+    found = await known.list()
+    running.cancel()
+    assert [status.name for status in found] == [f"job-{number:03}" for number in range(8 * mirror.AT_A_TIME)]
+    assert turns >= 8
 
 
 def test_what_delays_a_pod_is_known_by_its_own_events() -> None:
