@@ -31,12 +31,13 @@ class Seen(NamedTuple):
 
 
 Look: TypeAlias = Mapping[str, Seen]
-"""The jobs and pools that have not ended, by name."""
+"""The jobs that have not ended, and the pools, by name."""
 
 
 def look_at(jobs: Iterable[JobStatus]) -> Look:
-    """Return what counts of all that has not ended."""
-    return {job.name: Seen(job.created_at, _lacks_room(job)) for job in jobs if not job.has_ended}
+    """Return what counts of all that may want room. A pool that has failed does, for in a cluster it comes again."""
+    going_on = [job for job in jobs if job.kind == "pool" or not job.has_ended]
+    return {job.name: Seen(job.created_at, _lacks_room(job)) for job in going_on}
 
 
 def news(before: Look, now: Look) -> list[News]:

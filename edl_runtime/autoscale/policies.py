@@ -32,7 +32,7 @@ def policy_named(name: str) -> Policy:
     check_policy_name(name)
     try:
         found: Policy = resolve_name(name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, SyntaxError) as error:
         raise SpecError("policy", name, f"'package.module:function' that can be imported: {error}") from error
     if not callable(found):
         raise SpecError("policy", name, "a function, as `edl_runtime.autoscale.policy:decide`")

@@ -74,8 +74,8 @@ def autoscale(
 
     Within what traffic windows leave to training; in the order of priorities, each job at least its minimum or
     nothing, the rest by weight. A job that is given nothing is suspended, with a checkpoint, until there is room again.
-    Shows of each job how many instances it had, how many it gets, and why. Jobs shrink a minute before a window that
-    leaves less to training, with --every so long before it as from pass to pass.
+    Shows of each job how many instances it had, how many it gets, and why. Jobs shrink by the last pass that is
+    made a minute or more before a window that leaves less to training.
 
     Asks the Redis of EDL_REDIS_URL about the namespace EDL_NAMESPACE; passes of several commands, or of Airflow, come
     one after the other.
@@ -83,10 +83,10 @@ def autoscale(
     settings = RuntimeSettings.from_env(os.environ)
     if not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", "the Redis of the jobs, as redis://127.0.0.1:6379/0")
-    if every_s is not None and not 0 < every_s < PATIENCE_S:
-        raise SpecError("--every", every_s, f"seconds above 0, less than {PATIENCE_S:g}")
-    windows, lead_s = None if file is None else _windows(file), max(LEAD_S, every_s or 0.0)
-    rules = Rules(windows=windows, max_load=max_load, lead_s=lead_s)
+    if every_s is not None and not 0 < every_s < PATIENCE_S - LEAD_S:
+        raise SpecError("--every", every_s, f"seconds above 0, less than {PATIENCE_S - LEAD_S:g}")
+    windows = None if file is None else _windows(file)
+    rules = Rules(windows=windows, max_load=max_load, lead_s=LEAD_S + (every_s or 0.0))
     policy = _policy(policy_name) if policy_name is not None else decide
     show = _show_json if as_json else _show_table if every_s is None else _Changes().show
     asyncio.run(_passes(settings, rules, policy, every_s, show, dry_run=dry_run))
@@ -130,7 +130,7 @@ async def _passes(
 
 def _policy(name: str) -> Policy:
     """Return a policy of one's own, from the folder that the command was called in or any that Python looks in."""
-    sys.path.insert(0, str(Path.cwd()))
+    sys.path.append(str(Path.cwd()))
     return policy_named(name)
 
 

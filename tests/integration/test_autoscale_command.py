@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ class Autoscaling:
             "EDL_NAMESPACE": namespace,
         }
         (folder / "mine.py").write_text(MINE)
+        (folder / "broken.py").write_text("def policy(:")
 
     def __call__(self, *words: str, **environ: str) -> tuple[int, str, str]:
         """Return the exit status, what was printed and what was complained of."""
@@ -124,8 +126,9 @@ def test_a_policy_of_ones_own_decides(autoscale: Autoscaling) -> None:
         (["--policy", "mine:three_each"], "mine:three_each"),
         (["--policy", "mine:number"], "a function"),
         (["--policy", "two_each"], "'package.module:function'"),
+        (["--policy", "broken:policy"], "broken.py"),
         (["--every", "0"], "--every"),
-        (["--every", "14400"], "less than 14400"),
+        (["--every", "14340"], "less than 14340"),
         (["--max_load", "1.5"], "max_load"),
         (["--windows", "none.yaml"], "none.yaml"),
         (["--windows", "mine.py"], "mine.py"),
@@ -149,6 +152,26 @@ def test_a_redis_that_is_not_named_or_away_is_said(autoscale: Autoscaling) -> No
     assert status == 1
     assert "check that it runs" in complaint
     assert autoscale.wanted() == 3
+
+
+async def test_jobs_shrink_by_the_last_pass_before_a_window(autoscale: Autoscaling) -> None:
+    """Which with passes five minutes apart is one that is made two minutes before, and alone is none yet."""
+    begins, ends = (datetime.now(UTC) + timedelta(minutes=minutes) for minutes in (3, 60))
+    window = f"{{name: soon, start: '{begins:%H:%M}', end: '{ends:%H:%M}', sizes: {{jobs: {{job: 1}}}}}}"
+    (autoscale.folder / "windows.yaml").write_text(f"windows: [{window}]\ndefault: {{}}\n")
+    status, printed, _ = await asyncio.to_thread(autoscale, "--windows", "windows.yaml", "--dry_run", "--json")
+    assert status == 0
+    (target,) = json.loads(printed)["plan"]["targets"]
+    assert target["target"] != 1
+    with autoscale.start("--windows", "windows.yaml", "--every", "300") as going:
+
+        async def is_resized() -> bool:
+            return (await autoscale.backend.get("job")).wanted == 1
+
+        try:
+            await eventually(is_resized, "the pass before the window")
+        finally:
+            going.terminate()
 
 
 async def test_passes_go_on_until_they_are_told_to_end(autoscale: Autoscaling) -> None:

@@ -31,6 +31,14 @@ def test_jobs_come_and_go() -> None:
     assert heard([a, b], [again, b]) == heard([over], [again]) == {"a": "submitted"}
 
 
+def test_a_pool_has_ended_once_it_is_gone() -> None:
+    """One whose teachers crash has failed and runs in turn, for as long as it is there."""
+    runs = job("a", BOUNDS, 1, 2, kind="pool")
+    failed = msgspec.structs.replace(runs, phase="failed", scaling=None)
+    assert heard([runs], [failed]) == heard([failed], [runs]) == {}
+    assert heard([failed], []) == {"a": "ended"}
+
+
 def test_one_is_pending_once_fewer_than_it_needs_have_a_place() -> None:
     """Said once; one that is to grow and can't has what it needs."""
     runs, grows, pends = (job("a", BOUNDS, 1, have, pending=4 - have) for have in (4, 2, 1))
