@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Protocol, Self
 
 from edl_airflow.decisions import View, lack
@@ -72,9 +73,14 @@ class Teller:
             await self._tell_progress(view.trainer)
 
     async def finish(self, view: View, *, is_over: bool) -> None:
-        """Say what the job wrote last, unless it is a later try's by now. `is_over`: it writes no more."""
+        """Say what the job wrote last, and how far it came, unless it is a later try's by now.
+
+        `is_over`: it writes no more.
+        """
         if view.trainer and view.trainer.token == self._work.token:
             await self._log_of(view.trainer).finish(is_over=is_over)
+            with suppress(RegistryUnavailableError):
+                self._tell_of(await latest(view.trainer, self._source))
 
     def _log_of(self, job: JobStatus) -> JobLog:
         self._log = self._log or JobLog(job, self._source, self._say, self._work.progress_every_s)
@@ -99,6 +105,9 @@ class Teller:
         except RegistryUnavailableError as error:
             self._news("progress", f"{error}. The training goes on without progress shown here")
             return
+        self._tell_of(progress)
+
+    def _tell_of(self, progress: Progress | None) -> None:
         if progress:
             self._news("progress", progress.line())
             self._tell_troubles(progress)

@@ -139,6 +139,20 @@ async def test_the_last_words_are_said_unless_a_later_try_says_them(site: MadeUp
         assert said == said_at_last
 
 
+async def test_how_far_it_came_is_said_at_the_end(site: MadeUpSite) -> None:
+    """Once, also of a training that is over before its first report was looked for again; nothing if Redis is away."""
+    for is_away in (False, True):
+        site.reports.clear()
+        said: list[str] = []
+        async with Teller(work_of(progress_every_s=60.0), site, said.append) as teller:
+            await teller.tell(VIEW)
+            site.reports["student"] = Progress(step=7, updated_at=101.0)
+            site.away = is_away
+            for _ in range(2):
+                await teller.finish(VIEW, is_over=False)
+        assert [line.partition(" · ")[0] for line in said] == ([] if is_away else ["step 7"])
+
+
 async def test_that_a_job_is_suspended_is_said_once(site: MadeUpSite) -> None:
     """And again when it is for another time; of a pool as well as of trainers."""
     waits = {"wanted": 0, "phase": "pending", "reason": SUSPENDED}
