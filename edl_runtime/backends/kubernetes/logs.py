@@ -28,6 +28,9 @@ MOST_WAITING = 1000
 NOT_YET = 400
 """How the log of a container is refused that has not begun, or whose predecessor's is gone."""
 
+NO_LOG = "unable to retrieve container logs for "
+"""What a node answers, without a moment, of a container that has just been removed with its log."""
+
 TOLD_WITHIN_S = 3.0
 """So soon after a container has ended its pod says so."""
 
@@ -307,6 +310,8 @@ async def _parts(
                 if not ends and not rest and may_begin_moment(stamp):
                     continue  # it broke off before any word
                 moment = moment_of(stamp)
+                if moment is None and text.startswith(NO_LOG):
+                    continue
                 text = text if moment is None else rest
             # without a moment it belongs to what is before it, which may have been left out as too old
             told = told.then(told.moment if moment is None else moment)

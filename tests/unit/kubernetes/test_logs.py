@@ -83,6 +83,16 @@ async def test_lines_come_with_their_moment(kubelet: Kubelet) -> None:
     assert kubelet.asked == [{"container": "instance", "timestamps": "true"}]
 
 
+async def test_what_a_node_says_of_a_log_that_is_gone_is_no_line_of_it(kubelet: Kubelet) -> None:
+    """With a moment somebody has written it."""
+    gone = "unable to retrieve container logs for containerd://cbcbd3f122c3"
+    for end in ("", "\n"):
+        kubelet.blocks["p", False] = [f"{gone}{end}".encode()]
+        assert await parts(kubelet) == []
+        kubelet.blocks["p", False] = [f"{AT}1.5Z {gone}\n{AT}1.6Z b\n{gone}{end}".encode()]
+        assert [part.text for part in await parts(kubelet)] == [gone, "b"]
+
+
 async def test_reading_goes_on_after_a_moment(kubelet: Kubelet) -> None:
     """The server knows whole seconds only, so what was read of that second is left out."""
     kubelet.blocks["p", False] = [f"{AT}1.100Z one\n{AT}1.200Z two\n{AT}1.300Z three\n".encode()]
