@@ -93,11 +93,10 @@ def beside_the_web(declared: Room, total: Mapping[str, float], *, now: datetime,
         return _held(declared, f"the cluster has no {outlook.resource}")
     need = needed_soon(outlook.profile, outlook.recent, now_s=now.timestamp(), foresight=outlook.foresight)
     if isinstance(need, Unknown):
-        return _held(declared, f"{need.why} ({outlook.trouble})" if outlook.trouble else need.why)
+        return _held(declared, _beside_trouble(need.why, outlook))
     rest = max(0.0, total[outlook.resource] - need.kept)
-    return msgspec.structs.replace(
-        declared, capacity={**declared.capacity, outlook.resource: rest}, why=_said(need, outlook, now), need=need
-    )
+    why = _beside_trouble(_said(need, outlook, now), outlook)
+    return msgspec.structs.replace(declared, capacity={**declared.capacity, outlook.resource: rest}, why=why, need=need)
 
 
 def clock_time(moment: datetime, now: datetime) -> str:
@@ -107,6 +106,10 @@ def clock_time(moment: datetime, now: datetime) -> str:
 
 def _held(declared: Room, why: str) -> Room:
     return msgspec.structs.replace(declared, why=f"{why}: {declared.why}")
+
+
+def _beside_trouble(why: str, outlook: Outlook) -> str:
+    return f"{why} ({outlook.trouble})" if outlook.trouble else why
 
 
 def _said(need: Need, outlook: Outlook, now: datetime) -> str:

@@ -83,8 +83,6 @@ def windows(*, file: Path, total: str, at: str, drawn: bool, as_json: bool) -> N
         _draw(declared, whole, moment, outlook)
     if trouble:
         raise trouble
-    if outlook and outlook.trouble:
-        click.echo(f"edl: {outlook.trouble}", err=True)
 
 
 def _text(file: Path) -> str:

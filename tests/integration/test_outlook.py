@@ -134,11 +134,11 @@ async def test_nothing_learned_is_learned_at_the_next_pass(server: StandIn, clie
 
 
 async def test_what_was_learned_counts_until_it_is_learned_anew(server: StandIn, client: Redis, namespace: str) -> None:
-    """When a long range is refused an hour later, the profile of before does; the samples are of now."""
+    """When a long range is refused an hour later, the profile of before does, and this is said; samples are of now."""
     await room(traffic(server), client, namespace)
     server.longest_s = 3600
     found = await room(traffic(server), client, namespace, 2 * LEARN_EVERY_S)
-    assert found.why == "the web is expected to need 20 gpu now, and is left 23"
+    assert found.why.startswith("the web is expected to need 20 gpu now, and is left 23 (traffic.prometheus.query: ")
     before = len(server.asked)
     server.longest_s = math.inf
     await room(traffic(server), client, namespace, 2 * LEARN_EVERY_S)

@@ -112,9 +112,11 @@ def test_a_profile_that_does_not_know_the_day_leaves_it_to_windows() -> None:
     assert found.why.startswith("no day like this one has taught what the web needs at this time: the default sizes")
 
 
-def test_trouble_with_the_source_is_no_matter_while_its_last_word_is_fresh() -> None:
-    """One pass that could not ask changes nothing; once the source is silent for long, the reason says why."""
-    assert room("08:00", ("07:50", 4.0), trouble="it is away").capacity["gpu"] == pytest.approx(27.4)
+def test_trouble_with_the_source_is_said_at_once_and_counts_once_its_last_word_is_old() -> None:
+    """One pass that could not ask changes nothing; once the source is silent for long, windows hold."""
+    found = room("08:00", ("07:50", 4.0), trouble="it is away")
+    assert found.capacity["gpu"] == pytest.approx(27.4)
+    assert found.why == "the web is expected to need 4 gpu now, and is left 4.6 (it is away)"
     late = room("08:40", ("07:50", 4.0), trouble="it is away")
     assert late.why == "no word from the source for 50 min (it is away): the default sizes hold until 18:00"
 
