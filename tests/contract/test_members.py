@@ -21,7 +21,10 @@ def gave_up(status: JobStatus) -> bool:
 
 
 async def one_without_a_place(backend: Backend, folder: Path, spec: JobSpec) -> JobStatus:
-    """Give the status of a job of two instances, of which the second finds no place and gives up."""
+    """Give the status of a job of two instances, of which the one that comes later finds no place and gives up.
+
+    Of trainers that is instance 1; a pool's instances are numbered by age, in seconds where a cluster tells it.
+    """
     add_places(folder, 1)
     await backend.submit(spec, token="mine", secrets={})
     await says(backend, "up")
@@ -33,9 +36,9 @@ async def test_a_pool_goes_on_without_an_instance_that_can_never_work(backend: B
     """Exit status 78 gives up that instance alone; the status says why, and how many instances there can still be."""
     status = await one_without_a_place(backend, tmp_path, job(takes_a_place(tmp_path) + WAITS))
     assert (status.phase, status.wanted, status.attainable) == ("running", 2, 1)
-    assert status.reason == "instance 1 exited with 78, which says that it can never work as configured"
+    healthy, bad = sorted((await backend.get("job")).instances, key=lambda instance: instance.given_up)
+    assert status.reason == f"instance {bad.index} exited with 78, which says that it can never work as configured"
     assert status.last_lines == ("no such model",)
-    healthy, bad = (await backend.get("job")).instances
     assert (healthy.phase, healthy.restarts, healthy.given_up) == ("running", 0, False)
     assert (bad.phase, bad.given_up, bad.exit_code) == ("failed", True, EX_CONFIG)
 

@@ -363,7 +363,8 @@ def pool_instances(pods: Iterable[Manifest], now: float) -> list[Seen]:
 def pool_pods(pods: Iterable[Manifest]) -> list[Manifest]:
     """Return the pods that are a pool's instances: all the same, so each one's index is its place by age.
 
-    Without those that have failed as a whole, as by an eviction: others take their place.
+    The cluster tells that in seconds, and those of one second go by their names. Without those that have failed as a
+    whole, as by an eviction: others take their place.
     """
     return [pod for pod in by_age(pods) if _at(pod, "status").get("phase") != "Failed"]
 
