@@ -62,11 +62,10 @@ class Approved:
 
     def _least(self, job: Job) -> int:
         """Return the fewest instances that a job may have without another answer."""
-        up_to_the_last = max((number for number, node in enumerate(job.nodes, 1) if node), default=0)
         answer = self._answers.get(job.name)
         if not answer or not answer.approved:
-            return up_to_the_last
-        return min(up_to_the_last, job.without_stranded(answer.target))  # a person was shown all that it has
+            return job.up_to_the_last
+        return min(job.up_to_the_last, job.without_stranded(answer.target))  # a person was shown all that it has
 
     def _keeping(self, job: Job, due: Target) -> Target:
         """Return the target of a job that may not shrink further; `due` is what it would be if all were approved.

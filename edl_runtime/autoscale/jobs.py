@@ -125,6 +125,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Whether one of its instances has a place."""
         return any(self.nodes)
 
+    @property
+    def up_to_the_last(self) -> int:
+        """How many it has up to the last one with a place: so many stay if none with a place is to leave."""
+        return max((number for number, node in enumerate(self.nodes, 1) if node), default=0)
+
     def with_stranded(self, instances: int) -> int:
         """Return to how many it is resized to have so many beside those that are stranded."""
         for index in sorted(self.stranded):

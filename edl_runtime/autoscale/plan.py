@@ -234,7 +234,7 @@ def _stranded(status: JobStatus, job: Job, places: _Places) -> tuple[int, ...]:
     decided about, as long as that is enough for it. When they find room, the next plan knows. Pods of a pool have no
     order: those leave first that wait.
     """
-    last = max((number for number, node in enumerate(job.nodes, 1) if node), default=0)
+    last = job.up_to_the_last
     lost = tuple(index for index, node in enumerate(job.nodes[:last]) if not node)
     if not lost or status.kind == "pool" or places.has_room(_scaling(status)):
         return ()
