@@ -25,7 +25,7 @@ test-kubernetes: .venv/ready
 
 # Damaged bytes for all that reads from the network: make fuzz INPUTS=1000000 SEED=1
 fuzz: .venv/ready
-	$(BIN)/python tests/fuzz.py $(if $(INPUTS),--inputs $(INPUTS)) $(if $(SEED),--seed $(SEED))
+	PYTHONPATH=tests $(BIN)/python -m support.fuzzing $(if $(INPUTS),--inputs $(INPUTS)) $(if $(SEED),--seed $(SEED))
 
 lint: .venv/ready
 	$(BIN)/ruff check

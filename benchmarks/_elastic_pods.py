@@ -27,7 +27,7 @@ from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
 
 sys.path.insert(0, str(HERE.parent / "tests"))
-from kubernetes_cluster import PADDLE_IMAGE, Cluster, RedisService, own_namespace
+from support.cluster.cluster import PADDLE_IMAGE, Cluster, RedisService, own_namespace
 
 BOUNDS = Bounds(1, 3)
 GONE_WITHIN_S = 60.0
@@ -36,7 +36,7 @@ LOOK_EVERY_S = 1.0
 
 def why_not(kubeconfig: str) -> str:
     """Return why nothing can be measured on that cluster, empty if it can be."""
-    from kubernetes_cluster import why_none
+    from support.cluster.cluster import why_none
 
     if why := why_none(kubeconfig):
         return why

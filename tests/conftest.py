@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 if TYPE_CHECKING:
-    from kubernetes_cluster import Cluster
+    from support.cluster.cluster import Cluster
 
     from edl_runtime.settings import RuntimeSettings
     from edl_runtime.store.server import RedisServer
@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A namespace of this session's own in a real cluster."""
-    from kubernetes_cluster import IMAGE, own_namespace, why_none
+    from support.cluster.cluster import IMAGE, own_namespace, why_none
 
     kubeconfig = request.config.getoption("--kubeconfig")
     if why := why_none(kubeconfig):

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from contract.asking import IGNORES_SIGTERM, SAYS_GOODBYE, WAITS, ended, job, lines, says
+from support.backends.jobs import IGNORES_SIGTERM, SAYS_GOODBYE, WAITS, ended, job, lines, says
 
 from edl_runtime.backends.base import Backend
 from edl_runtime.errors import UnknownJobError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from contract.asking import WAITS, WITHIN_S, ended, job, lines, says
+from support.backends.jobs import WAITS, WITHIN_S, ended, job, lines, says
 
 from edl_runtime.backends.base import Backend
 

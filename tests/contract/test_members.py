@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from contract.asking import WAITS, add_places, breaks, ended, eventually, job, lines, reach, says, takes_a_place
+from support.backends.jobs import WAITS, add_places, breaks, ended, eventually, job, lines, reach, says, takes_a_place
 
 from edl_runtime.backends.base import Backend, JobStatus
 from edl_runtime.errors import EX_CONFIG, EX_DATAERR

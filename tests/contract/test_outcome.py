@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from contract.asking import ended, job, lines, reach
+from support.backends.jobs import ended, job, lines, reach
 
 from edl_runtime.backends.base import Backend, JobStatus
 

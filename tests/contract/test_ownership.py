@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from contract.asking import WAITS, ended, job, lines, says
+from support.backends.jobs import WAITS, ended, job, lines, says
 
 from edl_runtime.backends.base import Backend, owner_of
 from edl_runtime.errors import OwnedElsewhereError

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from contract.asking import IGNORES_SIGTERM, WAITS, ended, job, reach, says
+from support.backends.jobs import IGNORES_SIGTERM, WAITS, ended, job, reach, says
 
 from edl_runtime.backends.base import Backend, Scaling
 from edl_runtime.pods import Pod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from contract.asking import SAYS_GOODBYE, WAITS, breaks, ended, eventually, followed, job, lines, reach, says
+from support.backends.jobs import SAYS_GOODBYE, WAITS, breaks, ended, eventually, followed, job, lines, reach, says
 
 from edl_runtime.backends.base import Backend, JobStatus
 from edl_runtime.errors import EX_CONFIG, BackendError, SpecError

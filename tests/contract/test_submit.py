@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from contract.asking import WAITS, ended, job, lines, reach, says
+from support.backends.jobs import WAITS, ended, job, lines, reach, says
 
 from edl_runtime.backends.base import Backend
 

@@ -6,7 +6,7 @@ import time
 
 import msgspec
 import pytest
-from contract.asking import SAYS_GOODBYE, WAITS, eventually, followed, job, lines, reach, says
+from support.backends.jobs import SAYS_GOODBYE, WAITS, eventually, followed, job, lines, reach, says
 
 from edl_runtime.backends.base import SUSPENDED, Backend, JobStatus
 from edl_runtime.specs import Bounds, JobKind, JobSpec

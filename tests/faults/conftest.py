@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from faults.watching import OddTeacher, metadata_of, running_odd_teacher
-from teacher_process import Teacher, running_teacher
+from support.students.watching import OddTeacher, metadata_of, running_odd_teacher
+from support.teachers.process import Teacher, running_teacher
 
 
 @pytest.fixture(scope="session")
 def good() -> Iterator[Teacher]:
     """A real teacher that no test may hurt."""
-    with running_teacher("served_models:slow") as teacher:
+    with running_teacher("support.models:slow") as teacher:
         yield teacher
 
 

@@ -10,9 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-from checkpointing import is_whole, steps_of, stored
+from support.checkpoints.snapshots import is_whole, steps_of, stored
+from support.paths import SUPPORT
 
-SCRIPT = Path(__file__).parents[1] / "checkpoint_process.py"
+SCRIPT = SUPPORT / "checkpoints" / "writer_process.py"
 
 
 def writing(place: Path | str, *numbers: int) -> subprocess.Popen[str]:

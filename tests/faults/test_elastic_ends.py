@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from agent_group import Group, running_group
-from elastic_agents import batches_of, open_gate, stepped
+from support.elastic.agent_group import Group, running_group
+from support.elastic.fake_agent import batches_of, open_gate, stepped
+from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.settings import RuntimeSettings
@@ -17,7 +18,7 @@ from edl_runtime.specs import Checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-SCRIPT = Path(__file__).parents[1] / "ending_script.py"
+SCRIPT = TRAINING_SCRIPTS / "ending_script.py"
 GATE = 4
 ALL = batches_of(150, 64, 2)
 

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from agent_group import SCRIPT, running_group
-from elastic_agents import batches_of, stepped
-from proxy import running_proxy
+from support.elastic.agent_group import SCRIPT, running_group
+from support.elastic.fake_agent import batches_of, stepped
+from support.network.proxy import running_proxy
 
 from edl_runtime.elastic.membership import request_stop
 from edl_runtime.errors import EX_CONFIG, EX_DATAERR

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support.paths import SUPPORT
 
-SCRIPT = Path(__file__).with_name("ledger_chaos.py")
+SCRIPT = SUPPORT / "ledger" / "chaos.py"
 AT_ONCE = 2
 
 

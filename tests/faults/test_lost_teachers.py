@@ -11,9 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import msgspec
 import psutil
 import pytest
-from faults.watching import SLACK_S, OddTeacher, all_answered, read_epoch, read_until, tell, together
-from integration.reading import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
-from teacher_process import Teacher, running_teacher, wait_until
+from support.students.readers import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
+from support.students.watching import SLACK_S, OddTeacher, all_answered, read_epoch, read_until, tell, together
+from support.teachers.process import Teacher, running_teacher, wait_until
 
 from edl_runtime.distill import Discovered, Fixed
 from edl_runtime.distill.batches import MOST_FAILURES
@@ -136,13 +136,13 @@ def test_all_teachers_dead_is_a_pause_until_one_registers(settings: RuntimeSetti
 def test_a_teacher_that_is_restarted_at_its_address_goes_on() -> None:
     """With nobody to tell where teachers are, the only one's own return is noticed."""
     with contextlib.ExitStack() as stack:
-        first = stack.enter_context(running_teacher("served_models:slow"))
+        first = stack.enter_context(running_teacher("support.models:slow"))
         reader = stack.enter_context(reader_of(BATCHES, Fixed((first.address,)), RuntimeSettings(teacher_wait_s=30)))
 
         def restart() -> None:
             first.process.send_signal(signal.SIGKILL)
             first.process.wait()
-            stack.enter_context(running_teacher("served_models:slow", "--port", first.address.rpartition(":")[2]))
+            stack.enter_context(running_teacher("support.models:slow", "--port", first.address.rpartition(":")[2]))
 
         seen, longest_gap_s = read_epoch(reader, restart, when=lambda: reader.stats().batches == 20)
         BATCHES.check(seen)
@@ -154,13 +154,13 @@ def test_a_teacher_that_is_restarted_at_its_address_goes_on() -> None:
 def test_a_liar_that_is_left_alone_ends_nothing(odd: OddTeacher, aside: ThreadPoolExecutor) -> None:
     """While the good one is away for a time, what the liar fails waits for it: it may be back."""
     with contextlib.ExitStack() as stack:
-        first = stack.enter_context(running_teacher("served_models:slow"))
+        first = stack.enter_context(running_teacher("support.models:slow"))
         settings = RuntimeSettings(teacher_wait_s=30)
         reader = stack.enter_context(reader_of(BATCHES, Fixed((first.address, odd.address)), settings))
 
         def restart() -> None:
             time.sleep(2.5)  # in which the liar is asked more often than a request may be failed
-            stack.enter_context(running_teacher("served_models:slow", "--port", first.address.rpartition(":")[2]))
+            stack.enter_context(running_teacher("support.models:slow", "--port", first.address.rpartition(":")[2]))
 
         def leave_it_alone() -> None:
             odd.become("garbage")

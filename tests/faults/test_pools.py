@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from faults.watching import SLACK_S, tell, together
-from integration.reading import Batches, reader_of
-from teacher_process import Teacher, running_teacher, wait_until
+from support.students.readers import Batches, reader_of
+from support.students.watching import SLACK_S, tell, together
+from support.teachers.process import Teacher, running_teacher, wait_until
 
 from edl_runtime.distill import Discovered, DistillReader
 from edl_runtime.settings import RuntimeSettings
@@ -32,7 +32,7 @@ def pools(settings: RuntimeSettings) -> Iterator[Pools]:
     """Two teachers that take a while and double, and one that answers at once, sums among it."""
 
     def teacher(pool: str, model: str) -> AbstractContextManager[Teacher]:
-        return running_teacher(f"served_models:{model}", "--pool", pool, env=settings.to_env())
+        return running_teacher(f"support.models:{model}", "--pool", pool, env=settings.to_env())
 
     with together(teacher("doubles", "slow"), teacher("doubles", "slow"), teacher("sums", "arithmetic")) as teachers:
         yield Pools(teachers[:2], teachers[2:])

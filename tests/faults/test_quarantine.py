@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
-from faults.watching import OddTeacher, metadata_of, read_until, tell
-from integration.reading import POOL, Batches, reader_of, slow_teacher
-from teacher_process import wait_until
+from support.students.readers import POOL, Batches, reader_of, slow_teacher
+from support.students.watching import OddTeacher, metadata_of, read_until, tell
+from support.teachers.process import wait_until
 
 from edl_runtime.cli.pools import pools
 from edl_runtime.distill import Discovered

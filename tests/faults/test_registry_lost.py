@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from faults.watching import SLACK_S, all_answered, read_epoch, read_until, tell, together
-from integration.reading import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
+from support.students.readers import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
+from support.students.watching import SLACK_S, all_answered, read_epoch, read_until, tell, together
 
 from edl_runtime.distill import Discovered
 from edl_runtime.errors import RegistryUnavailableError

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from contract.asking import WAITS, eventually
 from structlog.testing import capture_logs
+from support.backends.jobs import WAITS, eventually
 
 from edl_runtime.autoscale.jobs import Job, Node, Target
 from edl_runtime.autoscale.plan import Rules

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from faults.student_process import student, until_it_says
-from faults.watching import SLACK_S, read_until, tell, together
-from integration.reading import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
+from support.students.process import student, until_it_says
+from support.students.readers import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
+from support.students.watching import SLACK_S, read_until, tell, together
 
 from edl_runtime.distill import Discovered, DistillReader
 from edl_runtime.settings import RuntimeSettings

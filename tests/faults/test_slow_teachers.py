@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from faults.watching import Asked, OddTeacher, metadata_of, read_epoch, running_odd_teacher, tell, together
-from integration.reading import Batches, reader_of
-from teacher_process import Teacher
+from support.students.readers import Batches, reader_of
+from support.students.watching import Asked, OddTeacher, metadata_of, read_epoch, running_odd_teacher, tell, together
+from support.teachers.process import Teacher
 
 from edl_runtime.distill import Fixed, hedging
 from edl_runtime.settings import RuntimeSettings

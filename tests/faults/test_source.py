@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import structlog
-from faults.watching import read_epoch
-from integration.reading import Batches, reader_of
-from teacher_process import Teacher, wait_until
+from support.students.readers import Batches, reader_of
+from support.students.watching import read_epoch
+from support.teachers.process import Teacher, wait_until
 
 from edl_runtime.distill import DistillReader, Fixed, engine, patience
 from edl_runtime.distill.pipeline import MOST_AHEAD

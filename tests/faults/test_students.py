@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faults.student import COUNT
-from faults.student_process import student, until_it_says
-from faults.watching import SLACK_S, OddTeacher, tell, together
-from integration.reading import POOL, Batches, reader_of, slow_teacher
-from teacher_process import Teacher, running_teacher, wait_until
+from support.students.process import student, until_it_says
+from support.students.readers import POOL, Batches, reader_of, slow_teacher
+from support.students.student import COUNT
+from support.students.watching import SLACK_S, OddTeacher, tell, together
+from support.teachers.process import Teacher, running_teacher, wait_until
 
 from edl_runtime.distill import Fixed
 from edl_runtime.settings import RuntimeSettings
@@ -113,7 +113,7 @@ def test_no_teacher_keeps_the_work_of_killed_students() -> None:
     """Of three seconds of work, only what was begun is done before the next student has its answer."""
     begun_s = 0.5
     with (
-        running_teacher("served_models:slow", "--max_batch", "1") as teacher,
+        running_teacher("support.models:slow", "--max_batch", "1") as teacher,
         contextlib.ExitStack() as stack,
         reader_of(Batches(1), Fixed((teacher.address,)), RuntimeSettings(), teacher_batch_size=8) as reader,
     ):

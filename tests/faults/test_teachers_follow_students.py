@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import pytest
-from faults.watching import tell
-from integration.reading import POOL, ROWS, reader_of
-from teacher_process import TESTS
+from support.paths import TESTS
+from support.students.readers import POOL, ROWS, reader_of
+from support.students.watching import tell
 
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.autoscale.rescale import rescale
@@ -117,7 +117,7 @@ class Follower:
 @asynccontextmanager
 async def following(settings: RuntimeSettings, work_dir: Path) -> AsyncIterator[Follower]:
     """Run the pool, with one teacher at first, and what sizes it."""
-    teacher = (sys.executable, "-m", "edl_runtime.cli", "teacher", "--model", "served_models:slow", "--max_batch", "1")
+    teacher = (sys.executable, "-m", "edl_runtime.cli", "teacher", "--model", "support.models:slow", "--max_batch", "1")
     plain = msgspec.structs.replace(settings, redis_url="", pool=POOL)
     spec = JobSpec(
         name=POOL,

@@ -10,14 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 import redis
-from agent_group import Group, running_group
+from support.elastic.agent_group import Group, running_group
+from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
 from edl_runtime.store import keys
 
-SCRIPT = Path(__file__).with_name("counting_script.py")
+SCRIPT = TRAINING_SCRIPTS / "counting_script.py"
 SAMPLES = 19200
 INSTANCES = (0, 1, 2)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from faults.watching import OddTeacher, read_epoch, read_until, tell
-from integration.reading import Batches, reader_of
-from teacher_process import Teacher
+from support.students.readers import Batches, reader_of
+from support.students.watching import OddTeacher, read_epoch, read_until, tell
+from support.teachers.process import Teacher
 
 from edl_runtime.distill import Fixed
 from edl_runtime.settings import RuntimeSettings

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from discovery_process import Endpoint, running_discovery
-from integration.discovery_asking import NAMESPACE, asking
-from integration.local_jobs import wait_until_gone
+from support.backends.local_processes import wait_until_gone
+from support.registry.discovery_client import NAMESPACE, asking
+from support.registry.discovery_process import Endpoint, running_discovery
 
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.server import RedisServer
 
 if TYPE_CHECKING:
-    from integration.airflow_world import World
+    from support.airflow.world import World
 
 
 @pytest.fixture
 def world(tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A world that must be empty of processes when its test is over."""
-    from integration.airflow_world import World, left_empty  # Airflow, which most tests do without
+    from support.airflow.world import World, left_empty  # Airflow, which most tests do without
 
     monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
     yield from left_empty(World(tmp_path, redis_url, namespace, monkeypatch))
@@ -47,7 +47,7 @@ async def http(endpoint: Endpoint) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture(scope="session")
 def s3_url() -> Iterator[str]:
     """The URL of a server that talks S3."""
-    from integration.object_store import running_server  # moto, which most tests do without
+    from support.object_store import running_server  # moto, which most tests do without
 
     with running_server() as url:
         yield url
@@ -56,7 +56,7 @@ def s3_url() -> Iterator[str]:
 @pytest.fixture
 def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A URL in an empty bucket, with all that is needed to use it in the environment."""
-    from integration.object_store import BUCKET, SECRET, empty
+    from support.object_store import BUCKET, SECRET, empty
 
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")

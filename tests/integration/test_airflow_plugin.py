@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from integration.airflow_world import World, registered, until
+from support.airflow.world import World, registered, until
 
 from edl_airflow.links import Address
 from edl_airflow.plugin import EdlPlugin, pages

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
-from integration.airflow_world import World, defer, distill, fired, resume, run_task, trigger_of, until
+from support.airflow.world import World, defer, distill, fired, resume, run_task, trigger_of, until
 
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator

@@ -10,15 +10,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
-from contract.asking import WAITS
-from integration.airflow_world import World, until
-from rescaling_task import context, supervisor
-from shown_questions import ShownQuestions
+from support.airflow.human_questions import ShownQuestions
+from support.airflow.rescaling_task import context, supervisor
+from support.airflow.world import World, until
+from support.backends.jobs import WAITS
+from support.paths import SUPPORT
 
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
 from edl_runtime.autoscale.jobs import Job, Node, Target
@@ -30,7 +30,7 @@ from edl_runtime.specs import Bounds, JobSpec
 from edl_runtime.store.client import connect
 from edl_runtime.store.server import RedisServer
 
-TASK = Path(__file__).parents[1] / "rescaling_task.py"
+TASK = SUPPORT / "airflow" / "rescaling_task.py"
 LITTLE = "1m"
 """The CPU that an instance reserves: rules leave a few thousandths."""
 

@@ -9,8 +9,8 @@ import re
 from typing import Any
 
 import pytest
-from integration.airflow_world import World, defer, fired, resume, run_task, trigger_of
-from integration.object_store import SECRET, files
+from support.airflow.world import World, defer, fired, resume, run_task, trigger_of
+from support.object_store import SECRET, files
 
 from edl_airflow.operators.train import EdlTrainOperator
 from edl_runtime.checkpoint.manifest import MANIFEST

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 from airflow.sdk.execution_time.task_runner import _run_execute_callable
-from integration.airflow_world import (
+from support.airflow.world import (
     World,
     defer,
     distill,

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-from asset_watching import AssetStates, watching
-from integration.airflow_world import World, defer, distill, fired, resume, run_task, trigger_of, until
+from support.airflow.asset_watcher import AssetStates, watching
+from support.airflow.world import World, defer, distill, fired, resume, run_task, trigger_of, until
+from support.paths import DAGS
 
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.train import EdlTrainOperator
@@ -35,7 +36,7 @@ from edl_runtime.store.client import connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-NIGHTLY = Path(__file__).parents[2] / "dags" / "edl_nightly_elastic_training.py"
+NIGHTLY = DAGS / "edl_nightly_elastic_training.py"
 STREAM = "nightly/distill"
 
 TRAINS = """

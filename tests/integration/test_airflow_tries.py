@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-from integration.airflow_world import (
+from support.airflow.world import (
     World,
     defer,
     distill,

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from contract.asking import WAITS, eventually, reach
+from support.backends.jobs import WAITS, eventually, reach
 
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.errors import EX_CONFIG

@@ -12,9 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from resize_results import check_resumed
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from support.elastic.resize_results import check_resumed
+from support.paths import BENCHMARKS
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
 import pytest
-from checkpointing import is_whole, snapshot_at, steps_of, stored
-from integration.object_store import files
 from structlog.testing import capture_logs
+from support.checkpoints.snapshots import is_whole, snapshot_at, steps_of, stored
+from support.object_store import files
 
 from edl_runtime.checkpoint import contents
 from edl_runtime.checkpoint.files import write_checked

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import structlog
-from checkpointing import steps_of, stored
 from click.testing import CliRunner, Result
+from support.checkpoints.snapshots import steps_of, stored
 
 from edl_runtime.checkpoint.manifest import MANIFEST
 from edl_runtime.cli import edl

@@ -14,11 +14,14 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from teacher_process import PATIENCE_S, TESTS, wait_until
+from support.paths import TESTS
+from support.teachers.process import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
 Compare = Callable[..., subprocess.Popen[str]]
+
+STUDENT = ("python", "support/students/tiny_student.py")
 
 ELSEWHERE = {"EDL_TEACHERS": "127.0.0.1:9", "EDL_POOL": "elsewhere", "EDL_JOB": "another"}
 """What whoever compares may have in the environment, and neither teachers nor script may use."""
@@ -35,7 +38,7 @@ def compare(mark: str, tmp_path: Path) -> Iterator[Compare]:
     """Starts `edl compare` with two teachers; what is given follows."""
     started = []
 
-    def start(*words: str, model: str = "served_models:arithmetic") -> subprocess.Popen[str]:
+    def start(*words: str, model: str = "support.models:arithmetic") -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "edl_runtime.cli", "compare", "--model", model, "--teachers", "2", *words]
         env = {**os.environ, "EDL_TEST_MARK": mark, "TMPDIR": str(tmp_path), **ELSEWHERE}
         process = subprocess.Popen(
@@ -73,7 +76,7 @@ def measured(process: subprocess.Popen[str], status: int) -> dict[str, Any]:
 
 def test_one_command_measures_every_way(compare: Compare, mark: str) -> None:
     """The same script, unchanged but for a flag in the first; it checks each answer itself. Nothing is left running."""
-    rows = measured(compare("--json", "--pure", "--alone", "--", "python", "tiny_student.py"), 0)
+    rows = measured(compare("--json", "--pure", "--alone", "--", *STUDENT), 0)
     assert list(rows) == ["none", "inprocess", "offline", "service"]
     assert all([run["batch_size"] for run in row["runs"]] == [16] for row in rows.values())
     assert rows["none"]["accuracy"]["mean"] == pytest.approx(0.9)
@@ -86,7 +89,7 @@ def test_one_command_measures_every_way(compare: Compare, mark: str) -> None:
 
 def test_a_way_that_fails_leaves_the_others_alone(compare: Compare, mark: str) -> None:
     """Answers on disk are no use to a source that augments: the table says so, and the exit status."""
-    process = compare("--ways", "offline,service", "--", "python", "tiny_student.py", "--augment")
+    process = compare("--ways", "offline,service", "--", *STUDENT, "--augment")
     table, said = process.communicate(timeout=4 * PATIENCE_S)
     assert process.returncode == 1, said
     assert "offline: answers from disk failed: the script ended with exit status 1" in table
@@ -97,18 +100,18 @@ def test_a_way_that_fails_leaves_the_others_alone(compare: Compare, mark: str) -
 
 def test_a_script_that_leaves_no_speed_is_told_what_to_leave(compare: Compare) -> None:
     """The reason says what it did leave."""
-    process = compare("--json", "--ways", "none", "--pure", "--alone", "--", "python", "tiny_student.py", "--silent")
+    process = compare("--json", "--ways", "none", "--pure", "--alone", "--", *STUDENT, "--silent")
     reason = measured(process, 1)["none"]["reason"]
     assert "no samples_per_s (there are: accuracy, batch_size); call edl_runtime.result.write_result" in reason
 
 
 def test_a_model_that_cant_be_served_fails_the_ways_that_need_it(compare: Compare) -> None:
     """With what its teacher said of it; the way without teachers is measured."""
-    words = ("--json", "--ways", "service,none", "--pure", "--alone", "--", "python", "tiny_student.py")
-    rows = measured(compare(*words, model="served_models:nothing"), 1)
+    words = ("--json", "--ways", "service,none", "--pure", "--alone", "--", *STUDENT)
+    rows = measured(compare(*words, model="support.models:nothing"), 1)
     assert rows["none"]["runs"]
     assert rows["service"]["reason"] == "a teacher ended before it was ready"
-    assert any("served_models:nothing" in line for line in rows["service"]["last_lines"])
+    assert any("support.models:nothing" in line for line in rows["service"]["last_lines"])
 
 
 @pytest.mark.parametrize(
@@ -118,7 +121,7 @@ def test_ctrl_c_leaves_no_process(
     compare: Compare, mark: str, number: signal.Signals, way: str, processes: int
 ) -> None:
     """In the middle of a way: teachers and script are gone when the command is."""
-    process = compare("--ways", way, "--", "python", "tiny_student.py", "--hangs")
+    process = compare("--ways", way, "--", *STUDENT, "--hangs")
     wait_until(lambda: any("--hangs" in one.cmdline() and one.ppid() == process.pid for one in marked(mark)))
     assert len(marked(mark)) >= processes  # the command, the script, and teachers
     process.send_signal(number)
@@ -130,7 +133,7 @@ def test_ctrl_c_leaves_no_process(
 @pytest.mark.parametrize(("way", "processes"), [("service", 4), ("inprocess", 2)])
 def test_a_killed_command_takes_its_processes_along(compare: Compare, mark: str, way: str, processes: int) -> None:
     """Nobody is there to end them: teachers, their predictors and the script end by themselves."""
-    process = compare("--ways", way, "--", "python", "tiny_student.py", "--hangs")
+    process = compare("--ways", way, "--", *STUDENT, "--hangs")
     wait_until(lambda: any("--hangs" in one.cmdline() for one in marked(mark) if one.pid != process.pid))
     assert len(marked(mark)) >= processes
     process.kill()
@@ -140,7 +143,7 @@ def test_a_killed_command_takes_its_processes_along(compare: Compare, mark: str,
 
 def test_a_script_that_does_not_ask_the_given_teachers_is_not_measured(compare: Compare) -> None:
     """Whatever it trained with, it was not what is compared; and one that needs teachers is told of --pure."""
-    process = compare("--json", "--", "python", "tiny_student.py", "--alone-with-teachers")
+    process = compare("--json", "--", *STUDENT, "--alone-with-teachers")
     rows = measured(process, 1)
     for way in ("inprocess", "offline", "service"):
         assert rows[way]["reason"].startswith("the script did not ask the teachers it was given"), way

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from discovery_process import Endpoint, running_discovery
-from integration.discovery_asking import NAMESPACE, asking, member, stream, students, until
-from teacher_process import PATIENCE_S
+from support.registry.discovery_client import NAMESPACE, asking, member, stream, students, until
+from support.registry.discovery_process import Endpoint, running_discovery
+from support.teachers.process import PATIENCE_S
 
 from edl_runtime.discovery.app import WORDS_LIMIT
 from edl_runtime.errors import EX_CONFIG

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from discovery_process import running_discovery
-from integration.following import POOL, behind, registered, student, until_shown
-from integration.reading import Batches, reader_of, slow_teacher, wait_for_teachers
 from structlog.testing import capture_logs
-from teacher_process import running_teacher
-from tls_front import tls_front
+from support.network.tls_front import tls_front
+from support.registry.discovery_process import running_discovery
+from support.registry.followers import POOL, behind, registered, student, until_shown
+from support.students.readers import Batches, reader_of, slow_teacher, wait_for_teachers
+from support.teachers.process import running_teacher
 
 from edl_runtime.discovery.messages import SILENT_AFTER_S
 from edl_runtime.distill import Discovered
@@ -102,7 +102,7 @@ async def test_https_is_spoken_with_whom_one_trusts(
 
 async def test_something_else_that_speaks_http_is_no_endpoint() -> None:
     """The student learns that the URL is wrong."""
-    with running_teacher("served_models:arithmetic") as teacher:
+    with running_teacher("support.models:arithmetic") as teacher:
         error = await failure_of(RuntimeSettings(discovery_url=f"http://{teacher.address}"))
     assert isinstance(error, DiscoveryRefusedError)
     assert error.status == 404

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from integration.discovery_asking import asking, stream, until
-from teacher_process import PATIENCE_S
+from support.registry.discovery_client import asking, stream, until
+from support.teachers.process import PATIENCE_S
 
 from edl_runtime.discovery import server
 from edl_runtime.settings import RuntimeSettings

@@ -9,9 +9,9 @@ import time
 
 import httpx
 import pytest
-from discovery_process import Endpoint, running_discovery
-from integration.discovery_asking import NAMESPACE, asking, member, stream, students, until, until_gone
-from teacher_process import PATIENCE_S
+from support.registry.discovery_client import NAMESPACE, asking, member, stream, students, until, until_gone
+from support.registry.discovery_process import Endpoint, running_discovery
+from support.teachers.process import PATIENCE_S
 
 from edl_runtime.discovery.app import build_app
 from edl_runtime.discovery.hub import Hub

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from agent_group import Group, running_group
-from elastic_agents import batches_of, stepped
+from support.elastic.agent_group import Group, running_group
+from support.elastic.fake_agent import batches_of, stepped
+from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.progress import Progress, read
 from edl_runtime.settings import RuntimeSettings
@@ -194,7 +195,7 @@ def test_a_trainer_that_does_not_come_back_from_a_step_is_replaced(tmp_path: Pat
         group.await_steps(5)
 
 
-INDIRECT = Path(__file__).parents[1] / "indirect_script.py"
+INDIRECT = TRAINING_SCRIPTS / "indirect_script.py"
 
 
 def test_a_script_that_calls_init_in_another_module_is_elastic(tmp_path: Path, settings: RuntimeSettings) -> None:
@@ -234,7 +235,7 @@ def test_instances_may_find_out_at_the_same_time_that_their_script_is_elastic(
         assert not [event for event in group.events() if event.kind == "failed"], group.story()
 
 
-PLAIN = Path(__file__).parents[1] / "plain_script.py"
+PLAIN = TRAINING_SCRIPTS / "plain_script.py"
 
 
 def test_an_unchanged_script_trains_as_two_instances(tmp_path: Path, settings: RuntimeSettings) -> None:
@@ -249,7 +250,7 @@ def test_an_unchanged_script_trains_as_two_instances(tmp_path: Path, settings: R
         assert len(set(weights.values())) == 1
 
 
-TORCH = Path(__file__).parents[1] / "torch_script.py"
+TORCH = TRAINING_SCRIPTS / "torch_script.py"
 TORCH_PYTHON = os.environ.get("EDL_TORCH_PYTHON") or (importlib.util.find_spec("torch") and sys.executable)
 
 

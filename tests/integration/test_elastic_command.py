@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from agent_group import SCRIPT
-from integration.local_jobs import wait_until_gone
+from support.backends.local_processes import wait_until_gone
+from support.elastic.agent_group import SCRIPT
 
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.cli.run import _name_of, _run, _shell, _Show

@@ -9,9 +9,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from agent_group import PATIENCE_S, Group, running_group
-from elastic_agents import open_gate
-from impatient_agent import LIMIT_S
+from support.elastic.agent_group import PATIENCE_S, Group, running_group
+from support.elastic.fake_agent import open_gate
+from support.elastic.impatient_agent import LIMIT_S
 
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys

@@ -8,15 +8,15 @@ import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support.paths import SUPPORT
 
 from edl_runtime.elastic.groups import choose_backend
 from edl_runtime.elastic.team import MOST_LIVE
 
-GROUP = Path(__file__).parents[1] / "elastic_group.py"
-CUT = Path(__file__).parents[1] / "cut_network.py"
+GROUP = SUPPORT / "elastic" / "group_process.py"
+CUT = SUPPORT / "elastic" / "cut_network.py"
 
 
 @pytest.mark.slow

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elastic_agents import join, leave, open_gate, trainers
+from support.elastic.fake_agent import join, leave, open_gate, trainers
+from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.elastic.messages import Finished, Lost, Ready, Stepped, Up
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).parents[1] / "rate_script.py"
+SCRIPT = TRAINING_SCRIPTS / "rate_script.py"
 EARLY, LATE, STEPS = 8, 20, 36
 """Gates, of so many steps."""
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from elastic_agents import SCRIPT, Trainer, batches_of, join, leave, open_gate, stepped, trainers, weights
-from teacher_process import wait_until
+from support.elastic.fake_agent import SCRIPT, Trainer, batches_of, join, leave, open_gate, stepped, trainers, weights
+from support.teachers.process import wait_until
 
 from edl_runtime.elastic.messages import Abort, Failed, Finished, Join, Lost, Ready, Stepped, Up
 

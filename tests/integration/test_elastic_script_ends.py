@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from elastic_agents import Trainer, join
+from support.elastic.fake_agent import Trainer, join
 
 from edl_runtime.elastic.messages import Lost, Ready, Up
 

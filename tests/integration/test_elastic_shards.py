@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 import redis
-from elastic_agents import Trainer, join, leave, open_gate, stepped, trainers
-from elastic_alone import SAMPLES, QuietLink, model_and_optimizer, train
+from support.elastic.fake_agent import Trainer, join, leave, open_gate, stepped, trainers
+from support.elastic.local_run import SAMPLES, QuietLink, model_and_optimizer, train
 
 from edl_runtime.elastic import shard_data
 from edl_runtime.elastic.messages import Finished, Lost, Note, Ready, Saved, Stepped, Up

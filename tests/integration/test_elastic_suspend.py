@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from agent_group import SCRIPT
-from checkpointing import steps_of
-from contract.asking import eventually, lines, reach
-from elastic_agents import batches_of, generations_of, stepped
+from support.backends.jobs import eventually, lines, reach
+from support.checkpoints.snapshots import steps_of
+from support.elastic.agent_group import SCRIPT
+from support.elastic.fake_agent import batches_of, generations_of, stepped
 
 from edl_runtime.backends.base import Backend
 from edl_runtime.backends.local import LocalBackend

@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpointing import snapshot_at, stored
+from support.checkpoints.snapshots import snapshot_at, stored
+from support.paths import EXAMPLES
 
 from edl_runtime.checkpoint.snapshot import Snapshot
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def evaluate(checkpoint: Path | str, place: Path) -> subprocess.CompletedProcess[str]:

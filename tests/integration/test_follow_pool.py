@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from discovery_process import running_discovery
-from integration.following import POOL, behind, registered, student, until_shown
-from teacher_process import running_teacher
+from support.registry.discovery_process import running_discovery
+from support.registry.followers import POOL, behind, registered, student, until_shown
+from support.teachers.process import running_teacher
 
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.shares import shares
@@ -102,7 +102,7 @@ async def test_a_teacher_is_assigned_within_a_second_and_a_killed_one_is_out_wit
     """A real teacher: from its registration to the student's list, and from its death off it."""
     async with student(student_settings) as one:
         await one.until(lambda teachers: not teachers)
-        with running_teacher("served_models:arithmetic", "--pool", POOL, env=settings.to_env()) as teacher:
+        with running_teacher("support.models:arithmetic", "--pool", POOL, env=settings.to_env()) as teacher:
             ready_at = time.monotonic()  # right before it registers
             joined_s = await one.until(lambda teachers: teachers == (teacher.address,)) - ready_at
             killed_at = time.monotonic()

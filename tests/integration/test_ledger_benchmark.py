@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support.paths import BENCHMARKS
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "ledger.py"
+SCRIPT = BENCHMARKS / "ledger.py"
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from contract.asking import IGNORES_SIGTERM, WAITS, ended, lines, says
-from integration.local_jobs import below, job, processes, start_begun, supervisor, wait_until_gone
+from support.backends.jobs import IGNORES_SIGTERM, WAITS, ended, lines, says
+from support.backends.local_processes import below, job, processes, start_begun, supervisor, wait_until_gone
 
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.errors import SubmitError

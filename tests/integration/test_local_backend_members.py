@@ -6,8 +6,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from contract.asking import WAITS, breaks, ended, lines, reach
-from integration.local_jobs import job
+from support.backends.jobs import WAITS, breaks, ended, lines, reach
+from support.backends.local_processes import job
 
 from edl_runtime.backends.local import LocalBackend
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from contract.asking import IGNORES_SIGTERM, WAITS, ended, lines, reach, says
-from integration.local_jobs import job, processes, start_begun, supervisor, wait_until_gone
-from teacher_process import PATIENCE_S, wait_until
+from support.backends.jobs import IGNORES_SIGTERM, WAITS, ended, lines, reach, says
+from support.backends.local_processes import job, processes, start_begun, supervisor, wait_until_gone
+from support.paths import TESTS
+from support.teachers.process import PATIENCE_S, wait_until
 
 from edl_runtime.backends.local import LocalBackend, locks
 from edl_runtime.backends.local.processes import start_wrapped
@@ -188,13 +189,12 @@ async def test_a_caller_killed_while_it_starts_a_job_leaves_one_job_or_none(
         import asyncio, sys
         from pathlib import Path
         from edl_runtime.backends.local import LocalBackend
-        from integration.local_jobs import job
+        from support.backends.local_processes import job
         work_dir = Path(sys.argv[1])
         spec = job("import time; print('up'); time.sleep(600)", work_dir)
         asyncio.run(LocalBackend(work_dir).submit(spec, token="first", secrets={}))
     """)
-    tests = str(Path(__file__).parents[1])
-    environ = {**os.environ, "PYTHONPATH": tests}
+    environ = {**os.environ, "PYTHONPATH": str(TESTS)}
     caller = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(work_dir), env=environ)
     await start_begun(work_dir)
     caller.kill()

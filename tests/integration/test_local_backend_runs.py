@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from contract.asking import WAITS, ended, eventually, says
-from integration.local_jobs import below, job
 from msgspec.structs import replace
+from support.backends.jobs import WAITS, ended, eventually, says
+from support.backends.local_processes import below, job
 
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.backends.local.locks import hold

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.asking import WAITS, reach
 from matplotlib.image import imread
 from prometheus_client.parser import text_string_to_metric_families
+from support.backends.jobs import WAITS, reach
 
 from edl_runtime.autoscale.plan import JobTarget, Plan
 from edl_runtime.autoscale.rescale import keep

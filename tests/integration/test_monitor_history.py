@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from past_points import past
+from support.autoscale.history import past
 
 from edl_runtime.autoscale import history
 from edl_runtime.autoscale.history import Point

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from prometheus_stand_in import StandIn, prometheus
 from redis.asyncio import Redis
+from support.autoscale.prometheus_server import StandIn, prometheus
 
 from edl_runtime.autoscale.profile import DAY_S, LEARN_EVERY_S, Foresight, Need
 from edl_runtime.autoscale.room import Room, room_for_training

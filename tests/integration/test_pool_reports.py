@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from discovery_process import running_discovery
-from integration.following import behind
-from integration.reading import POOL, Batches, reader_of, slow_teacher
-from teacher_process import PATIENCE_S, running_teacher
+from support.registry.discovery_process import running_discovery
+from support.registry.followers import behind
+from support.students.readers import POOL, Batches, reader_of, slow_teacher
+from support.teachers.process import PATIENCE_S, running_teacher
 
 from edl_runtime.distill import Discovered, DistillReader
 from edl_runtime.pool_reports import PoolDemand
@@ -70,8 +70,8 @@ def test_a_student_that_only_waits_and_its_teacher_say_so(settings: RuntimeSetti
 def test_each_pool_of_a_mixture_hears_how_long_it_is_waited_for(settings: RuntimeSettings) -> None:
     """The one that answers at once is not the one that the student waits for."""
     with (
-        running_teacher("served_models:slow", "--pool", "slow", env=settings.to_env()),
-        running_teacher("served_models:arithmetic", "--pool", "fast", env=settings.to_env()),
+        running_teacher("support.models:slow", "--pool", "slow", env=settings.to_env()),
+        running_teacher("support.models:arithmetic", "--pool", "fast", env=settings.to_env()),
         DistillReader(
             BATCHES,
             inputs=["x"],

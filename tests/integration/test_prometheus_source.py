@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from prometheus_stand_in import POINTS, StandIn, prometheus, scraped_until
-from tls_front import tls_front
+from support.autoscale.prometheus_server import POINTS, StandIn, prometheus, scraped_until
+from support.network.tls_front import tls_front
 
 from edl_runtime.autoscale.profile import DAY_S, Sample
 from edl_runtime.autoscale.sources.prometheus import ANSWER_LIMIT, PrometheusSource

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from integration.reading import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
-from teacher_process import running_teacher, wait_until
+from support.students.readers import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
+from support.teachers.process import running_teacher, wait_until
 
 from edl_runtime import progress
 from edl_runtime.distill import Discovered, Fixed
@@ -30,7 +30,7 @@ def test_all_three_formats_with_a_real_teacher() -> None:
         "sample_list": [[(row, number) for number, row in enumerate(x)]],
         "batch": [(x, np.arange(10))],
     }
-    with running_teacher("served_models:arithmetic") as teacher:
+    with running_teacher("support.models:arithmetic") as teacher:
         for kind, source in sources.items():
             for size in (1, 4, 16):
                 options = {"format": kind, "inputs": ["x", "label"], "outputs": ["double", "sum"]}
@@ -123,7 +123,7 @@ async def test_progress_is_published(settings: RuntimeSettings) -> None:
     settings = msgspec.structs.replace(settings, job="job")
     batches = Batches(20)
     with (
-        running_teacher("served_models:slow") as teacher,
+        running_teacher("support.models:slow") as teacher,
         reader_of(batches, Fixed((teacher.address,)), settings, total_steps=40) as reader,
     ):
         batches.check(list(reader))

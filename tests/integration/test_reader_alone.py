@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from teacher_process import running_teacher
+from support.paths import BENCHMARKS
+from support.teachers.process import running_teacher
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "distill_reader.py"
+BENCHMARK = BENCHMARKS / "distill_reader.py"
 
 SCRIPT = """
 import sys
@@ -26,7 +26,7 @@ next(iterator)
 
 def test_a_script_that_closes_nothing_ends() -> None:
     """Neither threads nor an epoch that was left open keep a process alive, and nothing is said about them."""
-    with running_teacher("served_models:arithmetic") as teacher:
+    with running_teacher("support.models:arithmetic") as teacher:
         ran = subprocess.run(
             [sys.executable, "-W", "error", "-c", SCRIPT],
             env={"EDL_TEACHERS": teacher.address},

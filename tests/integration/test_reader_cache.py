@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from integration.reading import reader_of
-from teacher_process import running_teacher
+from support.students.readers import reader_of
+from support.teachers.process import running_teacher
 
 from edl_runtime.distill import AnswerCache, Fixed, Normalise, TopK
 from edl_runtime.protocol.tensors import Array

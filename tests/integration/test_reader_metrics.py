@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
-from teacher_process import TESTS, running_teacher
+from support.paths import TESTS
+from support.teachers.process import running_teacher
 
 STUDENT = """
 import sys
-from integration.reading import Batches
+from support.students.readers import Batches
 from edl_runtime.distill import DistillReader
 
 with DistillReader(Batches(40), inputs=["x"], outputs=["double"], teacher_batch_size=4) as reader:
@@ -81,7 +82,7 @@ def test_a_reading_student_is_scraped_and_a_second_one_trains_without(tmp_path: 
     script.write_text(STUDENT)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with running_teacher("served_models:slow") as teacher, _student(script, teacher.address, port) as student:
+    with running_teacher("support.models:slow") as teacher, _student(script, teacher.address, port) as student:
         _says(student, "metrics.shown", "ten")
         during = _scraped(port)
         assert (during["batches_total", ()], during["samples_total", ()]) == (10, 80)

@@ -9,8 +9,8 @@ import time
 
 import msgspec
 import pytest
-from integration.reading import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
-from teacher_process import PATIENCE_S, running_teacher, wait_until
+from support.students.readers import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
+from support.teachers.process import PATIENCE_S, running_teacher, wait_until
 
 from edl_runtime.distill import Discovered, Fixed
 from edl_runtime.settings import RuntimeSettings
@@ -131,8 +131,8 @@ def test_a_predictor_that_hangs_costs_little(settings: RuntimeSettings) -> None:
     settings = msgspec.structs.replace(settings, teacher_timeout_s=1.0)
     batches = Batches(200)
     with (
-        running_teacher("served_models:slow") as hung,
-        running_teacher("served_models:slow") as good,
+        running_teacher("support.models:slow") as hung,
+        running_teacher("support.models:slow") as good,
         reader_of(batches, Fixed((hung.address, good.address)), settings) as reader,
     ):
         batches.check(list(reader))

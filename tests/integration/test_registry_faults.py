@@ -9,11 +9,11 @@ import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from structlog.testing import capture_logs
+from support.paths import SUPPORT
 
 from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.registry.directory import LOOK_EVERY_S, Directory
@@ -26,7 +26,7 @@ from edl_runtime.store.server import RedisServer
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-MEMBER = Path(__file__).with_name("registry_member.py")
+MEMBER = SUPPORT / "registry" / "member_process.py"
 LEASE_S = 3.0
 """The default, by which the processes of these tests register."""
 SLACK_S = 1.0

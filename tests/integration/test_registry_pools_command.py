@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from discovery_process import running_discovery
+from support.registry.discovery_process import running_discovery
 
 from edl_runtime.cli.pools import pools
 from edl_runtime.errors import DiscoveryRefusedError, RegistryUnavailableError, SpecError, UnknownPoolError

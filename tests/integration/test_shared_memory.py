@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from structlog.testing import capture_logs
-from teacher_process import Teacher, running_teacher, wait_until
+from support.teachers.process import Teacher, running_teacher, wait_until
 
 from edl_runtime.errors import InferenceError
 from edl_runtime.protocol import sharing
@@ -39,7 +39,7 @@ with TeacherConnection(sys.argv[1]) as teacher:
 
 @pytest.fixture(scope="module")
 def arithmetic() -> Iterator[Teacher]:
-    with running_teacher("served_models:arithmetic") as teacher:
+    with running_teacher("support.models:arithmetic") as teacher:
         yield teacher
 
 
@@ -93,7 +93,7 @@ def test_students_that_share_at_once_get_their_own_answers(arithmetic: Teacher) 
 
 def test_integers_arrive_as_they_are() -> None:
     """What is not floating point is copied by the teacher, and right all the same."""
-    with running_teacher("served_models:echo") as teacher, TeacherConnection(teacher.address) as connection:
+    with running_teacher("support.models:echo") as teacher, TeacherConnection(teacher.address) as connection:
         connection.signature()
         assert np.array_equal(connection.infer({"x": BYTES}, [])["x"], BYTES)
         assert shares(connection)
@@ -122,12 +122,12 @@ def test_a_student_keeps_no_memory_when_it_disconnects(arithmetic: Teacher) -> N
 
 def test_a_teacher_that_was_started_anew_is_shared_with_anew() -> None:
     """The call under way fails as ever; the next one connects, registers and shares."""
-    with running_teacher("served_models:arithmetic") as first:
+    with running_teacher("support.models:arithmetic") as first:
         port = first.address.rpartition(":")[2]
         connection = TeacherConnection(first.address)
         connection.signature()
         connection.infer({"x": ROWS}, ["sum"])
-    with running_teacher("served_models:arithmetic", "--port", port) as second, connection:
+    with running_teacher("support.models:arithmetic", "--port", port) as second, connection:
         with pytest.raises(OSError, match=r"."):
             connection.infer({"x": ROWS}, ["sum"])
         assert np.array_equal(connection.infer({"x": ROWS}, ["sum"])["sum"], ROWS.sum(axis=1))
@@ -170,7 +170,7 @@ def test_small_requests_use_the_socket(arithmetic: Teacher) -> None:
 
 def test_sharing_needs_the_token() -> None:
     """Whoever has no token can't make a teacher open anything."""
-    with running_teacher("served_models:arithmetic", env={"EDL_TEACHER_TOKEN": "secret"}) as teacher:
+    with running_teacher("support.models:arithmetic", env={"EDL_TEACHER_TOKEN": "secret"}) as teacher:
         with TeacherConnection(teacher.address) as stranger:
             with pytest.raises(InferenceError) as refused, stranger._link as stream:
                 stranger._register(stream, b'{"pid": 1, "fd": 0, "secret": ""}')

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.local_jobs import wait_until_gone
+from support.backends.local_processes import wait_until_gone
+from support.paths import EXAMPLES
 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.settings import RuntimeSettings
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 MANIFEST = EXAMPLES / "training_job" / "examplejob.yaml"
 EDL = [sys.executable, "-P", "-m", "edl_runtime.cli"]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from teacher_process import PATIENCE_S, TESTS, running_teacher, starting_teacher
+from support.paths import SUPPORT
+from support.teachers.process import PATIENCE_S, running_teacher, starting_teacher
 
 from edl_runtime.errors import EX_CONFIG, ModelError
 from edl_runtime.protocol.client import TeacherConnection
@@ -27,7 +28,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     (folder / "new").mkdir()
     (folder / "old").mkdir()
-    subprocess.run([sys.executable, TESTS / "save_paddle_models.py", folder], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, SUPPORT / "teachers" / "save_paddle_models.py", folder], check=True, capture_output=True
+    )
     return folder
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from teacher_process import PATIENCE_S, is_gone, running_teacher, starting_teacher, wait_until
+from support.teachers.process import PATIENCE_S, is_gone, running_teacher, starting_teacher, wait_until
 
 from edl_runtime.errors import EX_CONFIG, InferenceError
 from edl_runtime.protocol.client import TeacherConnection
@@ -40,7 +40,7 @@ async def joined(redis_url: str, namespace: str) -> list[Member]:
     return found
 
 
-def ended(*flags: str, model: str = "served_models:arithmetic", **env: str) -> tuple[int, str]:
+def ended(*flags: str, model: str = "support.models:arithmetic", **env: str) -> tuple[int, str]:
     """Run a teacher that is to end by itself; return its exit status and what it said."""
     with starting_teacher(model, *flags, env=env) as process:
         _, said = process.communicate(timeout=2 * PATIENCE_S)
@@ -50,7 +50,7 @@ def ended(*flags: str, model: str = "served_models:arithmetic", **env: str) -> t
 def test_a_teacher_without_a_pool_needs_no_redis() -> None:
     """A fixed teacher serves under the name and with the outputs it was told, and ends on SIGTERM with 0."""
     flags = ("--name", "doubler", "--outputs", "twice=double")
-    with running_teacher("served_models:arithmetic", *flags) as teacher:
+    with running_teacher("support.models:arithmetic", *flags) as teacher:
         with TeacherConnection(teacher.address, model="doubler") as connection:
             assert [spec.name for spec in connection.signature().outputs] == ["twice"]
             assert np.array_equal(connection.infer({"x": X}, ["twice"])["twice"], X * 2)
@@ -63,7 +63,7 @@ def test_a_teacher_without_a_pool_needs_no_redis() -> None:
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux tells of the timers of connections")
 def test_a_client_whose_machine_is_gone_is_noticed() -> None:
     """An idle connection is probed: without an answer it does not count for ever."""
-    with running_teacher("served_models:arithmetic") as teacher, TeacherConnection(teacher.address) as connection:
+    with running_teacher("support.models:arithmetic") as teacher, TeacherConnection(teacher.address) as connection:
         assert connection.ready()
         port = f"{int(teacher.address.rpartition(':')[2]):04X}"
         lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -75,7 +75,7 @@ def test_two_predictors_share_the_work(tmp_path: Path) -> None:
     """One process a device: while one is busy, the other answers."""
     env = {"HELD_MODEL_FOLDER": str(tmp_path)}
     with (
-        running_teacher("served_models:held", "--gpu_ids", "0,1", env=env) as teacher,
+        running_teacher("support.models:held", "--gpu_ids", "0,1", env=env) as teacher,
         TeacherConnection(teacher.address) as one,
         TeacherConnection(teacher.address) as other,
         ThreadPoolExecutor(1) as thread,
@@ -95,7 +95,7 @@ def test_two_predictors_share_the_work(tmp_path: Path) -> None:
 async def test_a_teacher_is_in_its_pool_from_ready_to_sigterm(redis_url: str, namespace: str, tmp_path: Path) -> None:
     """It registers once it answers; it leaves the list first, answers what is in flight, refuses the rest, exits."""
     env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "HELD_MODEL_FOLDER": str(tmp_path)}
-    with running_teacher("served_models:held", "--pool", "pool", "--weight", "2", env=env) as teacher:
+    with running_teacher("support.models:held", "--pool", "pool", "--weight", "2", env=env) as teacher:
         found = await joined(redis_url, namespace)
         assert [(one.address, one.weight) for one in found] == [(teacher.address, 2.0)]
         predictor = teacher.predictor
@@ -124,7 +124,7 @@ async def test_a_teacher_is_in_its_pool_from_ready_to_sigterm(redis_url: str, na
 def test_the_predictor_dies_with_a_killed_front(tmp_path: Path) -> None:
     """SIGKILL of the front leaves no process, even in the middle of a run; their memory has no name to leak by."""
     with (
-        running_teacher("served_models:held", env={"HELD_MODEL_FOLDER": str(tmp_path)}) as teacher,
+        running_teacher("support.models:held", env={"HELD_MODEL_FOLDER": str(tmp_path)}) as teacher,
         TeacherConnection(teacher.address) as connection,
         ThreadPoolExecutor(1) as thread,
     ):
@@ -139,7 +139,7 @@ def test_the_predictor_dies_with_a_killed_front(tmp_path: Path) -> None:
 async def test_a_teacher_whose_predictor_died_leaves(redis_url: str, namespace: str) -> None:
     """Requests in flight get an error that another teacher may not have; the teacher leaves the list and fails."""
     env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "EDL_POOL": "pool"}
-    with running_teacher("served_models:fragile", env=env) as teacher:
+    with running_teacher("support.models:fragile", env=env) as teacher:
         await joined(redis_url, namespace)
         with TeacherConnection(teacher.address) as connection:
             with pytest.raises(InferenceError, match="predictor has ended") as refused:
@@ -153,7 +153,7 @@ async def test_a_teacher_whose_predictor_died_leaves(redis_url: str, namespace: 
 def test_a_predictor_that_can_not_end_is_killed() -> None:
     """One that works no more but does not end either, for a thread of the model, keeps no teacher waiting."""
     with (
-        running_teacher("served_models:lingering") as teacher,
+        running_teacher("support.models:lingering") as teacher,
         TeacherConnection(teacher.address) as connection,
     ):
         predictor = teacher.predictor
@@ -169,7 +169,7 @@ async def test_a_teacher_whose_predictor_hangs_leaves(redis_url: str, namespace:
     """Idle or asked: within the limit it is off the list, its requests are another teacher's, and it exits 1."""
     env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "EDL_POOL": "pool"}
     with (
-        running_teacher("served_models:arithmetic", "--hung_after", "2", env=env) as teacher,
+        running_teacher("support.models:arithmetic", "--hung_after", "2", env=env) as teacher,
         TeacherConnection(teacher.address) as connection,
         ThreadPoolExecutor(1) as thread,
     ):
@@ -194,7 +194,7 @@ async def test_a_teacher_whose_predictor_hangs_leaves(redis_url: str, namespace:
 def test_a_teacher_that_has_much_to_do_does_not_hang() -> None:
     """Requests that wait longer than the limit for their turn are answered: what counts is the time for one."""
     with (
-        running_teacher("served_models:slow", "--hung_after", "2", "--max_batch", "1") as teacher,
+        running_teacher("support.models:slow", "--hung_after", "2", "--max_batch", "1") as teacher,
         ThreadPoolExecutor(5) as threads,
         ExitStack() as stack,
     ):
@@ -206,7 +206,7 @@ def test_a_teacher_that_has_much_to_do_does_not_hang() -> None:
 @pytest.mark.slow
 def test_a_teacher_that_was_stopped_itself_does_not_blame_its_predictor() -> None:
     """A front and predictor that were both stopped for longer than the limit go on."""
-    with running_teacher("served_models:arithmetic", "--hung_after", "2") as teacher:
+    with running_teacher("support.models:arithmetic", "--hung_after", "2") as teacher:
         family = [psutil.Process(teacher.process.pid), teacher.predictor]
         for process in family:
             process.suspend()
@@ -219,7 +219,7 @@ def test_a_teacher_that_was_stopped_itself_does_not_blame_its_predictor() -> Non
 
 def test_a_teacher_that_is_stopped_while_it_loads_ends_quietly() -> None:
     """SIGTERM before it is ready is no failure and leaves no predictor."""
-    with starting_teacher("served_models:arithmetic") as process:
+    with starting_teacher("support.models:arithmetic") as process:
         parent = psutil.Process(process.pid)
         wait_until(lambda: len(parent.children()) == 1)
         (predictor,) = parent.children()
@@ -257,7 +257,7 @@ async def test_leaving_takes_no_longer_than_its_limit(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server:
         env = {"EDL_REDIS_URL": server.url, "EDL_POOL": "pool", "HELD_MODEL_FOLDER": str(tmp_path)}
         with (
-            running_teacher("served_models:held", env=env) as teacher,
+            running_teacher("support.models:held", env=env) as teacher,
             TeacherConnection(teacher.address) as connection,
             ThreadPoolExecutor(1) as thread,
         ):
@@ -291,8 +291,8 @@ def test_redis_down_at_the_start_may_be_mended_by_a_restart() -> None:
 def test_a_teacher_of_another_model_does_not_join(redis_url: str, namespace: str) -> None:
     """A teacher that differs from its pool says in what and exits with the status that stops restarts."""
     env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "EDL_POOL": "pool", "EDL_LEASE_TTL_S": "2"}
-    with running_teacher("served_models:arithmetic", env=env):
-        code, said = ended(model="served_models:slow", **env)
+    with running_teacher("support.models:arithmetic", env=env):
+        code, said = ended(model="support.models:slow", **env)
     assert code == EX_CONFIG
     assert "differs from pool 'pool'" in said
     assert "sum" in said
@@ -300,7 +300,7 @@ def test_a_teacher_of_another_model_does_not_join(redis_url: str, namespace: str
 
 def test_a_port_in_use_is_named() -> None:
     """Two teachers can't have one port; the second says which."""
-    with running_teacher("served_models:arithmetic") as teacher:
+    with running_teacher("support.models:arithmetic") as teacher:
         port = teacher.address.rpartition(":")[2]
         code, said = ended("--port", port)
     assert code == 1
@@ -322,14 +322,14 @@ async def test_the_advertised_host_is_the_one_in_the_list(
 ) -> None:
     """Students are told the host that they can reach, whatever the teacher listens on."""
     env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "EDL_POOL": "pool", "EDL_TEACHER_TOKEN": "t"}
-    with running_teacher("served_models:arithmetic", "--host", "0.0.0.0", "--advertise", host, env=env) as teacher:
+    with running_teacher("support.models:arithmetic", "--host", "0.0.0.0", "--advertise", host, env=env) as teacher:
         assert teacher.address == shown.format(teacher.address.rpartition(":")[2])
         assert [one.address for one in await joined(redis_url, namespace)] == [teacher.address]
 
 
 def test_off_loopback_a_token_is_asked_for() -> None:
     """With EDL_TEACHER_TOKEN a teacher serves all hosts, tells a reachable address, and wants the token."""
-    with running_teacher("served_models:arithmetic", "--host", "0.0.0.0", env={"EDL_TEACHER_TOKEN": "t"}) as teacher:
+    with running_teacher("support.models:arithmetic", "--host", "0.0.0.0", env={"EDL_TEACHER_TOKEN": "t"}) as teacher:
         port = teacher.address.rpartition(":")[2]
         assert not teacher.address.startswith("0.0.0.0")
         with TeacherConnection(f"127.0.0.1:{port}", token="t") as connection:

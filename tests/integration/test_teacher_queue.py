@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from teacher_process import PATIENCE_S, Teacher, running_teacher, wait_until
+from support.teachers.process import PATIENCE_S, Teacher, running_teacher, wait_until
 
 from edl_runtime.errors import InferenceError
 from edl_runtime.protocol.client import TeacherConnection
@@ -41,7 +41,7 @@ def busy_teacher(folder: Path, *flags: str) -> Iterator[Teacher]:
     """A teacher whose model has begun with a request and goes on when `go` is there; it has answered the request."""
     env = {"HELD_MODEL_FOLDER": str(folder)}
     with (
-        running_teacher("served_models:held", *flags, env=env) as teacher,
+        running_teacher("support.models:held", *flags, env=env) as teacher,
         TeacherConnection(teacher.address) as connection,
         ThreadPoolExecutor(1) as thread,
     ):
@@ -120,7 +120,7 @@ def test_the_work_of_a_killed_student_does_not_run(tmp_path: Path) -> None:
 def test_what_a_teacher_has_done_is_counted() -> None:
     """Requests by status, the rows of its runs, and how busy it was; asked for with the token only."""
     with (
-        running_teacher("served_models:fragile", env={"EDL_TEACHER_TOKEN": "t"}) as teacher,
+        running_teacher("support.models:fragile", env={"EDL_TEACHER_TOKEN": "t"}) as teacher,
         TeacherConnection(teacher.address, token="t") as connection,
     ):
         connection.infer({"x": np.zeros((3, 4), np.float32)}, [])

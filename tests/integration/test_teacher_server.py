@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from certificates import Authority
-from teacher_process import PATIENCE_S, wait_until
+from support.network.certificates import Authority
+from support.teachers.process import PATIENCE_S, wait_until
 
 from edl_runtime.errors import InferenceError, ProtocolError, SpecError
 from edl_runtime.protocol.client import TeacherConnection
@@ -107,7 +107,7 @@ def serving(
     tls: ssl.SSLContext | None = None,
     **options: Any,
 ) -> Iterator[Served]:
-    model = CallableModel(ModelOptions(model=f"served_models:{name}"))
+    model = CallableModel(ModelOptions(model=f"support.models:{name}"))
     arena = Arena.create(options.pop("limit", LIMIT), slots=options.pop("slots", 4))
     loop = asyncio.new_event_loop()
 

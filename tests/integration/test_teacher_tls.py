@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from certificates import Authority, Shown
-from discovery_process import running_discovery
-from integration.reading import Batches, reader_of
-from teacher_process import Teacher, running_teacher, starting_teacher
+from support.network.certificates import Authority, Shown
+from support.registry.discovery_process import running_discovery
+from support.students.readers import Batches, reader_of
+from support.teachers.process import Teacher, running_teacher, starting_teacher
 
 from edl_runtime.discovery.link import Link
 from edl_runtime.distill import Discovered
@@ -42,7 +42,7 @@ def shown(authority: Authority) -> Shown:
 @pytest.fixture(scope="module")
 def echo(shown: Shown) -> Iterator[Teacher]:
     """A teacher that speaks TLS alone."""
-    with running_teacher("served_models:echo", env=shown.to_env()) as teacher:
+    with running_teacher("support.models:echo", env=shown.to_env()) as teacher:
         yield teacher
 
 
@@ -101,7 +101,7 @@ def test_a_student_reads_from_a_pool(
     """With the name that all certificates hold, whatever addresses teachers register; other students don't."""
     pooled = {**settings.to_env(), **shown.to_env()}
     batches = Batches(20)
-    with running_teacher("served_models:slow", "--pool", "pool", env=pooled):
+    with running_teacher("support.models:slow", "--pool", "pool", env=pooled):
         trusting = msgspec.structs.replace(settings, teacher_ca=str(authority.ca), teacher_tls_name=NAME)
         with reader_of(batches, Discovered("pool"), trusting) as reader:
             batches.check(list(reader))
@@ -118,7 +118,7 @@ def test_a_student_reads_from_a_pool(
 
 def test_without_a_name_the_certificate_holds_the_host(authority: Authority) -> None:
     """As everywhere on the web."""
-    with running_teacher("served_models:echo", env=authority.sign("127.0.0.1").to_env()) as teacher:
+    with running_teacher("support.models:echo", env=authority.sign("127.0.0.1").to_env()) as teacher:
         with connection(teacher.address, student(authority, name="")) as asked:
             assert asked.ready()
         with pytest.raises(ConnectionError, match=r"trusts for 'teachers\.tests'"):
@@ -128,7 +128,7 @@ def test_without_a_name_the_certificate_holds_the_host(authority: Authority) -> 
 def test_a_teacher_without_tls_is_told_apart(authority: Authority) -> None:
     """It waits for the student's request, as a busy one may seem to that speaks it; both are said."""
     with (
-        running_teacher("served_models:echo") as teacher,
+        running_teacher("support.models:echo") as teacher,
         pytest.raises(TimeoutError, match="asked for TLS, as EDL_TEACHER_CA has it; it may speak none"),
     ):
         connection(teacher.address, student(authority, timeout_s=1.0)).open()
@@ -240,7 +240,7 @@ def test_a_certificate_that_can_not_be_shown_is_named(authority: Authority, tmp_
     env = {"EDL_TLS_CERT": str(tmp_path / "none"), "EDL_TLS_KEY": ""}
     if fault == "mixed up":
         env = Shown(one.cert, other.key).to_env()
-    with starting_teacher("served_models:echo", env=env) as process:
+    with starting_teacher("support.models:echo", env=env) as process:
         _, said = process.communicate(timeout=60)
     assert process.returncode == 78
     assert "EDL_TLS_CERT" in said

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tutorial import MAX_LOAD, OTHER_LOAD, Tutorial
+from support.autoscale.tutorial import MAX_LOAD, OTHER_LOAD, Tutorial
 
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.backends.local import LocalBackend

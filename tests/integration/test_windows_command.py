@@ -11,8 +11,8 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
-from edl_command import Edl, edl_command
-from prometheus_stand_in import prometheus
+from support.autoscale.prometheus_server import prometheus
+from support.edl_command import Edl, edl_command
 
 from edl_runtime.errors import EX_CONFIG
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import skip_on_a_laptop
-from kubernetes_cluster import PADDLE_IMAGE, Cluster, RedisService
+from support.cluster.cluster import PADDLE_IMAGE, Cluster, RedisService
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes_cluster import Cluster, RedisService
+from support.cluster.cluster import Cluster, RedisService
+from support.paths import ROOT
 from system.test_runs import run_dag
 
 from edl_airflow.laptop.client import AirflowClient
@@ -18,7 +19,6 @@ from edl_airflow.laptop.launcher import Laptop
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from kubernetes_cluster import Cluster, RedisService
-from pod_trouble import evict, pods_of
+from support.cluster.cluster import Cluster, RedisService
+from support.cluster.pod_faults import evict, pods_of
 
 from edl_airflow.laptop.client import AirflowClient, Run, Task
 from edl_airflow.laptop.launcher import Laptop

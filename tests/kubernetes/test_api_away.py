@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from contract.asking import WAITS, eventually, job, reach, says
-from kubernetes_cluster import Cluster, RedisService
-from pod_trouble import kubeconfig_with, leaving_nothing, server_of
-from proxy import Proxy, running_proxy
+from support.backends.jobs import WAITS, eventually, job, reach, says
+from support.cluster.cluster import Cluster, RedisService
+from support.cluster.pod_faults import kubeconfig_with, leaving_nothing, server_of
+from support.network.proxy import Proxy, running_proxy
 
 from edl_runtime.autoscale.jobs import Target
 from edl_runtime.autoscale.plan import Rules

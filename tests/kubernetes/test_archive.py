@@ -13,7 +13,7 @@ from edl_runtime.backends.kubernetes import archive, names
 from edl_runtime.backends.kubernetes.api import Api
 
 if TYPE_CHECKING:
-    from kubernetes_cluster import Cluster
+    from support.cluster.cluster import Cluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 

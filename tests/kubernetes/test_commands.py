@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from contract.asking import WAITS, job, reach, says
-from kubernetes_cluster import Cluster
-from pod_trouble import kubeconfig_with, leaving_nothing, token_of
+from support.backends.jobs import WAITS, job, reach, says
+from support.cluster.cluster import Cluster
+from support.cluster.pod_faults import kubeconfig_with, leaving_nothing, token_of
 
 from edl_runtime.backends.base import Backend
 from edl_runtime.pods import Pod

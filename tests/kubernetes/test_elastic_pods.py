@@ -12,12 +12,13 @@ import fsspec  # type: ignore[import-untyped]
 import msgspec
 import numpy as np
 import pytest
-from checkpointing import steps_of
 from conftest import skip_on_a_laptop
-from contract.asking import ended, eventually, reach
-from elastic_agents import batches_of, generations_of, join, open_gate, stepped, trainers, weights
-from kubernetes_cluster import Cluster, RedisService
-from object_store_service import BUCKET, S3_IMAGE, ObjectStoreService
+from support.backends.jobs import ended, eventually, reach
+from support.checkpoints.snapshots import steps_of
+from support.cluster.cluster import Cluster, RedisService
+from support.cluster.object_store import BUCKET, S3_IMAGE, ObjectStoreService
+from support.elastic.fake_agent import batches_of, generations_of, join, open_gate, stepped, trainers, weights
+from support.paths import TESTS, TRAINING_SCRIPTS
 
 from edl_runtime.backends.base import SUSPENDED
 from edl_runtime.backends.kubernetes import KubernetesBackend
@@ -31,7 +32,6 @@ from edl_runtime.store.client import connect
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
 
-TESTS = Path(__file__).resolve().parents[1]
 EPOCHS = 12
 ONCE = batches_of(150, 64, EPOCHS)
 EARLY, LATE = 16, 28
@@ -83,7 +83,7 @@ def object_store(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def training(out: Path, place: Place, epochs: int, *gates: int) -> JobSpec:
     """Return a job of one to three instances, of which each takes part in each step."""
-    script = [str(TESTS / "elastic_script.py"), str(out)]
+    script = [str(TRAINING_SCRIPTS / "elastic_script.py"), str(out)]
     options = {"epochs": epochs, "step_s": 0.03, "gates": gates}
     pod = Pod(volumes=[Volume(path=str(TESTS), source={"hostPath": {"path": str(TESTS)}}, read_only=True)])
     return JobSpec(

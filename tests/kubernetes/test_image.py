@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 from conftest import skip_on_a_laptop
-from kubernetes_cluster import Cluster, own_namespace
-from kubernetes_manifests import RESTRICTED, run_pod
+from support.cluster.cluster import Cluster, own_namespace
+from support.cluster.manifests import RESTRICTED, run_pod
+from support.paths import ROOT
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[2]
 BUILT = "localhost/edl-runtime-test:built"
 OUR_LAYER = 5_000_000
 """Bytes that a new version of ours may add to what nodes have already."""

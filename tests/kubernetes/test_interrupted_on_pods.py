@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes_cluster import Cluster, RedisService
-from pod_trouble import kubeconfig_with, server_of
-from proxy import Proxy, running_proxy
-from system.cases import OPTIONS, Case, registered
-from system.processes import another_scheduler, another_triggerer, halted_triggerer, is_alive, next_triggerer
+from support.airflow.interrupted_runs import OPTIONS, Case, registered
+from support.airflow.processes import another_scheduler, another_triggerer, halted_triggerer, is_alive, next_triggerer
+from support.cluster.cluster import Cluster, RedisService
+from support.cluster.pod_faults import kubeconfig_with, server_of
+from support.network.proxy import Proxy, running_proxy
 
 from edl_airflow.laptop.client import AirflowClient
 from edl_airflow.laptop.launcher import Laptop

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from contract.asking import WAITS, ended, eventually, job, reach
 from kubernetes_asyncio.client import ApiClient, Configuration
-from kubernetes_cluster import Cluster
-from proxy import Proxy, running_proxy
+from support.backends.jobs import WAITS, ended, eventually, job, reach
+from support.cluster.cluster import Cluster
+from support.network.proxy import Proxy, running_proxy
 
 from edl_runtime.backends.base import Backend
 from edl_runtime.backends.kubernetes import KubernetesBackend, mirror

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from contract.asking import WAITS, eventually, job, says
-from kubernetes_cluster import Cluster
-from pod_trouble import evict, leaving_nothing, pods_of, quota
+from support.backends.jobs import WAITS, eventually, job, says
+from support.cluster.cluster import Cluster
+from support.cluster.pod_faults import evict, leaving_nothing, pods_of, quota
 
 from edl_runtime.autoscale.news import Look, look_at, news
 from edl_runtime.backends.base import Backend

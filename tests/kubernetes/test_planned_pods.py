@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from contract.asking import WAITS, job, reach
-from kubernetes_cluster import Cluster, RedisService
+from support.backends.jobs import WAITS, job, reach
+from support.cluster.cluster import Cluster, RedisService
 
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.autoscale.rescale import rescale

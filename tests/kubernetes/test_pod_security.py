@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from contract.asking import WAITS, ended, job, says
-from kubernetes_cluster import Cluster, own_namespace
-from kubernetes_manifests import RESTRICTED, create
+from support.backends.jobs import WAITS, ended, job, says
+from support.cluster.cluster import Cluster, own_namespace
+from support.cluster.manifests import RESTRICTED, create
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import skip_on_a_laptop
-from contract.asking import IGNORES_SIGTERM, SAYS_GOODBYE, WAITS, ended, eventually, job, reach, says
-from kubernetes_cluster import Cluster, own_namespace
-from pod_trouble import admit_only_restricted, evict, leaving_nothing, pods_of, priority_class, quota
+from support.backends.jobs import IGNORES_SIGTERM, SAYS_GOODBYE, WAITS, ended, eventually, job, reach, says
+from support.cluster.cluster import Cluster, own_namespace
+from support.cluster.pod_faults import admit_only_restricted, evict, leaving_nothing, pods_of, priority_class, quota
 
 from edl_runtime.backends.base import Backend, JobStatus
 from edl_runtime.backends.kubernetes import KubernetesBackend

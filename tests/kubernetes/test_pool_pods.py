@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-from contract.asking import eventually
-from integration.reading import POOL, Batches, reader_of
-from kubernetes_cluster import Cluster, RedisService
+from support.backends.jobs import eventually
+from support.cluster.cluster import Cluster, RedisService
+from support.paths import TESTS
+from support.students.readers import POOL, Batches, reader_of
 
 from edl_airflow.jobs import pool_job
 from edl_runtime.backends.kubernetes import KubernetesBackend
@@ -23,7 +23,6 @@ from edl_runtime.store.client import connect
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
 
-TESTS = Path(__file__).resolve().parents[1]
 TOKEN = "a-token-of-these-tests"
 WITHIN_S = 120.0
 
@@ -43,7 +42,7 @@ async def test_a_pool_grows_and_shrinks_while_a_student_reads(
         redis_url=redis_service.url, namespace=namespace, teacher_token=TOKEN, teacher_wait_s=WITHIN_S
     )
     pod = Pod(volumes=[Volume(path=str(TESTS), source={"hostPath": {"path": str(TESTS)}}, read_only=True)])
-    teacher = TeacherSpec(model="served_models:slow", pod=pod)
+    teacher = TeacherSpec(model="support.models:slow", pod=pod)
     pool = pool_job(POOL, teacher, Bounds(1, 4), namespace=namespace, folder=TESTS)
     secrets = {"EDL_REDIS_URL": redis_service.url_inside, "EDL_TEACHER_TOKEN": TOKEN}
     await backend.submit(pool, token="mine", secrets=secrets)

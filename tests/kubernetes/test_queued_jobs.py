@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from contract.asking import WAITS, job
-from kubernetes_cluster import Cluster
+from support.backends.jobs import WAITS, job
+from support.cluster.cluster import Cluster
 
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.errors import BackendError

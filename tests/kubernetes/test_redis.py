@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes_cluster import REDIS_IMAGE, Cluster, own_namespace
-from kubernetes_manifests import RESTRICTED, create, manifests, path_of, ready_pod, remove, run_pod
+from support.cluster.cluster import REDIS_IMAGE, Cluster, own_namespace
+from support.cluster.manifests import RESTRICTED, create, manifests, path_of, ready_pod, remove, run_pod
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from contract.asking import WAITS, job, says
-from kubernetes_cluster import Cluster
-from pod_trouble import kubeconfig_with, token_of
+from support.backends.jobs import WAITS, job, says
+from support.cluster.cluster import Cluster
+from support.cluster.pod_faults import kubeconfig_with, token_of
 
 from edl_runtime.backends.kubernetes import KubernetesBackend, names
 from edl_runtime.backends.kubernetes.connect import by_kubeconfig

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from contract.asking import WAITS, eventually, followed, job, lines, reach, says
-from kubernetes_cluster import Cluster
+from support.backends.jobs import WAITS, eventually, followed, job, lines, reach, says
+from support.cluster.cluster import Cluster
 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.kubernetes import names

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from kubernetes_cluster import Cluster
-from resize_results import check_resumed
+from support.cluster.cluster import Cluster
+from support.elastic.resize_results import check_resumed
+from support.paths import BENCHMARKS
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "resize.py"
+BENCHMARK = BENCHMARKS / "resize.py"
 
 
 @pytest.mark.usefixtures("paddle_image")

@@ -11,10 +11,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 import yaml
-from contract.asking import WAITS, add_places, eventually, followed, job, lines, reach, says, takes_a_place
 from kubernetes_asyncio.client import ApiClient
-from kubernetes_cluster import Cluster, own_namespace
-from kubernetes_manifests import create, manifests, path_of, remove
+from support.backends.jobs import WAITS, add_places, eventually, followed, job, lines, reach, says, takes_a_place
+from support.cluster.cluster import Cluster, own_namespace
+from support.cluster.manifests import create, manifests, path_of, remove
 
 from edl_runtime.backends.kubernetes import KubernetesBackend, archive, names
 from edl_runtime.backends.kubernetes.api import Api

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
-from certificates import Authority, Shown
-from contract.asking import ended, eventually, lines
-from kubernetes_cluster import REDIS_IMAGE, Cluster, own_namespace
-from kubernetes_manifests import DEPLOY, create, manifests, path_of, ready_pod
+from support.backends.jobs import ended, eventually, lines
+from support.cluster.cluster import REDIS_IMAGE, Cluster, own_namespace
+from support.cluster.manifests import create, manifests, path_of, ready_pod
+from support.network.certificates import Authority, Shown
+from support.paths import DEPLOY, SUPPORT, TESTS
 
 from edl_airflow.jobs import pool_job, trainer_job
 from edl_runtime.backends.kubernetes import KubernetesBackend
@@ -22,7 +23,6 @@ from edl_runtime.specs import Bounds, JobSpec, TeacherSpec, TrainerSpec
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
-TESTS = Path(__file__).resolve().parents[1]
 PASSWORD, TOKEN, DISCOVERY_TOKEN = "5ecae7", "70c3a", "d15c0"
 POOL = "pool"
 WITHIN_S = 120.0
@@ -120,7 +120,7 @@ async def test_pods_speak_tls_with_each_other_and_with_nobody_else(home: Cluster
     redis = f"rediss://:{PASSWORD}@edl-redis.{home.namespace}.svc:6379/0"
     discovery = f"https://edl-discovery.{home.namespace}.svc:8000"
     pod = Pod(volumes=[Volume(path="/tls", source={"secret": {"secretName": "edl-teachers-tls"}}), SCRIPTS])
-    teacher = TeacherSpec(model="served_models:arithmetic", pod=pod, env=SERVES_TLS)
+    teacher = TeacherSpec(model="support.models:arithmetic", pod=pod, env=SERVES_TLS)
     pool = pool_job(POOL, teacher, Bounds(1, 2), namespace="default", folder=TESTS)
     both = {"EDL_REDIS_URL": redis, "EDL_TEACHER_TOKEN": TOKEN}
     await backend.submit(pool, token="mine", secrets=both)
@@ -133,10 +133,12 @@ async def test_pods_speak_tls_with_each_other_and_with_nobody_else(home: Cluster
 
     await eventually(ready, "a teacher that is ready", WITHIN_S)
 
-    script = str(TESTS / "tiny_student.py")
+    script = str(SUPPORT / "students" / "tiny_student.py")
     by_registry = student(home, "by-registry", script)
     by_discovery = student(home, "by-discovery", script, EDL_DISCOVERY_URL=discovery)
-    strangers = student(home, "strangers", str(TESTS / "tls_strangers.py"), POOL, EDL_DISCOVERY_URL=discovery)
+    strangers = student(
+        home, "strangers", str(SUPPORT / "network" / "tls_clients.py"), POOL, EDL_DISCOVERY_URL=discovery
+    )
     await backend.submit(by_registry, token="mine", secrets=both)
     behind = {"EDL_DISCOVERY_TOKEN": DISCOVERY_TOKEN, "EDL_TEACHER_TOKEN": TOKEN}
     await backend.submit(by_discovery, token="mine", secrets=behind)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kubernetes_cluster import Cluster, RedisService
+from support.cluster.cluster import Cluster, RedisService
+from support.paths import EXAMPLES
 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.kubernetes import KubernetesBackend
@@ -22,7 +23,6 @@ from edl_runtime.specs import Bounds, JobSpec
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 TELLS = """
 import json, os, pathlib

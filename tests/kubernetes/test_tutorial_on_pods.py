@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
-from contract.asking import eventually
-from kubernetes_cluster import Cluster, RedisService
-from tutorial import MAX_LOAD, OTHER_LOAD, Tutorial, spec
+from support.autoscale.tutorial import MAX_LOAD, OTHER_LOAD, Tutorial, spec
+from support.backends.jobs import eventually
+from support.cluster.cluster import Cluster, RedisService
 
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.backends.base import Backend

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from property.group_world import CLOCK, LEASE_S, TICK_S, TIMES, Agent, World
+from support.elastic.group_simulation import CLOCK, LEASE_S, TICK_S, TIMES, Agent, World
 
 from edl_runtime.elastic.agreement import decide
 from edl_runtime.elastic.generation import Generation

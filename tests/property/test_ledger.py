@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from property.ledger_model import LIMIT, LedgerModel
+from support.ledger.model import LIMIT, LedgerModel
 
 from edl_runtime.errors import StaleGenerationError
 from edl_runtime.shards.ledger import Ledger

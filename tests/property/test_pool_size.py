@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from property.pool_world import World
+from support.students.pool_simulation import World
 
 from edl_runtime.autoscale.teachers import FULL, ROOM, SETTLED_S, Need, even_shares, teachers_needed
 from edl_runtime.balance.assign import assign

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import skip_on_a_laptop
-from system.cases import OPTIONS
+from support.airflow.interrupted_runs import OPTIONS
+from support.paths import ROOT
 
 from edl_airflow.laptop.client import AirflowClient
 from edl_airflow.laptop.launcher import Laptop
 from edl_runtime.store.server import find_redis_server
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "mnist_distill"
 
 FAILS = """

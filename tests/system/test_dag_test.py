@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.paths import DAGS, SUPPORT
 
 from edl_airflow.laptop.environment import components_environment
 from edl_runtime.backends.local import LocalBackend
@@ -21,8 +22,7 @@ from edl_runtime.store.server import RedisServer
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
 
-RUN = Path(__file__).with_name("run_dag_test.py")
-DAGS = Path(__file__).resolve().parents[2] / "dags"
+RUN = SUPPORT / "airflow" / "run_dag_test.py"
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from system.cases import Case, ThisMachine
-from system.processes import another_triggerer, halted_triggerer, is_alive
+from support.airflow.interrupted_runs import Case, ThisMachine
+from support.airflow.processes import another_triggerer, halted_triggerer, is_alive
 
 from edl_airflow.laptop.client import AirflowClient
 from edl_airflow.laptop.launcher import Laptop

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 from airflow.sdk import Connection
-from cluster_views import capacity, job, node
 from prometheus_client.registry import Collector
+from support.autoscale.views import capacity, job, node
+from support.paths import DEPLOY
 
 from edl_airflow.hooks.edl import Surroundings
 from edl_airflow.work import KubernetesPlace
@@ -30,8 +31,6 @@ from edl_runtime.teacher.load import Load
 from edl_runtime.teacher.metrics import Metrics
 from edl_runtime.teacher.predictors import Predictors
 from edl_runtime.teacher.server import Front
-
-DEPLOY = Path(__file__).parents[2] / "deploy"
 
 SERVICE_ACCOUNT = {"serviceAccount": {"create": ..., "name": ...}}
 

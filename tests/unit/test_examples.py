@@ -9,8 +9,9 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from support.paths import EXAMPLES
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "mnist_distill"
+EXAMPLE = EXAMPLES / "mnist_distill"
 
 
 @pytest.fixture

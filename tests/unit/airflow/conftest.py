@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from unit.airflow.made_up import MadeUpSite, MadeUpTask
+from support.airflow.fakes import MadeUpSite, MadeUpTask
 
 
 @pytest.fixture

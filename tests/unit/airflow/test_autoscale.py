@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import runpy
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from shown_questions import ShownQuestions
-from unit.airflow.made_up import MadeUpSite, rendered
+from support.airflow.fakes import MadeUpSite, rendered
+from support.airflow.human_questions import ShownQuestions
+from support.paths import DAGS
 
 from edl_airflow.approval import answer_of, ask, subject, table, targets_in
 from edl_airflow.failures import is_passing
@@ -20,7 +20,6 @@ from edl_runtime.autoscale.plan import JobTarget, Plan
 from edl_runtime.autoscale.rescale import Rescaled
 from edl_runtime.errors import ClusterUnavailableError, SpecError
 
-DAGS = Path(__file__).parents[3] / "dags"
 WINDOWS = {"windows": [{"name": "day", "start": "08:00", "end": "20:00", "sizes": {"cluster": "50%"}}], "default": {}}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from unit.airflow.made_up import STUDENT, MadeUpSite, failed_status, job_status, short_of_one, work_of
+from support.airflow.fakes import STUDENT, MadeUpSite, failed_status, job_status, short_of_one, work_of
 
 from edl_airflow import conductor
 from edl_runtime.errors import OwnedElsewhereError, RegistryUnavailableError

@@ -16,13 +16,12 @@ from airflow.sdk import DAG, BaseOperator
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import DataInterval, TimeRestriction
 from airflow.utils.types import DagRunType
-from unit.airflow.made_up import MadeUpSite, job_status, rendered
+from support.airflow.fakes import MadeUpSite, job_status, rendered
+from support.paths import DAGS
 
 from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
 from edl_airflow.work import Training
 from edl_runtime.autoscale.traffic_schema import read_windows
-
-DAGS = Path(__file__).parents[3] / "dags"
 
 
 def _dag(name: str) -> DAG:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from unit.airflow.made_up import failed_status, job_status, short_of_one, work_of
+from support.airflow.fakes import failed_status, job_status, short_of_one, work_of
 
 from edl_airflow.decisions import View, decide, lack
 from edl_airflow.work import Outcome, Work

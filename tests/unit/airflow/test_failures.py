@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException, AirflowTaskTimeout
-from unit.airflow.made_up import landed
+from support.airflow.fakes import landed
 
 from edl_airflow.failures import (
     GoneError,

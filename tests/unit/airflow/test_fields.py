@@ -11,8 +11,8 @@ import pytest
 from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
-from unit.airflow.made_up import MadeUpSite, rendered
-from unit.airflow.templated import STUDENT, SURROUNDINGS, TEACHER, distill
+from support.airflow.fakes import MadeUpSite, rendered
+from support.airflow.templates import STUDENT, SURROUNDINGS, TEACHER, distill
 
 from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.operators.resize import EdlResizeOperator

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
-from asset_watching import AssetStates, watching
-from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, failed_status, job_status, landed, rendered
+from support.airflow.asset_watcher import AssetStates, watching
+from support.airflow.fakes import MadeUpSite, deferred_by, event_of, failed_status, job_status, landed, rendered
 
 from edl_airflow.checkpoint_wait import CheckpointView, CheckpointWait, Threshold
 from edl_airflow.failures import GoneError

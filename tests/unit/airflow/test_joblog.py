@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from unit.airflow.made_up import MadeUpSite, job_status
+from support.airflow.fakes import MadeUpSite, job_status
 
 from edl_airflow.joblog import LONGEST_LINE, MOST_LINES, JobLog
 from edl_airflow.work import Training

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from airflow.serialization.serialized_objects import BaseSerialization
 from structlog.testing import capture_logs
-from unit.airflow.made_up import MadeUpSite, job_status
+from support.airflow.fakes import MadeUpSite, job_status
 
 from edl_airflow.assets import jobs_asset
 from edl_airflow.triggers.news import EdlJobsTrigger

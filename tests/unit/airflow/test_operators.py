@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
-from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, job_status, rendered
-from unit.airflow.templated import SURROUNDINGS, TEACHER, distill
+from support.airflow.fakes import MadeUpSite, deferred_by, event_of, job_status, rendered
+from support.airflow.templates import SURROUNDINGS, TEACHER, distill
 
 from edl_airflow.failures import TaskKilledError
 from edl_airflow.identity import job_name, pool_name, try_token

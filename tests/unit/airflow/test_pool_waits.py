@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
-from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, failed_status, job_status, rendered
+from support.airflow.fakes import MadeUpSite, deferred_by, event_of, failed_status, job_status, rendered
 
 from edl_airflow.failures import GoneError
 from edl_airflow.operators.resize import EdlResizeOperator

@@ -6,15 +6,13 @@ import json
 import subprocess
 import sys
 from importlib import resources
-from pathlib import Path
 from pkgutil import resolve_name
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+from support.paths import ROOT
 
 from edl_airflow.provider_info import get_provider_info
-
-ROOT = Path(__file__).parents[3]
 
 
 def _python(code: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, job_status, rendered
+from support.airflow.fakes import MadeUpSite, deferred_by, event_of, job_status, rendered
 
 from edl_airflow.job_wait import JobView, JobWait
 from edl_airflow.operators.resize import EdlResizeOperator

@@ -11,7 +11,7 @@ import pytest
 from airflow.sdk import DAG, ExceptionRetryPolicy, RetryAction, RetryDecision, task
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 from airflow.serialization.serialized_objects import DagSerialization
-from unit.airflow.templated import distill
+from support.airflow.templates import distill
 
 from edl_airflow.failures import JobInterruptedError, UsersMistakeError
 from edl_airflow.operators.resize import EdlResizeOperator

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import msgspec
-from unit.airflow.made_up import MadeUpSite, job_status, work_of
+from support.airflow.fakes import MadeUpSite, job_status, work_of
 
 from edl_airflow.decisions import View
 from edl_airflow.telling import Teller

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException, AirflowTaskTimeout
-from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, rendered
+from support.airflow.fakes import MadeUpSite, deferred_by, event_of, rendered
 
 from edl_airflow.sensors.traffic import EdlTrafficSensor
 from edl_airflow.traffic_wait import TrafficWait

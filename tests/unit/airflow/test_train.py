@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-from unit.airflow.made_up import MadeUpSite, deferred_by, event_of, job_status, landed, rendered, work_of
-from unit.airflow.templated import SURROUNDINGS
+from support.airflow.fakes import MadeUpSite, deferred_by, event_of, job_status, landed, rendered, work_of
+from support.airflow.templates import SURROUNDINGS
 
 from edl_airflow import conductor
 from edl_airflow.decisions import View, decide

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
-from unit.airflow.made_up import rendered
-from unit.airflow.templated import SURROUNDINGS
+from support.airflow.fakes import rendered
+from support.airflow.templates import SURROUNDINGS
+from support.paths import EXAMPLES
 
 from edl_airflow.operators.train import EdlTrainOperator
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod
 from edl_runtime.specs import Bounds, JobSpec
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "training_job" / "examplejob.yaml"
+EXAMPLE = EXAMPLES / "training_job" / "examplejob.yaml"
 
 
 def manifest(name: str, workspace: str = "src") -> str:

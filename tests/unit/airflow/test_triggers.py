@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from unit.airflow.made_up import POOL, STUDENT, MadeUpSite, job_status
+from support.airflow.fakes import POOL, STUDENT, MadeUpSite, job_status
 
 from edl_airflow.hooks.edl import EdlHook, Surroundings
 from edl_airflow.pool_wait import GONE, PoolView, PoolWait

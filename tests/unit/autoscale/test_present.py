@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster_views import capacity, job, node
+from support.autoscale.views import capacity, job, node
 
 from edl_runtime.autoscale.history import JobPoint, Point, Use
 from edl_runtime.autoscale.plan import Plan

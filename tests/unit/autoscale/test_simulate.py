@@ -10,6 +10,7 @@ from statistics import mean, stdev
 import msgspec
 import pytest
 from click.testing import CliRunner
+from support.paths import BENCHMARKS
 
 from edl_runtime.autoscale.comparison import POLICIES, compare
 from edl_runtime.autoscale.jobs import Speedup
@@ -23,7 +24,7 @@ from edl_runtime.specs import Bounds
 
 HOUR = 3600.0
 COLUMNS = "id,submitted_s,min,max,work,a,phi"
-TRACES = sorted((Path(__file__).parents[3] / "benchmarks" / "traces").iterdir())
+TRACES = sorted((BENCHMARKS / "traces").iterdir())
 
 
 def a_job(name: str, at_s: float, least: int, most: int, work: float) -> TraceJob:

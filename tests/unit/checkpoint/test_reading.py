@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, Self, cast
 
 import pytest
-from checkpointing import is_whole, stored
+from support.checkpoints.snapshots import is_whole, stored
 
 from edl_runtime.checkpoint import contents, files
 from edl_runtime.checkpoint.manifest import MANIFEST

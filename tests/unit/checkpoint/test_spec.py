@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpointing import stored
+from support.checkpoints.snapshots import stored
 
 from edl_runtime.errors import CheckpointStoreError, SpecError
 from edl_runtime.settings import RuntimeSettings

@@ -13,11 +13,11 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 import pytest
-from any_arrays import SOME, assert_same
-from checkpointing import is_whole, snapshot_at, steps_of, stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
+from support.checkpoints.arrays import SOME, assert_same
+from support.checkpoints.snapshots import is_whole, snapshot_at, steps_of, stored
 
 from edl_runtime.checkpoint import contents, storage
 from edl_runtime.checkpoint.files import read_checked, write_checked

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from any_arrays import SOME, assert_same
 from hypothesis import given, settings
 from safetensors.numpy import load, save, save_file
+from support.checkpoints.arrays import SOME, assert_same
 
 from edl_runtime.checkpoint.tensors import parse, pieces
 from edl_runtime.errors import SpecError

@@ -13,9 +13,9 @@ import fsspec  # type: ignore[import-untyped]
 import msgspec
 import numpy as np
 import pytest
-from checkpointing import is_whole, snapshot_at, steps_of, stored
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 from structlog.testing import capture_logs
+from support.checkpoints.snapshots import is_whole, snapshot_at, steps_of, stored
 
 from edl_runtime.checkpoint.manifest import CheckpointInfo
 from edl_runtime.checkpoint.snapshot import Snapshot

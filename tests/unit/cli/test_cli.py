@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from edl_command import Edl, edl_command
+from support.edl_command import Edl, edl_command
 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.kubernetes.connect import namespace_of

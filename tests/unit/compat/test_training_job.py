@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.paths import EXAMPLES
 
 from edl_runtime.compat.training_job import TrainingJob, read_training_job
 from edl_runtime.errors import SpecError
@@ -290,7 +291,7 @@ def test_several_documents_and_lists() -> None:
 
 def test_the_example_says_all_that_the_tutorials_did() -> None:
     """And runs the script beside it for as many epochs as it has passes."""
-    examples = Path(__file__).parents[3] / "examples"
+    examples = EXAMPLES
     job = read(yaml.safe_load((examples / "training_job" / "examplejob.yaml").read_text()))
     assert job.trainer.command == ("python", "train.py", "--epochs", "2")
     assert (examples / Path(job.trainer.cwd).name / "train.py").exists()

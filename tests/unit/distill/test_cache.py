@@ -13,17 +13,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fake_teachers import SIGNATURE, FakeTeachers, arithmetic
-from teacher_process import wait_until
-from unit.distill.caching import SAMPLES, Source, X, reader_of, teachers_with
-from unit.distill.reading import failing
+from support.paths import TESTS
+from support.students.caching import SAMPLES, Source, X, reader_of, teachers_with
+from support.students.fake_readers import failing
+from support.teachers.fakes import SIGNATURE, FakeTeachers, arithmetic
+from support.teachers.process import wait_until
 
 from edl_runtime.distill import AnswerCache, Fixed, TopK, hedging
 from edl_runtime.errors import NoTeacherError, ProtocolError, SampleIdError
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
-
-TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -268,8 +267,8 @@ import os, sys, warnings
 sys.path.insert(0, "")
 warnings.simplefilter("ignore", DeprecationWarning)
 from edl_runtime.distill import AnswerCache
-from teacher_process import wait_until
-from unit.distill.caching import Source, reader_of, teachers_with
+from support.teachers.process import wait_until
+from support.students.caching import Source, reader_of, teachers_with
 
 source, teachers = Source(), teachers_with()
 with reader_of(teachers, source, AnswerCache("id", folder=sys.argv[1])) as reader:

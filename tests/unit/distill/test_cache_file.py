@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import structlog
-from unit.distill.caching import names
+from support.students.caching import names
 
 from edl_runtime.distill import cache_file
 from edl_runtime.distill.cache import AnswerCache

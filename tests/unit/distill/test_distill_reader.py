@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_teachers import FakeTeachers, arithmetic
-from teacher_process import wait_until
-from unit.distill.reading import BATCHES, ROWS, batches, numbers, patiently, reader_of
+from support.students.fake_readers import BATCHES, ROWS, batches, numbers, patiently, reader_of
+from support.teachers.fakes import FakeTeachers, arithmetic
+from support.teachers.process import wait_until
 
 from edl_runtime.distill import Discovered, DistillReader, Fixed, JobReporter
 from edl_runtime.errors import DistillError, SpecError

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_teachers import SIGNATURE, FakeTeachers, arithmetic
-from teacher_process import wait_until
-from unit.distill.reading import BATCHES, batches, failing, numbers, patiently, reader_of
+from support.students.fake_readers import BATCHES, batches, failing, numbers, patiently, reader_of
+from support.teachers.fakes import SIGNATURE, FakeTeachers, arithmetic
+from support.teachers.process import wait_until
 
 from edl_runtime.distill import batches as batches_module
 from edl_runtime.distill.pool import LANES_A_TEACHER

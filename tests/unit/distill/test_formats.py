@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_teachers import SIGNATURE, arithmetic
+from support.teachers.fakes import SIGNATURE, arithmetic
 
 from edl_runtime.distill.batches import Batch, Request
 from edl_runtime.distill.feeds import SMALL_ROW, Plan

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from fake_teachers import FakeTeachers, arithmetic
-from teacher_process import wait_until
-from unit.distill.reading import batches, numbers, reader_of
+from support.students.fake_readers import batches, numbers, reader_of
+from support.teachers.fakes import FakeTeachers, arithmetic
+from support.teachers.process import wait_until
 
 from edl_runtime.distill import hedging
 from edl_runtime.distill.batches import Batch, Request

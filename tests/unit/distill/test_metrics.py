@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 
 import pytest
-from fake_teachers import arithmetic
 from prometheus_client import CollectorRegistry
-from unit.distill.reading import BATCHES, ROWS, reader_of
+from support.students.fake_readers import BATCHES, ROWS, reader_of
+from support.teachers.fakes import arithmetic
 
 from edl_runtime.distill.metrics import HOST, ReaderCollector, endpoint_at
 from edl_runtime.distill.stats import ReaderStats

@@ -9,8 +9,8 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 import pytest
-from fake_teachers import SIGNATURE
-from unit.distill.caching import SAMPLES, Source, reader_of, teachers_with
+from support.students.caching import SAMPLES, Source, reader_of, teachers_with
+from support.teachers.fakes import SIGNATURE
 
 from edl_runtime.distill import AnswerCache, Normalise, TopK
 from edl_runtime.distill.feeds import Plan

@@ -10,9 +10,9 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from fake_teachers import arithmetic
 from structlog.testing import capture_logs
-from unit.distill.reading import batches, reader_of
+from support.students.fake_readers import batches, reader_of
+from support.teachers.fakes import arithmetic
 
 from edl_runtime.distill import JobReporter, ReaderStats
 from edl_runtime.protocol.tensors import Array

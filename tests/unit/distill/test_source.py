@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import structlog
-from fake_teachers import Behaviour, FakeTeachers, arithmetic
-from teacher_process import wait_until
-from unit.distill.reading import BATCHES, batches, numbers, patiently, reader_of
+from support.students.fake_readers import BATCHES, batches, numbers, patiently, reader_of
+from support.teachers.fakes import Behaviour, FakeTeachers, arithmetic
+from support.teachers.process import wait_until
 
 from edl_runtime.distill import engine
 from edl_runtime.errors import SampleError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_teachers import FakeTeachers, arithmetic
+from support.teachers.fakes import FakeTeachers, arithmetic
 
 from edl_runtime.distill.inprocess import InProcessTeacher
 from edl_runtime.distill.offline import AnswerFolder, Recorded, Recorder, digests
@@ -142,7 +142,7 @@ def test_rows_are_told_apart_by_all_that_is_asked() -> None:
 
 def test_a_model_in_process_answers_as_a_teacher_does() -> None:
     """All of an output, or the largest of it."""
-    teacher = connect_with(SETTINGS)(in_process("served_models:arithmetic"))
+    teacher = connect_with(SETTINGS)(in_process("support.models:arithmetic"))
     teacher.open()
     assert teacher.ready()
     assert "top_k" in teacher.signature().extensions
@@ -157,7 +157,7 @@ def test_a_model_in_process_answers_as_a_teacher_does() -> None:
 
 def test_a_model_in_process_that_fails_is_not_asked_again() -> None:
     """There is no other teacher that would do better."""
-    teacher = connect_with(SETTINGS)(in_process("served_models:fragile"))
+    teacher = connect_with(SETTINGS)(in_process("support.models:fragile"))
     teacher.open()
     with pytest.raises(InferenceError, match="ArithmeticError: one is too many") as caught:
         teacher.infer({"x": np.ones((1, 4), np.float32)}, ["double"], {})
@@ -166,5 +166,5 @@ def test_a_model_in_process_that_fails_is_not_asked_again() -> None:
 
 def test_a_model_in_process_that_cant_be_loaded_is_an_error_that_names_it() -> None:
     """The same as a teacher's."""
-    with pytest.raises(ModelError, match="served_models:nothing"):
-        connect_with(SETTINGS)(in_process("served_models:nothing")).open()
+    with pytest.raises(ModelError, match=r"support\.models:nothing"):
+        connect_with(SETTINGS)(in_process("support.models:nothing")).open()

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_teachers import arithmetic
-from teacher_process import wait_until
-from unit.distill.reading import batches, reader_of
+from support.students.fake_readers import batches, reader_of
+from support.teachers.fakes import arithmetic
+from support.teachers.process import wait_until
 
 from edl_runtime.distill.stats import ReaderStats, Tally, together
 from edl_runtime.protocol.tensors import Array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from fake_teachers import SIGNATURE
+from support.teachers.fakes import SIGNATURE
 
 from edl_runtime.discovery.link import Link
 from edl_runtime.distill.feeds import Plan

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elastic_alone import paddle
+from support.elastic.local_run import paddle
 
 from edl_runtime.elastic.gradients import DeviceGradients, HostGradients
 from edl_runtime.elastic.groups import Alone

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elastic_alone import SAMPLES, arrays_of, begin, model_and_optimizer, paddle, train
+from support.elastic.local_run import SAMPLES, arrays_of, begin, model_and_optimizer, paddle, train
 
 from edl_runtime.elastic.run import Run
 from edl_runtime.errors import StepError

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from elastic_alone import SAMPLES, begin, model_and_optimizer, paddle, train
+from support.elastic.local_run import SAMPLES, begin, model_and_optimizer, paddle, train
 
 from edl_runtime.elastic.rate import Held, Rate, from_slots, to_slots
 from edl_runtime.elastic.run import Run

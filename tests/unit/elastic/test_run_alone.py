@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elastic_agents import SCRIPT
-from elastic_alone import SAMPLES, QuietLink, arrays_of, begin, model_and_optimizer, paddle, train
+from support.elastic.fake_agent import SCRIPT
+from support.elastic.local_run import SAMPLES, QuietLink, arrays_of, begin, model_and_optimizer, paddle, train
 
 from edl_runtime import elastic
 from edl_runtime.distill import DistillReader, Fixed

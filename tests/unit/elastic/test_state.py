@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elastic_alone import arrays_of, model_and_optimizer, paddle
+from support.elastic.local_run import arrays_of, model_and_optimizer, paddle
 
 from edl_runtime.elastic.gradients import DeviceGradients, HostGradients
 from edl_runtime.elastic.groups import Alone

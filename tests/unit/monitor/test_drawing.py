@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from past_points import past
+from support.autoscale.history import past
 
 from edl_runtime.autoscale.history import Use
 from edl_runtime.monitor.drawing import draw

@@ -7,9 +7,9 @@ import urllib.error
 import urllib.request
 
 import pytest
-from cluster_views import capacity, job, node
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from support.autoscale.views import capacity, job, node
 
 from edl_runtime.autoscale.plan import JobTarget, Plan
 from edl_runtime.errors import SpecError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from past_points import past
+from support.autoscale.history import past
 
 from edl_runtime.autoscale.history import HOLDS_S, Use
 from edl_runtime.monitor.timeline import Cell, Span, columns, jobs_of, spans, state_of, stretches

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cluster_views import capacity, job, node
+from support.autoscale.views import capacity, job, node
 
 from edl_runtime.autoscale.history import Use
 from edl_runtime.autoscale.plan import JobTarget, Plan

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
-from fuzzing.cases import Case, is_worth_tracing, make
-from fuzzing.oracles import Oracle
-from fuzzing.peers import BreachError
+from support.fuzzing.cases import Case, is_worth_tracing, make
+from support.fuzzing.oracles import Oracle
+from support.fuzzing.peers import BreachError
 
 SEED = 2026
 SHARE = 10_000

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from certificates import Authority
+from support.network.certificates import Authority
 
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.tls import open_tls, shown_by, trust_of

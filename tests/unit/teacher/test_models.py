@@ -43,12 +43,12 @@ def test_a_folder_without_one_model_is_refused(tmp_path: Path, files: list[str] 
     ("model", "message"),
     [
         ("no.such.module:f", "No module named 'no'"),
-        ("served_models:nothing", "has no attribute 'nothing'"),
-        ("served_models:unmarked", "mark it with @served"),
-        ("served_models:wrong", r"returned float64 \[1, 4\] for 'double', it said float32"),
-        ("served_models:narrow", r"returned float32 \[1, 3\] for 'double', it said float32 \[1, 4\]"),
-        ("served_models:in_place", "read-only"),
-        ("served_models:short", r"returned float32 \[0, 4\] for 'double', it said float32 \[1, 4\]"),
+        ("support.models:nothing", "has no attribute 'nothing'"),
+        ("support.models:unmarked", "mark it with @served"),
+        ("support.models:wrong", r"returned float64 \[1, 4\] for 'double', it said float32"),
+        ("support.models:narrow", r"returned float32 \[1, 3\] for 'double', it said float32 \[1, 4\]"),
+        ("support.models:in_place", "read-only"),
+        ("support.models:short", r"returned float32 \[0, 4\] for 'double', it said float32 \[1, 4\]"),
         (":f", "Empty module name"),
     ],
 )
@@ -60,13 +60,13 @@ def test_a_function_that_can_not_be_served_is_refused(model: str, message: str) 
 
 def test_an_output_may_have_nothing_to_do_with_the_batch() -> None:
     """A function is held to the sizes that it said, and to the rows of its input where it said any."""
-    model = load_model(ModelOptions(model="served_models:codebook"))
+    model = load_model(ModelOptions(model="support.models:codebook"))
     assert model.run({"x": np.ones((3, 4), np.float32)}, ["double", "codes"])["codes"].shape == (5, 2)
 
 
 def test_outputs_are_chosen_and_renamed() -> None:
     """Only the wanted outputs are in the signature, in the wanted order, under their new names."""
-    options = ModelOptions(model="served_models:arithmetic", name="t", outputs=("total=sum", "double"))
+    options = ModelOptions(model="support.models:arithmetic", name="t", outputs=("total=sum", "double"))
     model = load_model(options)
     assert model.signature.name == "t"
     assert model.signature.outputs == (TensorSpec("total", "FP32", (-1,)), TensorSpec("double", "FP32", (-1, 4)))
@@ -80,7 +80,7 @@ def test_outputs_are_chosen_and_renamed() -> None:
 def test_outputs_that_can_not_be_served_are_named(outputs: tuple[str, ...], message: str) -> None:
     """The error lists what there is."""
     with pytest.raises(ModelError, match=message):
-        load_model(ModelOptions(model="served_models:arithmetic", outputs=outputs))
+        load_model(ModelOptions(model="support.models:arithmetic", outputs=outputs))
 
 
 def test_a_version_is_the_content_of_the_files(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_the_model_protocol_is_met_by_a_class_of_ones_own() -> None:
 
     class Ones:
         def __init__(self) -> None:
-            inner = load_model(ModelOptions(model="served_models:arithmetic"))
+            inner = load_model(ModelOptions(model="support.models:arithmetic"))
             self.signature = inner.signature
 
         def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:

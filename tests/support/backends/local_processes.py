@@ -1,0 +1,66 @@
+"""Looking at the local backend's processes from outside."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+from support.backends.jobs import eventually
+
+from edl_runtime.backends.local.folders import WorkFolder
+from edl_runtime.specs import Bounds, JobKind, JobSpec
+
+WITHIN_S = 20.0
+
+
+def job(code: str, work_dir: Path, *, kind: JobKind = "pool", instances: int = 1, grace_s: float = 5.0) -> JobSpec:
+    """Return the spec of a job of which all processes can be told from others; see `processes`."""
+    return JobSpec(
+        name="job",
+        kind=kind,
+        command=("python", "-c", code),
+        bounds=Bounds(1, 4),
+        instances=instances,
+        env={"STARTED_BY_TEST_IN": str(work_dir)},
+        grace_s=grace_s,
+    )
+
+
+def processes(work_dir: Path) -> list[psutil.Process]:
+    """Return the processes of all jobs in the work folder: supervisors, instances and all that these started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            known = process.environ().get("STARTED_BY_TEST_IN") == str(work_dir)
+            supervises = any(word.startswith(str(work_dir)) for word in process.cmdline())
+        except psutil.Error:  # it has just ended, or is a zombie
+            continue
+        if known or supervises:
+            found.append(process)
+    return found
+
+
+def supervisor(work_dir: Path) -> psutil.Process:
+    return psutil.Process(int(WorkFolder(work_dir).job("job").supervisor_lock.read_text()))
+
+
+def wait_until_gone(work_dir: Path) -> None:
+    """Wait until no process of the work folder's jobs is left; says which are."""
+    deadline = time.monotonic() + WITHIN_S
+    while left := processes(work_dir):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+
+
+def below(folder: Path, pattern: str = "*") -> list[Path]:
+    return sorted(folder.glob(pattern))
+
+
+async def start_begun(work_dir: Path) -> None:
+    """Wait until somebody has begun to start a job, or has done so."""
+
+    async def has_begun() -> bool:
+        return bool(below(work_dir, "jobs/*") + below(work_dir, "jobs/.*"))
+
+    await eventually(has_begun, "a start")

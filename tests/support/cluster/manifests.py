@@ -1,0 +1,107 @@
+"""The manifests in deploy/ as tests use them: in a namespace of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import yaml
+from support.cluster.cluster import Cluster
+from support.paths import DEPLOY
+
+WITHIN_S = 120.0
+"""Longest wait for a pod, image included."""
+
+_PATHS = {
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
+    "PersistentVolume": "/api/v1/persistentvolumes",
+    "Pod": "/api/v1/namespaces/{namespace}/pods",
+    "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
+    "ResourceQuota": "/api/v1/namespaces/{namespace}/resourcequotas",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
+    "Secret": "/api/v1/namespaces/{namespace}/secrets",
+    "Service": "/api/v1/namespaces/{namespace}/services",
+    "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",
+    "StatefulSet": "/apis/apps/v1/namespaces/{namespace}/statefulsets",
+}
+
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+"""Labels of a namespace that takes no pods but those of the PodSecurity level `restricted`."""
+
+_POD_RESTRICTED = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
+_CONTAINER_RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def manifests(file: str, namespace: str) -> list[dict[str, Any]]:
+    """Return the objects of a file in deploy/, as someone edits it for another namespace than `edl`."""
+    text = (DEPLOY / file).read_text().replace("namespace: edl\n", f"namespace: {namespace}\n")
+    return list(yaml.safe_load_all(text))
+
+
+def path_of(cluster: Cluster, kind: str, name: str = "") -> str:
+    path = _PATHS[kind].format(namespace=cluster.namespace)
+    return f"{path}/{name}" if name else path
+
+
+async def create(cluster: Cluster, *objects: dict[str, Any]) -> None:
+    for one in objects:
+        await cluster.ask("POST", path_of(cluster, one["kind"]), one)
+
+
+async def remove(cluster: Cluster, *objects: dict[str, Any]) -> None:
+    for one in objects:
+        await cluster.ask("DELETE", path_of(cluster, one["kind"], one["metadata"]["name"]))
+
+
+async def ready_pod(cluster: Cluster, labels: str, *, other_than: str = "") -> dict[str, Any]:
+    """Return the pod with the labels once it is ready. `other_than`: the uid of one that is to be replaced."""
+    deadline = time.monotonic() + WITHIN_S
+    while True:
+        pods = (await cluster.ask("GET", f"{path_of(cluster, 'Pod')}?labelSelector={labels}"))["items"]
+        for pod in pods:
+            conditions = {one["type"]: one["status"] for one in pod["status"].get("conditions", ())}
+            if conditions.get("Ready") == "True" and pod["metadata"]["uid"] != other_than:
+                return dict(pod)
+        if time.monotonic() > deadline:
+            raise AssertionError(f"no pod {labels} is ready within {WITHIN_S:.0f} s: {[pod['status'] for pod in pods]}")
+        await asyncio.sleep(0.2)
+
+
+async def run_pod(
+    cluster: Cluster, name: str, command: list[str], env: dict[str, str] | None = None
+) -> tuple[int, str]:
+    """Run a command in a pod of the runtime's image; return its exit status and what it said."""
+    container = {
+        "name": "main",
+        "image": cluster.image,
+        "command": ["sh", "-c", 'exec "$@" >/dev/termination-log 2>&1', "sh", *command],
+        "env": [{"name": key, "value": value} for key, value in (env or {}).items()],
+        "resources": {"requests": {"cpu": "20m"}},
+        "securityContext": _CONTAINER_RESTRICTED,
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": _POD_RESTRICTED,
+        "containers": [container],
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    await create(cluster, pod)
+    deadline = time.monotonic() + WITHIN_S
+    while True:
+        status = (await cluster.ask("GET", path_of(cluster, "Pod", name)))["status"]
+        if status.get("phase") in ("Succeeded", "Failed"):
+            ended = status["containerStatuses"][0]["state"]["terminated"]
+            return ended["exitCode"], ended.get("message", "")
+        if time.monotonic() > deadline:
+            raise AssertionError(f"pod {name} has not ended within {WITHIN_S:.0f} s: {status}")
+        await asyncio.sleep(0.2)

@@ -1,0 +1,213 @@
+"""Real agents with real trainers, each agent a process, and what they say and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from support.paths import TRAINING_SCRIPTS
+
+from edl_runtime.elastic.events import Event, Kind, read
+from edl_runtime.elastic.membership import BEAT_EVERY_S
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.client import connect
+
+SCRIPT = TRAINING_SCRIPTS / "elastic_script.py"
+IMPATIENT = Path(__file__).with_name("impatient_agent.py")
+
+PATIENCE_S = 60.0
+
+
+class Group:
+    """The agents of one job; see `running_group`. `out`: where the script's logs are, and those of agents."""
+
+    def __init__(
+        self, out: Path, settings: RuntimeSettings, instances: str, gear: str, command: list[str], *, edl: list[str]
+    ) -> None:
+        self.out = out
+        self.settings = settings
+        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        self._flags = ["--instances", instances, "--gear", gear]
+        self._command = command
+        self._edl = edl
+        self._environ: dict[str, str] = {}
+
+    def option(self, **options: Any) -> None:
+        """Give agents that are started from now on these options of elastic_script."""
+        self._environ["SCRIPT_OPTIONS"] = json.dumps(options)
+
+    def start(self, *instances: int, url: str = "") -> None:
+        """Start agents, by another Redis address if one is given."""
+        for instance in instances:
+            own = RuntimeSettings.to_env(self.settings) | {"EDL_INSTANCE": str(instance)}
+            with (self.out / f"{instance}.log").open("ab") as log:
+                self.agents[instance] = subprocess.Popen(
+                    [sys.executable, *self._edl, "agent", *self._flags, "--", *self._command],
+                    env={
+                        **os.environ,
+                        **own,
+                        **({"EDL_REDIS_URL": url} if url else {}),
+                        "OMP_NUM_THREADS": "1",
+                        "GLOG_minloglevel": "2",
+                        "PYTHONWARNINGS": "ignore",
+                        **self._environ,
+                    },
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                )
+
+    def trainer(self, instance: int) -> psutil.Process:
+        """Return the instance's trainer: the last that was begun, so neither a standby nor one that has left."""
+        told = self.log(instance)
+        begun = re.findall(r"trainer\.begun .*\bpid=(\d+)", told)
+        agent = psutil.Process(self.agents[instance].pid)
+        found = [child for child in agent.children() if begun and child.pid == int(begun[-1])]
+        assert found, f"instance {instance} has no trainer:\n{told}"
+        return found[0]
+
+    def kill(self, instance: int) -> None:
+        """End an instance as a machine that fails does: its agent and its trainer at once."""
+        trainer = self.trainer(instance)
+        self.agents[instance].kill()
+        trainer.kill()
+        self.forget(instance)
+
+    def terminate(self, instance: int) -> None:
+        """Tell an instance to leave."""
+        self.agents[instance].terminate()
+
+    def forget(self, instance: int) -> int:
+        """Wait until an agent has ended and return its exit status; it is none of the group's any more."""
+        return self.agents.pop(instance).wait(PATIENCE_S)
+
+    def events(self) -> list[Event]:
+        async def look() -> list[Event]:
+            async with connect(self.settings.redis_url) as client:
+                return await read(client, self.settings.namespace, self.settings.job)
+
+        return asyncio.run(look())
+
+    def await_event(self, kind: Kind, such: Callable[[Event], bool] = lambda _: True, *, count: int = 1) -> Event:
+        """Return the event of that kind, the last of `count`, once there is one."""
+        return self.await_events(lambda events: [each for each in events if each.kind == kind and such(each)], count)[
+            -1
+        ]
+
+    def await_events(self, choose: Callable[[list[Event]], list[Event]], count: int) -> list[Event]:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            events = self.events()
+            if len(chosen := choose(events)) >= count:
+                return chosen
+            if time.monotonic() > deadline or all(agent.poll() is not None for agent in self.agents.values()):
+                raise AssertionError(f"not within {PATIENCE_S:.0f} s; there was:\n{self.story()}")
+            time.sleep(0.05)
+
+    def trains(self, *members: int, after: int = 0) -> Event:
+        """Wait until a generation after that number is up, of these instances in any order; return its forming."""
+
+        def choose(events: list[Event]) -> list[Event]:
+            up = {event.generation for event in events if event.kind == "active"}
+            return [
+                event
+                for event in events
+                if event.kind == "forming"
+                and event.generation > after
+                and set(event.members) == set(members)
+                and event.generation in up
+            ]
+
+        return self.await_events(choose, 1)[-1]
+
+    def await_steps(self, count: int) -> None:
+        """Wait until so many more steps are done."""
+        begin = self._last_step()
+        self._await(lambda: self._last_step() >= begin + count, f"{count} more steps")
+
+    def await_standbys(self) -> None:
+        """Wait until each agent has, or has had, a standby that is loaded, and has told others of it."""
+        self._await(lambda: all("standby.loaded" in self.log(instance) for instance in self.agents), "standbys")
+        time.sleep(2 * BEAT_EVERY_S)
+
+    def await_log(self, instance: int, words: str) -> str:
+        """Wait until an instance's log has these words, and return what follows them."""
+        self._await(lambda: words in self.log(instance), words)
+        return self.log(instance).partition(words)[2]
+
+    def log(self, instance: int) -> str:
+        return (self.out / f"{instance}.log").read_text()
+
+    def _last_step(self) -> int:
+        return max((each["step"] for each in self.stepped()), default=0)
+
+    def _await(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:.0f} s\n{self.logs()}"
+            time.sleep(0.05)
+
+    def statuses(self) -> dict[int, int]:
+        """Wait until all agents have ended; return their exit statuses."""
+        deadline = time.monotonic() + PATIENCE_S
+        try:
+            return {
+                instance: agent.wait(max(0.1, deadline - time.monotonic())) for instance, agent in self.agents.items()
+            }
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"agents have not ended\n{self.logs()}") from None
+
+    def story(self) -> str:
+        """Return all events, and all that agents and trainers wrote."""
+        return "\n".join([*(event.line() for event in self.events()), self.logs()])
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {log.name}\n{log.read_text()}" for log in sorted(self.out.glob("*.log")))
+
+    def stepped(self) -> list[dict[str, Any]]:
+        """Return what trainers stepped on, by time."""
+        lines = [line for file in self.out.glob("stepped-*.jsonl") for line in file.read_text().splitlines()]
+        return sorted((json.loads(line) for line in lines), key=lambda each: each["at"])
+
+
+@contextmanager
+def running_group(
+    out: Path,
+    settings: RuntimeSettings,
+    *,
+    instances: str = "1:4",
+    gear: str = "live",
+    command: list[str] | None = None,
+    impatient: bool = False,
+    **options: Any,
+) -> Iterator[Group]:
+    """Yield a job's group without instances; no process of it is left afterwards. `options`: of elastic_script.
+
+    `impatient`: its agents are those of impatient_agent.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    edl = [str(IMPATIENT)] if impatient else ["-m", "edl_runtime.cli"]
+    group = Group(out, settings, instances, gear, command or [str(SCRIPT), str(out)], edl=edl)
+    group.option(**options)
+    try:
+        yield group
+    finally:
+        for agent in group.agents.values():
+            family = []
+            if agent.poll() is None:
+                family = psutil.Process(agent.pid).children(recursive=True)
+                agent.send_signal(signal.SIGKILL)
+            agent.wait()
+            _, left = psutil.wait_procs(family, timeout=10)
+            assert not left, f"trainers outlive their agent: {left}"

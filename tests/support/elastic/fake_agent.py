@@ -1,0 +1,162 @@
+"""A stand-in for agents: it starts trainers and tells them their generations, by itself and at the test's word."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from support.paths import TRAINING_SCRIPTS
+
+from edl_runtime.elastic.channel import Channel
+from edl_runtime.elastic.messages import Beat, FromTrainer, Join, Leave
+from edl_runtime.shards.cursor import Cursor, advance, batch
+
+SCRIPT = TRAINING_SCRIPTS / "elastic_script.py"
+
+Message = TypeVar("Message")
+
+
+class Trainer:
+    """A process that runs a script, and this end of its line."""
+
+    def __init__(
+        self, out: Path, *, script: Path = SCRIPT, environ: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, (out / f"stderr-{time.monotonic_ns()}").open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", str(script), str(out)],
+                env={
+                    **os.environ,
+                    "GLOG_minloglevel": "2",
+                    "EDL_AGENT_FD": str(theirs.fileno()),
+                    "SCRIPT_OPTIONS": json.dumps(options),
+                    "OMP_NUM_THREADS": "1",
+                    **(environ or {}),
+                },
+                pass_fds=[theirs.fileno()],
+                stderr=errors,
+            )
+        self._end = ours
+        self.line: Channel[FromTrainer] = Channel(ours, FromTrainer)
+        self.heard: list[tuple[float, FromTrainer]] = []
+        self._news: queue.Queue[FromTrainer | None] = queue.Queue()
+        self._listener = threading.Thread(target=self._listen, name="edl-test-listener", daemon=True)
+        self._listener.start()
+
+    def await_word(self, kind: type[Message], such: Callable[[Message], bool] = lambda _: True) -> Message:
+        """Return the next message of that kind, passing over others. Fails after 60 s, or when the trainer ends."""
+        until = time.monotonic() + 60
+        while (word := self._news.get(timeout=max(0.01, until - time.monotonic()))) is not None:
+            if isinstance(word, kind) and such(word):
+                return word
+        raise AssertionError(f"the trainer ended with {self.process.wait()} before any {kind.__name__}")
+
+    def said(self, kind: type[Message]) -> list[Message]:
+        return [word for _, word in self.heard if isinstance(word, kind)]
+
+    def wait(self) -> int:
+        return self.process.wait(60)
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+        self._listener.join(5)
+        self._end.close()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):
+            for word in self.line.listen():
+                if not isinstance(word, Beat):
+                    self.heard.append((time.time(), word))
+                self._news.put(word)
+        self._news.put(None)
+
+
+def join(trainers: list[Trainer], generation: int, instances: int = 3) -> None:
+    """Tell these trainers that they are the members of a generation, in this order."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        store = f"127.0.0.1:{free.getsockname()[1]}"
+    for rank, trainer in enumerate(trainers):
+        word = Join(
+            generation=generation,
+            rank=rank,
+            world_size=len(trainers),
+            store=store,
+            instances=max(instances, len(trainers)),
+        )
+        trainer.line.say(word)
+
+
+def leave(trainer: Trainer, *, checkpoint: bool = False) -> None:
+    trainer.line.say(Leave(reason="a test", checkpoint=checkpoint))
+
+
+def open_gate(out: Path, step: int) -> None:
+    """Let trainers do a step that is one of their `gates`: however busy the machine is, they did not do it before."""
+    (out / f"gate-{step}").touch()
+
+
+@contextlib.contextmanager
+def trainers(out: Path, count: int, **options: Any) -> Iterator[list[Trainer]]:
+    """Start so many trainers; whatever is left of them is ended afterwards. Append others to the list."""
+    out.mkdir(exist_ok=True)
+    started = [Trainer(out, **options) for _ in range(count)]
+    try:
+        yield started
+    finally:
+        for trainer in started:
+            trainer.end()
+
+
+def stepped(out: Path) -> dict[int, list[int]]:
+    """Return the samples of each step, sorted, as processes have written them down.
+
+    A step that was done in two generations counts as in the later: the one before it was lost.
+    """
+    steps: dict[int, tuple[int, list[int]]] = {}
+    lines = [json.loads(line) for file in out.glob("stepped-*.jsonl") for line in file.read_text().splitlines()]
+    for line in sorted(lines, key=lambda line: int(line["generation"])):
+        generation, samples = steps.get(line["step"], (0, []))
+        kept = samples if generation == line["generation"] else []
+        steps[line["step"]] = line["generation"], [*kept, *line["samples"]]
+    return {step: sorted(samples) for step, (_, samples) in sorted(steps.items())}
+
+
+def generations_of(out: Path) -> dict[int, set[int]]:
+    """Return the generations that each step was done in: of one that was done twice there are two."""
+    found: dict[int, set[int]] = {}
+    for file in out.glob("stepped-*.jsonl"):
+        for line in map(json.loads, file.read_text().splitlines()):
+            found.setdefault(line["step"], set()).add(line["generation"])
+    return found
+
+
+def batches_of(samples: int, global_batch: int, epochs: int, seed: int = 3) -> dict[int, list[int]]:
+    """Return what `stepped` is when each sample counts once an epoch, in the order that the seed gives."""
+    place = Cursor(length=samples, global_batch=global_batch, epochs=epochs, seed=seed)
+    steps: dict[int, list[int]] = {}
+    while not place.done:
+        indices = batch(place)
+        steps[len(steps) + 1] = sorted(indices.tolist())
+        place = advance(place, len(indices))
+    return steps
+
+
+def weights(out: Path) -> dict[str, np.ndarray]:
+    with np.load(out / "weights.npz") as kept:
+        return dict(kept)

@@ -1,0 +1,84 @@
+"""Two processes that are in one group after the other: `group_process.py RANK SIZE PORT`. Prints JSON of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import paddle
+
+from edl_runtime.elastic.groups import PIECE, PaddleGroup
+from edl_runtime.elastic.messages import Join
+from edl_runtime.errors import GroupLostError
+
+GENERATIONS = 4
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- names only
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as other:
+        return other.connect_ex(("127.0.0.1", port)) == 0
+
+
+def main(rank: int, size: int, port: int) -> dict[str, Any]:
+    """Sum, give and be let go of in each group; see what is left of them."""
+    mine, other = socket.socketpair()
+    elsewhere = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(elsewhere.getsockname())
+    seen: dict[str, Any] = {"made_s": [], "descriptors": [], "raised_s": [], "listens": False}
+    for generation in range(1, GENERATIONS + 1):
+        join = Join(generation=generation, rank=rank, world_size=size, store=f"127.0.0.1:{port}", instances=size)
+        moves: list[None] = []
+        group = PaddleGroup(join, "gloo", moved=lambda moves=moves: moves.append(None))
+        began = time.monotonic()
+        assert group.meet(str(rank), generation if rank else None).steps == [None] + [generation] * (size - 1)
+        seen["made_s"].append(time.monotonic() - began)
+        assert group.count(np.arange(3) + rank).tolist() == [sum(at + each for each in range(size)) for at in range(3)]
+        for dtype in ("float32", "float64", "bfloat16"):
+            values = paddle.full([5], rank + 1.0, dtype=dtype)
+            group.sum(values)
+            assert values.astype("float32").tolist() == [sum(range(1, size + 1))] * 5
+        wanted = np.resize(np.arange(251, dtype=np.uint8), 2 * PIECE + 1000)
+        given = wanted.copy() if rank == 1 else np.zeros(len(wanted), np.uint8)
+        group.give(given, 1, [taker for taker in range(size) if taker != 1])
+        assert (given == wanted).all()
+        assert len(moves) == 3
+        if rank == 0:  # nobody comes to this one
+            aborter = threading.Timer(0.2, group.abort)
+            aborter.start()
+            seen["listens"] |= listens(group._store_port)
+            began = time.monotonic()
+            try:
+                if generation % 2:
+                    group.count(np.zeros(1, np.int64))
+                else:
+                    group.sum(paddle.zeros([1]))
+            except GroupLostError:
+                seen["raised_s"].append(time.monotonic() - began)
+            aborter.join()
+        else:
+            time.sleep(1)  # so that it is not this rank's end that frees rank 0
+        group.close()
+        mine.sendall(b"a")
+        assert other.recv(1) == b"a"
+        client.sendall(b"b")  # it was open before, and nobody shut it
+        time.sleep(0.1)  # until gloo has closed what was shut
+        seen["descriptors"].append(descriptors())
+    used = time.process_time()
+    time.sleep(0.5)
+    seen["idle_share"] = (time.process_time() - used) / 0.5
+    return seen
+
+
+if __name__ == "__main__":
+    paddle.disable_signal_handler()
+    print(json.dumps(main(*map(int, sys.argv[1:]))))  # noqa: T201

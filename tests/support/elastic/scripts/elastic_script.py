@@ -1,0 +1,242 @@
+"""A training script as people write them, told by its environment what to train; it writes down what it stepped on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+from edl_runtime import elastic
+
+OPTIONS: dict[str, Any] = {
+    "samples": 150,
+    "global_batch": 64,
+    "instance_batch": None,
+    "epochs": 2,
+    "micro_batch": None,
+    "num_workers": 0,
+    "step_s": 0.0,  # time that each batch takes
+    "gates": [],  # steps that are not done before the test opens them
+    "hidden": 8,
+    "scaling": "fixed",
+    "seed_model": 1,
+    "leave_at": {},  # rank: step
+    "finish_at": math.inf,  # step
+    "shards": 0,  # of 20 samples each, in place of a dataset
+    "shard_batch": 8,
+    "poison": None,  # a sample that can't be read
+    "reader": False,  # whether teachers answer the label
+    "dropout": 0.0,
+    "load_s": 0.0,  # time until it can join others
+    "meet_s": 0.0,  # time until it meets them then
+    "save_s": 0.0,  # time that a checkpoint takes
+    "piece_s": 0.0,  # time that each piece of the state takes to be read, given or taken, and each answer of the store
+    "stuck_after": None,  # so many own steps it does not come back from the next, unless another has done so before
+    **json.loads(os.environ.get("SCRIPT_OPTIONS", "{}")),
+}
+
+
+class Samples(paddle.io.Dataset):  # type: ignore[misc]
+    """Numbered samples, so that a script can tell which it was given."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        draws = np.random.default_rng(0)
+        self.inputs = draws.normal(size=(count, 4)).astype("float32")
+        self.labels = (self.inputs @ draws.normal(size=(4, 1))).astype("float32")
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.inputs[index], self.labels[index], np.int64(index)
+
+
+def build() -> tuple[Any, Any]:
+    """Return a small model and its optimizer."""
+    paddle.seed(OPTIONS["seed_model"])
+    hidden = OPTIONS["hidden"]
+    model = paddle.nn.Sequential(
+        paddle.nn.Linear(4, hidden),
+        paddle.nn.Tanh(),
+        paddle.nn.Dropout(OPTIONS["dropout"]),
+        paddle.nn.Linear(hidden, 1),
+    )
+    schedule = paddle.optimizer.lr.ExponentialDecay(0.02, 0.97)
+    return model, paddle.optimizer.Adam(schedule, parameters=model.parameters())
+
+
+@contextlib.contextmanager
+def teaching(data: Any) -> Iterator[Any]:
+    """Yield the batches; with teachers, each comes with what they answer to it."""
+    if not OPTIONS["reader"]:
+        yield data
+        return
+    sys.path.append(str(Path(__file__).parents[3]))
+    from support.teachers.fakes import FakeTeachers, arithmetic
+
+    from edl_runtime.distill import DistillReader, Fixed
+
+    teachers = FakeTeachers({"a:1": arithmetic, "b:1": arithmetic})
+    with DistillReader(
+        data.local,
+        inputs=["x", None, None],
+        outputs=["sum"],
+        teachers=Fixed(("a:1", "b:1")),
+        teacher_batch_size=8,
+        connect=teachers.connect,
+    ) as reader:
+        yield (
+            (paddle.to_tensor(x), paddle.to_tensor(labels), numbers)
+            for x, labels, numbers, _ in checked(data.through(reader))
+        )
+
+
+def checked(batches: Iterator[Any]) -> Iterator[Any]:
+    """Raise AssertionError for an answer that belongs to other inputs."""
+    for batch in batches:
+        x, _, _, sums = batch
+        assert np.allclose(x.sum(axis=1), sums)
+        yield batch
+
+
+def indexed(run: elastic.Run) -> Any:
+    """Return batches of a dataset."""
+    return run.data(
+        Samples(OPTIONS["samples"]),
+        global_batch=OPTIONS["global_batch"],
+        instance_batch=OPTIONS["instance_batch"],
+        epochs=OPTIONS["epochs"],
+        micro_batch=OPTIONS["micro_batch"],
+        num_workers=OPTIONS["num_workers"],
+        seed=3,
+    )
+
+
+def sharded(run: elastic.Run) -> Any:
+    """Return batches of shards; one of them may have a sample that can't be read."""
+    samples = Samples(20 * OPTIONS["shards"])
+
+    def read(name: str) -> Iterator[Any]:
+        first = 20 * int(name)
+        for number in range(first, first + 20):
+            if number == OPTIONS["poison"]:
+                raise ValueError("unreadable")
+            yield samples[number]
+
+    names = [str(number) for number in range(OPTIONS["shards"])]
+    return run.shards(read, names, batch_size=OPTIONS["shard_batch"], epochs=OPTIONS["epochs"], shuffle=True)
+
+
+def meet_slowly() -> None:
+    """Take a while to meet the others of each generation."""
+    from edl_runtime.elastic.groups import PaddleGroup
+
+    meet = PaddleGroup.meet
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(OPTIONS["meet_s"])
+        return meet(*arguments)
+
+    PaddleGroup.meet = slow  # type: ignore[method-assign]
+
+
+def save_slowly() -> None:
+    """Take a while to write each checkpoint."""
+    from edl_runtime.checkpoint.store import CheckpointStore
+
+    write = CheckpointStore.write
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(OPTIONS["save_s"])
+        return write(*arguments)
+
+    CheckpointStore.write = slow  # type: ignore[method-assign]
+
+
+def move_slowly() -> None:
+    """Have the state in small pieces, and take a while for each."""
+    from edl_runtime.checkpoint import files
+    from edl_runtime.elastic import groups
+    from edl_runtime.elastic.link import AgentLink
+
+    groups.PIECE = 1 << 13
+    files.AT_ONCE = groups.PIECE // 8
+    moved = AgentLink.moved
+
+    def slow(link: AgentLink) -> None:
+        time.sleep(OPTIONS["piece_s"])
+        moved(link)
+
+    AgentLink.moved = slow  # type: ignore[method-assign]
+
+
+def slow_down() -> None:
+    """Take the time that the options say."""
+    for option, slowly in {"meet_s": meet_slowly, "save_s": save_slowly, "piece_s": move_slowly}.items():
+        if OPTIONS[option]:
+            slowly()
+
+
+def get_stuck(out: Path) -> None:
+    """Never come back; but only once."""
+    with contextlib.suppress(FileExistsError):
+        (out / "stuck").touch(exist_ok=False)
+        while True:
+            pass
+
+
+def pass_gate(out: Path, step: int) -> None:
+    """Wait until the test lets a step be done, if it is one that has to be opened."""
+    while step in OPTIONS["gates"] and not (out / f"gate-{step}").exists():
+        time.sleep(0.01)
+
+
+def main(out: Path) -> None:
+    """Train, and leave the weights in `out`."""
+    time.sleep(OPTIONS["load_s"])
+    slow_down()
+    run = elastic.init()
+    model, _ = run.wrap(*build(), scaling=OPTIONS["scaling"])
+    data = sharded(run) if OPTIONS["shards"] else indexed(run)
+    pending: list[int] = []
+    with (out / f"stepped-{os.getpid()}.jsonl").open("a", buffering=1) as told, teaching(data) as batches:
+        for own_step, (inputs, labels, numbers) in enumerate(batches):
+            loss = ((model(inputs) - labels) ** 2).mean()
+            loss.backward()
+            pending += numbers.tolist()
+            time.sleep(OPTIONS["step_s"])
+            pass_gate(out, run.step_number + 1)
+            if own_step == OPTIONS["stuck_after"]:
+                get_stuck(out)
+            before, generation = run.step_number, run.generation
+            where = {"rank": run.rank, "generation": generation}
+            try:
+                run.step(loss=loss)
+            finally:
+                if run.step_number > before:
+                    line = {"step": before + 1, **where, "samples": pending, "loss": run.mean_loss, "at": time.time()}
+                    told.write(json.dumps(line) + "\n")
+                if run.step_number > before or run.generation > generation:
+                    pending = []
+            if run.step_number >= OPTIONS["finish_at"]:
+                run.finish()
+            if run.step_number >= OPTIONS["leave_at"].get(str(run.rank), math.inf):
+                break
+    run.metrics(final=run.step_number)
+    if run.rank == 0:
+        weights = {name: value.numpy() for name, value in model.state_dict().items()}
+        np.savez(out / "weights.npz", **weights)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,229 @@
+"""The network and the peers at its ends, in memory: every byte comes when a case says so, and nothing ever waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+from support.fuzzing.messages import REGISTRATION, SHARED, SIGNATURE
+
+from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.protocol.region import Region
+from edl_runtime.protocol.tensors import Array
+from edl_runtime.teacher.answering import answer
+from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.connection import Connection
+from edl_runtime.teacher.runner import Done
+from edl_runtime.teacher.server import Front
+
+AREA = 1 << 16
+"""Bytes that a teacher's request may have here."""
+
+
+class BreachError(Exception):
+    """Raised when a parser does what it must not do."""
+
+
+class Echo:
+    """A model that answers its inputs."""
+
+    signature: ModelSignature = SIGNATURE
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        return {name: inputs[name] for name in outputs}
+
+
+class SlowRunner:
+    """Answers at once, or, when `slow`, once `go` is called."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.slow = False
+        self._arena = arena
+        self._model = Echo()
+        self._waiting: list[Callable[[], None]] = []
+
+    def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
+        request, into = self._arena.request(slot)[:size], self._arena.answer(slot)
+        region = self._arena.regions.get(slot)
+        shared = None if region is None else region.view  # as a predictor has it from now on
+        self._waiting.append(lambda: done(answer(self._model, request, json_size, into, shared)))
+        if not self.slow:
+            self.go()
+
+    def drop(self, slot: int) -> None:
+        """Answer it all the same."""
+
+    def go(self) -> bool:
+        """Answer what waits; return whether anything did."""
+        waiting, self._waiting = self._waiting, []
+        for run in waiting:
+            run()
+        return bool(waiting)
+
+
+class Wire(asyncio.Transport):
+    """A client's socket as a teacher's connection sees it. A `slow` one takes what is written only when told to."""
+
+    def __init__(self, connection: Connection, *, slow: bool) -> None:
+        super().__init__()
+        self.paused = self.closed = False
+        self.sent = bytearray()
+        self._connection = connection
+        self._slow = slow
+        self._unsent = 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Note nothing: an answer counts as sent when `take` has been called."""
+
+    def get_write_buffer_size(self) -> int:
+        return self._unsent
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent += data
+        if self._slow:
+            self._unsent += len(data)
+            self._connection.pause_writing()
+
+    def take(self) -> bool:
+        """Take what is written; return whether there was any."""
+        unsent, self._unsent = self._unsent, 0
+        if unsent:
+            self._connection.resume_writing()
+        return bool(unsent)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        """Note nothing: what is read ends with what was written."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Forgets what is to happen later: every case is over at once."""
+
+    def call_later(self, *_args: object, **_more: object) -> asyncio.TimerHandle:
+        return asyncio.TimerHandle(0.0, int, (), self)
+
+
+class MemoryTeacher:
+    """A teacher's front without a network."""
+
+    def __init__(self) -> None:
+        self._loop = _Loop()
+        self._arena = Arena.create(AREA, slots=2)
+        self._runner = SlowRunner(self._arena)
+        self._front = Front(SIGNATURE, self._runner, self._arena)
+        self._shared = ExitStack()
+        self._registration = self._shared.enter_context(Region(SHARED).offered()).ljust(len(REGISTRATION))
+
+    def close(self) -> None:
+        self._shared.close()
+        self._loop.close()
+        self._arena.close()
+
+    def exchange(self, sent: bytes, pieces: int = 1, *, slow: bool = False, leaves: bool = False) -> bytes:
+        """Return what a teacher answers to these bytes, coming in so many pieces. Raises BreachError.
+
+        A client that `leaves` does so before it has taken all answers.
+        """
+        sent = sent.replace(REGISTRATION, self._registration)
+        return self._loop.run_until_complete(self._exchange(sent, pieces, slow=slow, leaves=leaves))
+
+    async def _exchange(self, sent: bytes, pieces: int, *, slow: bool, leaves: bool) -> bytes:
+        connection = self._front.connect()
+        wire = Wire(connection, slow=slow)
+        self._runner.slow = slow
+        connection.connection_made(wire)
+        try:
+            for part in _cut(sent, pieces):
+                self._deliver(connection, wire, part)
+            while not leaves and (self._runner.go() or wire.take()):
+                pass
+        finally:
+            connection.eof_received()
+            connection.connection_lost(None)
+            self._runner.go()
+        if self._front.regions._open:
+            raise BreachError("a client that is gone keeps shared memory")
+        if self._front.slots.in_flight or len(self._front.slots._free) != 2 or self._front.connections:
+            raise BreachError(f"a client that is gone keeps a slot: {self._front.slots.in_flight} in flight")
+        return bytes(wire.sent)
+
+    def _deliver(self, connection: Connection, wire: Wire, part: bytes) -> None:
+        while part and not wire.closed:
+            if wire.paused and not (self._runner.go() or wire.take()):
+                raise BreachError("reading is paused, and nothing is left that could resume it")
+            if not wire.paused:
+                room = connection.get_buffer(-1)
+                taken = min(len(room), len(part))
+                if not taken:
+                    raise BreachError("there is no room for what comes, and reading is not paused")
+                room[:taken] = part[:taken]
+                connection.buffer_updated(taken)
+                part = part[taken:]
+        if not self._runner.go():
+            wire.take()
+
+
+class MemorySocket:
+    """A teacher as a student's stream sees it: after each request comes the next of `answers`, piece by piece.
+
+    After the last it is silent if `slow`, else it closes.
+    """
+
+    def __init__(self, answers: Sequence[bytes], pieces: int, *, slow: bool) -> None:
+        self._answers = iter(answers)
+        self._pieces = pieces
+        self._slow = slow
+        self._ready: list[bytes] = []  # the next last
+
+    def settimeout(self, _timeout_s: float | None) -> None:
+        """Nothing waits here."""
+
+    def setsockopt(self, *_option: object) -> None:
+        """Nothing to set."""
+
+    def sendmsg(self, buffers: Sequence[bytes | Array]) -> int:
+        coming = [*reversed(self._ready), *_cut(next(self._answers, b""), self._pieces)]
+        self._ready = coming[::-1]
+        return sum(one.nbytes if isinstance(one, np.ndarray) else len(one) for one in buffers)
+
+    def recv_into(self, into: memoryview, _size: int, _flags: int) -> int:
+        if not len(into):
+            raise BreachError("asked for nothing, it would wait for ever")
+        if not self._ready and self._slow:
+            raise BlockingIOError
+        part = self._ready.pop() if self._ready else b""
+        taken = min(len(part), len(into))
+        into[:taken] = part[:taken]
+        if part[taken:]:
+            self._ready.append(part[taken:])
+        return taken
+
+    def shutdown(self, _how: int) -> None:
+        """Nobody to tell."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _cut(sent: bytes, pieces: int) -> Iterator[bytes]:
+    size = max(1, -(-len(sent) // pieces))
+    return (sent[start : start + size] for start in range(0, len(sent), size))

@@ -1,0 +1,111 @@
+"""Models for the tests of teachers, as `edl teacher --model support.models:NAME` serves them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edl_runtime.protocol.oip import TensorSpec
+from edl_runtime.protocol.tensors import Array
+from edl_runtime.teacher.callable_model import served
+
+X = TensorSpec("x", "FP32", (-1, 4))
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4)), TensorSpec("sum", "FP32", (-1,))])
+def arithmetic(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Answers at once."""
+    return {"double": inputs["x"] * 2, "sum": inputs["x"].sum(axis=1)}
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def slow(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Takes as many seconds as the first number says."""
+    time.sleep(float(inputs["x"][0, 0]))
+    return {"double": inputs["x"] * 2}
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def held(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Answers zeros at once. For all else it leaves the file `begun` in HELD_MODEL_FOLDER and waits for `go` there.
+
+    Each of these runs adds a line to the file `ran`, with the first number of each of its rows.
+    """
+    if inputs["x"].any():
+        folder = Path(os.environ["HELD_MODEL_FOLDER"])
+        with (folder / "ran").open("a") as ran:
+            print(*(int(row[0]) for row in inputs["x"]), file=ran)
+        (folder / "begun").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.01)
+    return {"double": inputs["x"] * 2}
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def fragile(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Raises for 1, takes its process along for 2."""
+    if inputs["x"][0, 0] == 1:
+        raise ArithmeticError("one is too many")
+    if inputs["x"][0, 0] == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"double": inputs["x"] * 2}
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def lingering(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Wants to end its process for all but zeros, which a thread of its own does not let happen."""
+    if inputs["x"].any():
+        threading.Thread(target=time.sleep, args=(3600,)).start()
+        sys.exit(3)
+    return {"double": inputs["x"] * 2}
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def in_place(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Writes into what it is given."""
+    x = inputs["x"]
+    x *= 2
+    return {"double": x}
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4)), TensorSpec("codes", "FP32", (5, 2))])
+def codebook(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Has an output that has nothing to do with the batch."""
+    return {"double": inputs["x"] * 2, "codes": np.ones((5, 2), np.float32)}
+
+
+@served(inputs=[TensorSpec("x", "UINT8", (-1, -1))], outputs=[TensorSpec("x", "UINT8", (-1, -1))])
+def echo(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Answers its input itself."""
+    return inputs
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def wrong(inputs: Mapping[str, Array]) -> dict[str, Any]:
+    """Answers another dtype than it says."""
+    return {"double": inputs["x"].astype(np.float64)}
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def narrow(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Answers another shape than it says."""
+    return {"double": inputs["x"][:, :3]}
+
+
+@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+def short(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Answers a row less than it was asked for."""
+    return {"double": inputs["x"][1:]}
+
+
+def unmarked(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Does not say what it takes."""
+    return inputs

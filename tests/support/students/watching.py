@@ -1,0 +1,132 @@
+"""Reading while something goes wrong, and teachers with which it does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from support.students.readers import Batches
+from support.teachers import odd_teacher
+from support.teachers.process import PATIENCE_S
+
+from edl_runtime.distill import DistillReader
+
+Started = TypeVar("Started")
+
+SLACK_S = 1.0
+"""What a machine that is busy with other tests may add to a limit."""
+
+
+class Reading(NamedTuple):
+    """An epoch's batches, and the longest time between two of them once the fault had happened."""
+
+    batches: list[Any]
+    longest_gap_s: float
+
+
+def read_epoch(
+    reader: DistillReader, fault: Callable[[], object] | None = None, *, when: Callable[[], bool] = lambda: True
+) -> Reading:
+    """Read an epoch, in the middle of which `fault` happens: at the first batch after which it is `when`."""
+    batches: list[Any] = []
+    longest_s = 0.0
+    happened = fault is None
+    last = time.monotonic()
+    for batch in reader:
+        batches.append(batch)
+        if happened:
+            longest_s = max(longest_s, time.monotonic() - last)
+        elif when():
+            assert fault is not None
+            fault()
+            happened = True
+        last = time.monotonic()
+    assert happened, "the epoch was over before the fault"
+    return Reading(batches, longest_s)
+
+
+def tell(measured: str) -> None:
+    """Show what was measured, to those who run pytest with -s."""
+    print(measured)  # noqa: T201
+
+
+def all_answered(reader: DistillReader, teachers: int) -> Callable[[], bool]:
+    """Return what tells whether so many teachers have answered something that was delivered."""
+    return lambda: len(reader.stats().answered) == teachers
+
+
+class Asked(NamedTuple):
+    """A request: the client's port, and which batch and row it begins with."""
+
+    port: int
+    batch: int
+    row: int
+
+
+class OddTeacher:
+    """A running `odd_teacher.py`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.address = self._line()
+
+    def become(self, behaviour: str) -> None:
+        """Return when it will answer every request so."""
+        assert self.process.stdin is not None
+        print(behaviour, file=self.process.stdin, flush=True)
+        assert self._line() == "obeyed"
+
+    def asked(self) -> list[Asked]:
+        """Each request since it was last told what to become."""
+        with urllib.request.urlopen(f"http://{self.address}/asked", timeout=10) as answer:
+            return [Asked(*request) for request in json.load(answer)]
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+@contextmanager
+def running_odd_teacher(metadata: str) -> Iterator[OddTeacher]:
+    """Start one that says this of its model; it is killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, str(Path(odd_teacher.__file__)), metadata],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield OddTeacher(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def together(*teachers: AbstractContextManager[Started]) -> Iterator[list[Started]]:
+    """Start teachers at the same time, which takes less of it."""
+    with ExitStack() as stack, ThreadPoolExecutor() as starters:
+        yield list(starters.map(stack.enter_context, teachers))
+
+
+def metadata_of(address: str) -> str:
+    """What the teacher at that address says of its model, as it is on the wire."""
+    with urllib.request.urlopen(f"http://{address}{odd_teacher.METADATA}", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def read_until(reader: DistillReader, batches: Batches, condition: Callable[[], bool]) -> float:
+    """Read epochs until it is so; return how many seconds that took. Fails after a time."""
+    begin = time.monotonic()
+    while not condition():
+        batches.check(list(reader))
+        assert time.monotonic() - begin < PATIENCE_S, "not so, whatever was read"
+    return time.monotonic() - begin
