@@ -5,7 +5,7 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-fast test-kubernetes fuzz lint fmt lock
+.PHONY: demo test test-fast test-deep test-kubernetes fuzz lint fmt lock
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py
@@ -17,6 +17,13 @@ test: .venv/ready
 test-fast: .venv/ready
 	$(BIN)/ruff check
 	$(PYTEST) -n 2 --dist loadfile -m "not slow and not system and not kubernetes" tests/unit tests/property
+
+# All tests at full depth, those on a cluster too where KUBECONFIG names one; of one area: make test-deep TESTS=tests/property
+TESTS := tests
+test-deep: export EDL_TEST_DEEP = 1
+test-deep: .venv/ready
+	$(PYTEST) -n 2 --dist loadfile -m "not system" $(TESTS)
+	$(PYTEST) -m "system" $(TESTS)
 
 # On the cluster that KUBECONFIG names, whose pods can use the image EDL_TEST_IMAGE (see deploy/Dockerfile)
 test-kubernetes: .venv/ready

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+from support.depth import DEEP
 
 if TYPE_CHECKING:
     from support.cluster.cluster import Cluster
@@ -38,6 +39,14 @@ def skip_on_a_laptop(why: str) -> NoReturn:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a cluster be named."""
     parser.addoption("--kubeconfig", default=os.environ.get("KUBECONFIG", ""), help="of the cluster to test on")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only `make test-deep` runs."""
+    if not DEEP:
+        left_out = [item for item in items if item.get_closest_marker("deep")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("deep")]
 
 
 @pytest.fixture(scope="session")

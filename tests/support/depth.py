@@ -1,0 +1,12 @@
+"""How deep tests go: `make test` shows each behaviour once, `make test-deep` looks long and in many variants."""
+
+from __future__ import annotations
+
+import os
+
+DEEP = os.environ.get("EDL_TEST_DEEP") == "1"
+
+
+def examples(few: int, many: int) -> int:
+    """Return how many examples, seeds or rounds to try: `few`, or `many` in `make test-deep`."""
+    return many if DEEP else few
