@@ -5,14 +5,25 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-fast test-deep test-kubernetes fuzz lint fmt lock
+.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-deep fuzz lint fmt lock
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py
 
+# Tests that wait for Airflow run beside those that compute; their words come when both are done.
 test: .venv/ready
-	$(PYTEST) -n 2 --dist loadfile -m "not system and not kubernetes" --cov --cov-report=
-	$(PYTEST) -m "system and not kubernetes" --cov --cov-append --cov-report=term
+	@$(MAKE) --no-print-directory test-airflow >.venv/test-airflow.log 2>&1 & airflow=$$!; \
+	$(MAKE) --no-print-directory test-units; units=$$?; \
+	echo "== waiting for the tests with an Airflow (.venv/test-airflow.log)"; \
+	wait $$airflow; airflow=$$?; cat .venv/test-airflow.log; exit $$((units + airflow))
+
+# All but those that need a running Airflow or a cluster
+test-units: .venv/ready
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "not system and not kubernetes"
+
+AIRFLOW_TESTS := system and not kubernetes
+test-airflow: .venv/ready
+	$(PYTEST) -m "$(AIRFLOW_TESTS)"
 
 test-fast: .venv/ready
 	$(BIN)/ruff check
@@ -22,13 +33,15 @@ test-fast: .venv/ready
 TESTS := tests
 test-deep: export EDL_TEST_DEEP = 1
 test-deep: .venv/ready
-	$(PYTEST) -n 2 --dist loadfile -m "not system" $(TESTS)
-	$(PYTEST) -m "system" $(TESTS)
+	$(PYTEST) -n 2 --dist loadfile -m "not system" $(TESTS) --cov --cov-report=
+	$(PYTEST) -m system $(TESTS) --cov --cov-append --cov-report=term
 
 # On the cluster that KUBECONFIG names, whose pods can use the image EDL_TEST_IMAGE (see deploy/Dockerfile)
-test-kubernetes: .venv/ready
-	$(PYTEST) -n 3 --dist loadfile -m "kubernetes and not system"
-	$(PYTEST) -m "kubernetes and system"
+test-kubernetes: test-pods
+	$(MAKE) --no-print-directory test-airflow AIRFLOW_TESTS="kubernetes and system"
+
+test-pods: .venv/ready
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "kubernetes and not system"
 
 # Damaged bytes for all that reads from the network: make fuzz INPUTS=1000000 SEED=1
 fuzz: .venv/ready
@@ -38,7 +51,6 @@ lint: .venv/ready
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy tests/typing/api.py
 	$(BIN)/lint-imports
 
 fmt: .venv/ready

@@ -1,4 +1,4 @@
-"""An S3 server in a pod, which takes nobody but its one user: see kubernetes/s3/Dockerfile."""
+"""An S3 server in a pod, which takes nobody but its one user: see tests/kubernetes/services."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class ObjectStoreService:
         container = {
             "name": "s3",
             "image": os.environ[S3_IMAGE],
+            "args": ["moto_server", "--host", "0.0.0.0", "--port", str(self.port)],
             "env": [
                 {"name": "INITIAL_NO_AUTH_ACTION_COUNT", "value": str(_UNCHECKED)},
                 {"name": "S3_IGNORE_SUBDOMAIN_BUCKETNAME", "value": "true"},  # its Service's name is no bucket's
