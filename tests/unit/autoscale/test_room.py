@@ -52,6 +52,9 @@ def room(clock: str, *recent: tuple[str, float], trouble: str = "") -> Room:
     [
         ("08:00", ("07:59", 4.0), 27.4, "the web is expected to need 4 gpu now, and is left 4.6"),
         ("09:55", ("09:54", 4.0), 9.0, "the web is expected to need 20 gpu by 10:00, and is left 23"),
+        ("09:45", ("09:44", 4.0), 27.4, "the web is expected to need 4 gpu now, and is left 4.6"),
+        ("11:00", ("10:59", 4.0), 9.0, "the web is expected to need 20 gpu now, and is left 23"),
+        ("12:30", ("12:00", 4.0), 27.4, "the web is expected to need 4 gpu now, and is left 4.6"),
         ("08:00", ("07:59", 12.0), 19.4, "the web needs 12 gpu, as of 07:59, and is left 12.6"),
         ("08:00", ("07:59", 60.0), 0.0, "the web needs 60 gpu, as of 07:59, and is left 63"),
     ],

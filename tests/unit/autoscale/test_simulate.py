@@ -140,7 +140,7 @@ def test_while_the_source_is_silent_declared_windows_hold() -> None:
     assert used[0] - used[1] == pytest.approx((silent + EVERY_S) * 5)
 
 
-@pytest.mark.parametrize("until_s", [20 * HOUR, 40 * HOUR])
+@pytest.mark.parametrize("until_s", [10 * HOUR, pytest.param(40 * HOUR, marks=pytest.mark.deep)])
 def test_no_policy_sees_what_is_to_come(until_s: float) -> None:
     """Whatever the web does later changes nothing until then."""
     trace = make_trace(3)
@@ -154,6 +154,7 @@ def compare_until(trace: Trace, until_s: float) -> list[Outcome]:
     return [simulate(trace, POLICIES[name][1](), ends_s=until_s) for name in ("windows", "learned", "learned-late")]
 
 
+@pytest.mark.deep
 def test_the_comparison_holds_on_the_traces() -> None:
     """What `benchmarks/autoscale.py` demands; the original's rules reach what they are known to reach."""
     results = dict(compare([read_trace(folder) for folder in TRACES], ["original-windows", "windows", "learned"]))
