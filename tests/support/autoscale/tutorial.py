@@ -61,7 +61,7 @@ EVERY_S = 2.0
 def spec(name: str, namespace: str, cpus: float) -> JobSpec:
     """Return a job of the tutorial on so many CPUs."""
     bounds, share = SIZES[name]
-    env = RuntimeSettings(namespace=namespace, job=name, lease_ttl_s=3.0).to_env()
+    env = RuntimeSettings(namespace=namespace, job=name, lease_ttl_s=30.0).to_env()
     return JobSpec(
         name=name,
         kind="trainer",
