@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.autoscale.jobs import NOON, job
 
 from edl_runtime.autoscale.approval import Answer, Approved
 from edl_runtime.autoscale.jobs import Limit
 from edl_runtime.autoscale.plan import Plan, Rules, plan
 from edl_runtime.autoscale.survey import Survey
 from edl_runtime.autoscale.traffic_schema import to_windows
-from edl_runtime.backends.base import Capacity, InstanceStatus, JobStatus, NodeCapacity, Scaling
+from edl_runtime.backends.base import Capacity, InstanceStatus, JobStatus, NodeCapacity
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
-
-NOON = datetime(2026, 3, 2, 12, tzinfo=UTC).timestamp()
-
-
-def job(name: str, bounds: Bounds, cpu: float, have: int, *, pending: int = 0, **more: Any) -> JobStatus:
-    """Return a job of elastic trainers with so many instances on the node and so many that wait for a place."""
-    scaling = {name: more.pop(name) for name in ("priority", "weight", "resumes", "resized_at") if name in more}
-    there = [InstanceStatus(index=index, phase="running", started_at=NOON - 4000, node="node") for index in range(have)]
-    waiting = [InstanceStatus(index=have + index, phase="pending", started_at=NOON - 4000) for index in range(pending)]
-    given: dict[str, Any] = {"kind": "trainer", "elastic": True, "phase": "running" if have else "pending", **more}
-    return JobStatus(
-        name=name,
-        token="",
-        digest="",
-        wanted=have + pending,
-        instances=(*there, *waiting),
-        created_at=NOON - 5000,
-        scaling=Scaling(bounds=bounds, resources={"cpu": cpu}, **{"resumes": True, **scaling}),
-        **given,
-    )
 
 
 def planned(
