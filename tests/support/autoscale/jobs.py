@@ -16,14 +16,14 @@ def job(name: str, bounds: Bounds, cpu: float, have: int, *, pending: int = 0, *
     scaling = {name: more.pop(name) for name in ("priority", "weight", "resumes", "resized_at") if name in more}
     there = [InstanceStatus(index=index, phase="running", started_at=NOON - 4000, node="node") for index in range(have)]
     waiting = [InstanceStatus(index=have + index, phase="pending", started_at=NOON - 4000) for index in range(pending)]
-    given: dict[str, Any] = {"kind": "trainer", "elastic": True, "phase": "running" if have else "pending", **more}
+    phase = "running" if have else "pending"
+    given = {"kind": "trainer", "elastic": True, "phase": phase, "created_at": NOON - 5000, **more}
     return JobStatus(
         name=name,
         token="",
         digest="",
         wanted=have + pending,
         instances=(*there, *waiting),
-        created_at=NOON - 5000,
         scaling=Scaling(bounds=bounds, resources={"cpu": cpu}, **{"resumes": True, **scaling}),
         **given,
     )
