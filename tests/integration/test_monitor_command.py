@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from matplotlib.image import imread
 from prometheus_client.parser import text_string_to_metric_families
 from support.backends.jobs import WAITS, eventually, reach
 from support.edl_command import Edl, edl_command
@@ -309,9 +308,7 @@ def test_what_was_seen_is_drawn(edl_of_jobs: Edl, environ: dict[str, str], tmp_p
     assert re.search(r"^window +├", printed, re.MULTILINE)
     assert re.search(r"^example +3│ +█+ +3$", printed, re.MULTILINE)
     assert re.search(r"^example2 +0│ +z+ +0$", printed, re.MULTILINE)
-    picture = imread(file)
-    assert picture.shape[1] == 1440
-    assert 0.5 < (picture[:, :, :3] > 0.99).mean() < 0.995
+    assert file.read_bytes().startswith(b"\x89PNG")
     [point] = map(json.loads, edl_of_jobs("--history", "10m", "--json")[1].splitlines())
     assert point["jobs"]["example1"] == {"running": 2}
     assert point["jobs"]["example2"] == {"state": "suspended"}
