@@ -17,7 +17,7 @@ from edl_runtime.autoscale.room import Room, room_for_training
 from edl_runtime.autoscale.sources.outlook import check, expected
 from edl_runtime.autoscale.sources.spec import CsvFile, Prometheus, RedisStream, Traffic
 from edl_runtime.autoscale.traffic_schema import to_windows
-from edl_runtime.errors import NoSamplesError, RegistryUnavailableError, SourceUnavailableError, SpecError
+from edl_runtime.errors import NoSamplesError, RegistryUnavailableError, SpecError
 from edl_runtime.store.client import connect
 from edl_runtime.store.server import RedisServer
 
@@ -200,29 +200,17 @@ async def test_a_mistake_is_told_in_words_at_a_pass(client: Redis, namespace: st
     )
 
 
-async def test_a_check_raises_what_is_wrong(
-    server: StandIn, client: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before a source is relied on: its spec, its token, its samples, and whether it can be reached."""
+async def test_a_check_raises_what_is_wrong(server: StandIn, client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a source is relied on: its token, its samples, and where they are."""
     of = traffic(server)
     assert (await check(of, now_s=NOW_S)).needed == 4
     spec = of.source
     assert isinstance(spec, Prometheus)
-    for source, kind, says in (
-        (msgspec.structs.replace(spec, query="sum("), SpecError, "traffic.prometheus.query: got 'sum('"),
-        (msgspec.structs.replace(spec, query="sum(a)"), NoSamplesError, "the query 'sum(a)' of Prometheus at"),
-        (
-            msgspec.structs.replace(spec, token_env="EDL_TRAFFIC_NONE"),
-            SpecError,
-            "traffic.prometheus.token_env: got 'EDL_TRAFFIC_NONE'",
-        ),
-        (msgspec.structs.replace(spec, url="http://127.0.0.1:1"), SourceUnavailableError, "Prometheus at http://127"),
-        (CsvFile(path=str(tmp_path / "a.csv")), SpecError, "traffic.csv.path: got"),
-        (RedisStream(stream="nobody's"), NoSamplesError, 'the Redis stream "nobody\'s" has nothing from'),
-    ):
-        with pytest.raises(kind) as raised:
-            await check(msgspec.structs.replace(of, source=source), client, now_s=NOW_S)
-        assert str(raised.value).startswith(says)
+    no_token = msgspec.structs.replace(of, source=msgspec.structs.replace(spec, token_env="EDL_TRAFFIC_NONE"))
+    with pytest.raises(SpecError, match=r"traffic\.prometheus\.token_env: got 'EDL_TRAFFIC_NONE'"):
+        await check(no_token, now_s=NOW_S)
+    with pytest.raises(NoSamplesError, match='the Redis stream "nobody\'s" has nothing from'):
+        await check(msgspec.structs.replace(of, source=RedisStream(stream="nobody's")), client, now_s=NOW_S)
     server.series["nan"] = [({}, lambda _: math.nan)]
     with pytest.raises(NoSamplesError, match="all that it says is no number"):
         await check(msgspec.structs.replace(of, source=msgspec.structs.replace(spec, query="nan")), now_s=NOW_S)
