@@ -183,51 +183,6 @@ def test_yaml_and_python_are_one_schema() -> None:
     assert to_windows(plain | {"holidays": [datetime(2026, 12, 25, tzinfo=UTC)]}) == to_windows(plain)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ("Europe/Berlin", "Europe/Bärlin", "line 2: time_zone: got 'Europe/Bärlin', allowed is a name of the tz"),
-        ("2026-12-25", "2026-02-30", "line 3: holidays[0]: got '2026-02-30', allowed is a date"),
-        ("end: 23:00", "end: 25:00", "line 7: windows[0].end: got '25:00', allowed is a time of day"),
-        ("end: 23:00", "end: 18:00", "line 7: windows[0].end: got '18:00', allowed is another time than its start"),
-        ("start: 18:00", "start: 24:00", "line 6: windows[0].start: got '24:00', allowed is 00:00 to 23:59"),
-        ("[weekdays, sat]", "[monday]", "line 8: windows[0].days: got 'monday', allowed is some of mon, tue"),
-        ("gpu: 14", "gpu: many", "line 10: windows[0].sizes.cluster.gpu: got 'many', allowed is a number, or a share"),
-        ("cluster: 75%", "cluster: 120%", "line 18: default.cluster: got '120%', allowed is a number, 0 or more, or a"),
-        ("resnext: 2", "resnext: 2.5", "line 12: windows[0].sizes.pools.resnext: got '2.5', allowed is a whole number"),
-        (
-            "resnext: 2",
-            "resnext: 80%",
-            "line 9: windows[0].sizes.shares: got 'nightly 25% + resnext 80% = 105%', allowed is shares of jobs and",
-        ),
-        ("name: night", "name: evening", "line 13: windows[1].name: got 'evening', allowed is a name of its own"),
-        (
-            "start: 23:00",
-            "start: 22:00",
-            "line 13: windows[1]: got \"'evening' and 'night' on mon from 22:00 to 23:00\", allowed is one window at a",
-        ),
-        (
-            "default:\n  cluster: 75%",
-            "",
-            "line 4: windows: got 'none on mon from 06:30 to 18:00', allowed is a window for each time, or `default`",
-        ),
-        ("start: 18:00", "begin: 18:00", "line 6: windows[0].begin: got '18:00', allowed is one of days, end, name"),
-        ("end: 6:30", "end: 6:30\n    end: 7:00", "line 16: windows[1].end: got 'said twice', allowed is each once"),
-        (
-            "gpu: 14",
-            "gpu: {{ gpus }}",
-            "line 10: windows[0].sizes.cluster.gpu: got 'a key that is no text', allowed is a text",
-        ),
-        ("holidays: [", "holidays: ", "line 3: holidays: got '2026-12-25]', allowed is a list"),
-    ],
-)
-def test_a_mistake_is_reported_with_its_line(old: str, new: str, says: str) -> None:
-    """An error says where it is, what was given and what is allowed."""
-    assert old in DAY
-    with pytest.raises(SpecError, match="^" + re.escape(says)):
-        read_windows(DAY.replace(old, new, 1))
-
-
 TRAFFIC = (
     DAY
     + """traffic:
@@ -266,6 +221,39 @@ def test_a_traffic_source_stands_beside_the_windows() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
+        ("Europe/Berlin", "Europe/Bärlin", "line 2: time_zone: got 'Europe/Bärlin', allowed is a name of the tz"),
+        ("2026-12-25", "2026-02-30", "line 3: holidays[0]: got '2026-02-30', allowed is a date"),
+        ("end: 23:00", "end: 25:00", "line 7: windows[0].end: got '25:00', allowed is a time of day"),
+        ("end: 23:00", "end: 18:00", "line 7: windows[0].end: got '18:00', allowed is another time than its start"),
+        ("start: 18:00", "start: 24:00", "line 6: windows[0].start: got '24:00', allowed is 00:00 to 23:59"),
+        ("[weekdays, sat]", "[monday]", "line 8: windows[0].days: got 'monday', allowed is some of mon, tue"),
+        ("gpu: 14", "gpu: many", "line 10: windows[0].sizes.cluster.gpu: got 'many', allowed is a number, or a share"),
+        ("cluster: 75%", "cluster: 120%", "line 18: default.cluster: got '120%', allowed is a number, 0 or more, or a"),
+        ("resnext: 2", "resnext: 2.5", "line 12: windows[0].sizes.pools.resnext: got '2.5', allowed is a whole number"),
+        (
+            "resnext: 2",
+            "resnext: 80%",
+            "line 9: windows[0].sizes.shares: got 'nightly 25% + resnext 80% = 105%', allowed is shares of jobs and",
+        ),
+        ("name: night", "name: evening", "line 13: windows[1].name: got 'evening', allowed is a name of its own"),
+        (
+            "start: 23:00",
+            "start: 22:00",
+            "line 13: windows[1]: got \"'evening' and 'night' on mon from 22:00 to 23:00\", allowed is one window at a",
+        ),
+        (
+            "default:\n  cluster: 75%",
+            "",
+            "line 4: windows: got 'none on mon from 06:30 to 18:00', allowed is a window for each time, or `default`",
+        ),
+        ("start: 18:00", "begin: 18:00", "line 6: windows[0].begin: got '18:00', allowed is one of days, end, name"),
+        ("end: 6:30", "end: 6:30\n    end: 7:00", "line 16: windows[1].end: got 'said twice', allowed is each once"),
+        (
+            "gpu: 14",
+            "gpu: {{ gpus }}",
+            "line 10: windows[0].sizes.cluster.gpu: got 'a key that is no text', allowed is a text",
+        ),
+        ("holidays: [", "holidays: ", "line 3: holidays: got '2026-12-25]', allowed is a list"),
         ("resource: gpu", "resource: ''", "line 20: traffic.resource: got '', allowed is the name of a resource"),
         ("resource: gpu", "", "line 19: traffic.resource: got '', allowed is the name of a"),
         ("https://prom", "prom", "line 22: traffic.prometheus.url: got 'prometheus.example/a', allowed is http:// or"),
@@ -292,8 +280,8 @@ def test_a_traffic_source_stands_beside_the_windows() -> None:
         (PROMETHEUS, "csv: /data/web.csv", "line 21: traffic.csv: got '/data/web.csv', allowed is a mapping of path"),
     ],
 )
-def test_a_mistake_in_a_traffic_source_is_reported_with_its_line(old: str, new: str, says: str) -> None:
-    """As one in windows is; a secret that stands where none belongs is not shown."""
+def test_a_mistake_is_reported_with_its_line(old: str, new: str, says: str) -> None:
+    """It says where it is, what was given and what is allowed, and shows no secret that stands where none belongs."""
     assert old in TRAFFIC
     with pytest.raises(SpecError, match="^" + re.escape(says)) as raised:
         read_windows(TRAFFIC.replace(old, new, 1))
