@@ -21,6 +21,8 @@ from edl_runtime.errors import EX_CONFIG
 from edl_runtime.pods import Pod
 from edl_runtime.specs import Bounds, JobSpec
 
+HANGS_S = 100.0
+
 MINE = """
 import os, signal
 from edl_runtime.autoscale.jobs import Target
@@ -183,9 +185,9 @@ def test_passes_go_on_until_they_are_told_to_end(
         return (await backend.get("job")).wanted == 2
 
     try:
-        asyncio.run(eventually(is_resized, "the first pass"))
+        asyncio.run(eventually(is_resized, "the first pass", HANGS_S))
         asyncio.run(backend.resize("job", 4))
-        asyncio.run(eventually(is_resized, "a later pass"))
+        asyncio.run(eventually(is_resized, "a later pass", HANGS_S))
         going.terminate()
         printed, _ = going.communicate()
     finally:
