@@ -1,4 +1,4 @@
-"""`edl monitor`, as a person runs it, on jobs of this machine."""
+"""`edl monitor`, on jobs of this machine."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from matplotlib.image import imread
 from prometheus_client.parser import text_string_to_metric_families
-from support.backends.jobs import WAITS, reach
+from support.backends.jobs import WAITS, eventually, reach
+from support.edl_command import Edl, edl_command
 
 from edl_runtime.autoscale.plan import JobTarget, Plan
 from edl_runtime.autoscale.rescale import keep
+from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
+from edl_runtime.cli import places
+from edl_runtime.errors import EX_CONFIG
+from edl_runtime.monitor.collector import look
+from edl_runtime.monitor.view import PoolLine
 from edl_runtime.pods import Pod
 from edl_runtime.pool_reports import TeacherReport
 from edl_runtime.registry.lease import hold_lease
@@ -45,12 +49,14 @@ MILLI = 50
 """Of a CPU, that each instance reserves."""
 
 ROW = ["3", "1", "example:3|example1:2|example2:suspended"]
+HANGS_S = 100.0
 
 
-@pytest.fixture
-def backend(work_dir: Path) -> Iterator[LocalBackend]:
-    """Three jobs of processes, one of them suspended, and a pool."""
-    backend = LocalBackend(work_dir)
+@pytest.fixture(scope="module")
+def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The work folder of three jobs of processes, one of them suspended, and a pool."""
+    folder = tmp_path_factory.mktemp("work")
+    backend = LocalBackend(folder)
 
     async def start() -> None:
         for name, (kind, instances) in JOBS.items():
@@ -65,69 +71,55 @@ def backend(work_dir: Path) -> Iterator[LocalBackend]:
             )
             await backend.submit(spec, token="", secrets={})
         await backend.resize("example2", 0)
-        await reach(backend, "example2", lambda status: not status.instances)
         for name, (_, instances) in JOBS.items():
-            if name != "example2":
-                await reach(backend, name, lambda status, count=instances: runs(status, count))  # type: ignore[misc]
+            await reach(backend, name, running(0 if name == "example2" else instances))
 
     async def end() -> None:
         await asyncio.gather(*(backend.delete(name) for name in JOBS))
 
     asyncio.run(start())
-    yield backend
+    yield folder
     asyncio.run(end())
 
 
-def runs(status: Any, instances: int) -> bool:
-    return [instance.phase for instance in status.instances] == ["running"] * instances
+def running(instances: int) -> Callable[[JobStatus], bool]:
+    return lambda status: [instance.phase for instance in status.instances] == ["running"] * instances
 
 
 @pytest.fixture
-def env(work_dir: Path, redis_url: str, namespace: str) -> dict[str, str]:
-    """The environment that finds these jobs, and a Redis."""
-    given = {"EDL_WORK_DIR": str(work_dir), "EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "COLUMNS": "160"}
-    return {**os.environ, **given}
+def environ(work_dir: Path, redis_url: str, namespace: str) -> dict[str, str]:
+    """What leads the command to these jobs, and to a Redis."""
+    given = {"EDL_WORK_DIR": str(work_dir), "EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace}
+    return {**os.environ, **given, "COLUMNS": "160", "LINES": "50", "TERM": "xterm"}
 
 
-def run(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*EDL, *words], env=env, capture_output=True, text=True, check=False, timeout=60)
+@pytest.fixture
+def edl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], environ: dict[str, str]) -> Iterator[Edl]:
+    """Runs `edl monitor` on these jobs."""
+    with edl_command(monkeypatch, capsys, "monitor") as run:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        yield run
 
 
-@contextmanager
-def running(env: dict[str, str], *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run the command until it is asked to end, which it does with 0."""
-    process = subprocess.Popen([*EDL, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def plan_of(env: dict[str, str], plan: Plan) -> None:
+def plan_of(environ: Mapping[str, str], at: float) -> None:
     """Let somebody have rescaled."""
+    target = JobTarget(name="example", kind="trainer", instances=3, target=4, reason="grows to 4: room is left")
+    plan = Plan(at=at, window="night", until=at + 3600, capacity={"cpu": 1.5}, targets=(target,), notes=("is odd",))
 
     async def write() -> None:
-        async with connect(env["EDL_REDIS_URL"]) as client:
-            await keep(client, env["EDL_NAMESPACE"], plan)
+        async with connect(environ["EDL_REDIS_URL"]) as client:
+            await keep(client, environ["EDL_NAMESPACE"], plan)
 
     asyncio.run(write())
 
 
-def night(at: float) -> Plan:
-    target = JobTarget(name="example", kind="trainer", instances=3, target=4, reason="grows to 4: room is left")
-    return Plan(at=at, window="night", until=at + 3600, capacity={"cpu": 1.5}, targets=(target,), notes=("is odd",))
-
-
-@pytest.mark.usefixtures("backend")
-def test_a_look_shows_all_of_it(env: dict[str, str]) -> None:
+def test_a_look_shows_all_of_it(edl: Edl, environ: dict[str, str]) -> None:
     """The tutorial's columns first, then what nodes have, pools, and jobs with targets and reasons."""
-    plan_of(env, night(time.time()))
-    looked = run(env, "--once")
-    assert (looked.returncode, looked.stderr) == (0, "")
-    headings, row, *rest = looked.stdout.splitlines()
+    plan_of(environ, time.time())
+    status, printed, complaint = edl("--once")
+    assert (status, complaint) == (0, "")
+    headings, row, *rest = printed.splitlines()
     assert headings.split() == ["SUBMITTED-JOBS", "PENDING-JOBS", "RUNNING-TRAINERS", "CPU-UTILS", "GPU-UTILS"]
     assert row.split()[:3] == ROW
     assert re.fullmatch(r"\d+\.\d\d%", row.split()[3])
@@ -137,86 +129,90 @@ def test_a_look_shows_all_of_it(env: dict[str, str]) -> None:
     assert " ".join(cells["example"]) == "example trainer running 3/3 4 grows to 4: room is left"
     assert cells["example2"][:5] == ["example2", "trainer", "suspended", "0/0", "-"]
     assert any(re.fullmatch(r"targets of \d\d:\d\d:\d\d, window 'night' until .*", line.rstrip()) for line in rest)
-    assert "is odd" in looked.stdout
+    assert "is odd" in printed
 
 
-async def test_members_of_pools_come_from_redis(env: dict[str, str]) -> None:
-    """Those registered, and how busy they say they are."""
-    async with connect(env["EDL_REDIS_URL"]) as client, AsyncExitStack() as stack:
-        service = Service(env["EDL_NAMESPACE"], "by-hand", "teachers")
-        said = TeacherReport(busy=0.75, over_s=10.0)
-        await stack.enter_async_context(
-            hold_lease(client, service, Member(id="t", address="h:1"), ttl_s=3.0, says=lambda: said)
-        )
-        async with asyncio.timeout(20):
-            while True:
-                looked = await asyncio.to_thread(run, env, "--once", "--json")
-                [pool] = json.loads(looked.stdout)["pools"]
-                if pool["busy"] is not None:
-                    break
-    assert pool == {
-        "name": "by-hand", "running": None, "wanted": None, "teachers": 1, "students": 0, "busy": 0.75, "waiting": None
-    }  # fmt: skip
-
-
-@pytest.mark.usefixtures("backend")
-def test_json_has_it_all(env: dict[str, str]) -> None:
+def test_json_has_it_all(edl: Edl, environ: dict[str, str]) -> None:
     """One object, with names where the columns have numbers."""
     began = time.time()
-    plan_of(env, night(began))
-    seen = json.loads(run(env, "--once", "--json").stdout)
+    plan_of(environ, began)
+    seen = json.loads(edl("--once", "--json")[1])
     assert (seen["submitted"], seen["pending"]) == (["example", "example1", "example2"], ["example2"])
     assert (seen["suspended"], seen["trainers"]) == (["example2"], {"example": 3, "example1": 2, "example2": 0})
-    cpu = seen["use"]["cpu"]
-    assert (cpu["total"], cpu["allowed"], cpu["ours"]) == (os.cpu_count(), 1.5, 6 * MILLI / 1000)
-    assert cpu["reserved"] == pytest.approx(6 * MILLI / 1000)
+    ours = pytest.approx(6 * MILLI / 1000)
+    assert seen["use"]["cpu"] == {"total": os.cpu_count(), "reserved": ours, "ours": ours, "allowed": 1.5}
     assert (seen["window"], seen["planned_at"], seen["notes"], seen["lacks"]) == ("night", began, ["is odd"], [])
-    assert seen["jobs"][0] == {
-        "name": "example",
-        "kind": "trainer",
-        "state": "running",
-        "running": 3,
-        "wanted": 3,
-        "target": 4,
-        "reason": "grows to 4: room is left",
-        "trouble": "",
-    }
-    assert began - 1 <= seen["at"] <= time.time()
+    says = {"name": "example", "kind": "trainer", "state": "running", "running": 3, "wanted": 3, "target": 4}
+    assert seen["jobs"][0] == says | {"reason": "grows to 4: room is left", "trouble": ""}
 
 
-def test_it_is_followed_through_a_pipe(env: dict[str, str], backend: LocalBackend) -> None:
-    """The headings, then a line for each look, its columns apart by tabs; a resize is seen. Ctrl-C ends it, too."""
-    with running(env, "--every", "0.2") as process:
-        assert process.stdout
+async def test_members_of_pools_come_from_redis(
+    work_dir: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those registered, and how busy they say they are."""
+    monkeypatch.setattr("edl_runtime.registry.lease.RENEW_EVERY_S", 0.05)
+    service, teacher = Service(namespace, "by-hand", "teachers"), Member(id="t", address="h:1")
+    busy = PoolLine(name="by-hand", teachers=1, students=0, busy=0.75)
+
+    def says() -> TeacherReport:
+        return TeacherReport(busy=0.75, over_s=10.0)
+
+    async with connect(redis_url) as client, hold_lease(client, service, teacher, ttl_s=HANGS_S, says=says):
+
+        async def is_told() -> bool:
+            return busy in (await look(LocalBackend(work_dir), client, namespace)).pools
+
+        await eventually(is_told, "what the teacher says")
+
+
+def test_it_is_followed_through_a_pipe_and_by_prometheus(environ: dict[str, str], work_dir: Path) -> None:
+    """The headings, then a line for each look, its columns apart by tabs; the last look at an address that it tells."""
+    plan_of(environ, time.time())
+    command = [*EDL, "--every", "0.2", "--metrics", "0"]
+    process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stderr
+    backend = LocalBackend(work_dir)
+    try:
         assert process.stdout.readline().rstrip("\n").split("\t")[2:4] == ["RUNNING-TRAINERS", "CPU-UTILS"]
+        url = re.fullmatch(r"edl: metrics at (http://127\.0\.0\.1:\d+/metrics)\n", process.stderr.readline())
+        assert url
+        with urllib.request.urlopen(url[1]) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
         for _ in range(3):
             assert process.stdout.readline().split("\t")[:3] == ROW
         asyncio.run(backend.resize("example1", 1))
-        deadline = time.monotonic() + 20
         while "example1:1" not in process.stdout.readline():
-            assert time.monotonic() < deadline
-    with running(env, "--every", "0.2", "--json") as process:
-        assert process.stdout
-        assert [json.loads(process.stdout.readline())["submitted"] for _ in range(2)] == [[*JOBS][:3]] * 2
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(HANGS_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+        asyncio.run(backend.resize("example1", 2))
+        asyncio.run(reach(backend, "example1", running(2)))
+    found = {(sample.name, *sample.labels.values()): sample.value for each in families for sample in each.samples}
+    assert found["edl_jobs", "running"] == 2
+    assert found["edl_jobs", "suspended"] == 1
+    assert found["edl_instances", "trainer", "example"] == 3
+    assert found["edl_target_instances", "trainer", "example"] == 4
+    assert found["edl_reserved", "cpu", "cores"] == pytest.approx(6 * MILLI / 1000)
+    assert found["edl_training_capacity", "cpu", "cores"] == 1.5
 
 
-@pytest.mark.usefixtures("backend")
-def test_it_is_followed_on_a_terminal(env: dict[str, str]) -> None:
+def test_it_is_followed_on_a_terminal(environ: dict[str, str]) -> None:
     """The whole picture, in place of the one before; Ctrl-C ends it and leaves the last one."""
     screen, terminal = pty.openpty()
     process = subprocess.Popen(
-        [*EDL, "--every", "0.2"], env={**env, "TERM": "xterm", "LINES": "50"}, stdin=terminal, stdout=terminal,
-        stderr=terminal, start_new_session=True,
-    )  # fmt: skip
+        [*EDL, "--every", "0.2"], env=environ, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+    )
     os.close(terminal)
     shown = b""
     try:
         while shown.count(b"nobody rescales") < 3:
             shown += os.read(screen, 1 << 16)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(HANGS_S) == 0
     finally:
         process.kill()
         process.wait()
@@ -226,79 +222,98 @@ def test_it_is_followed_on_a_terminal(env: dict[str, str]) -> None:
         assert text.count(words) >= 3, text
 
 
-@pytest.mark.usefixtures("backend")
-def test_what_was_seen_is_drawn(env: dict[str, str], tmp_path: Path) -> None:
+class Followed(LocalBackend):
+    """A backend that does something before a look of this number, and before another asks the command to end."""
+
+    def __init__(self, work_dir: Path, does: Mapping[int, Callable[[], None]]) -> None:
+        super().__init__(work_dir)
+        self._does = does
+        self._looks = 0
+
+    async def list(self) -> list[JobStatus]:
+        self._looks += 1
+        self._does.get(self._looks, lambda: None)()
+        return await super().list()
+
+
+def follow(monkeypatch: pytest.MonkeyPatch, work_dir: Path, does: Mapping[int, Callable[[], None]]) -> None:
+    """Let the command follow the jobs, and do these things before the looks of these numbers."""
+
+    @asynccontextmanager
+    async def following(_: object) -> AsyncIterator[LocalBackend]:
+        yield Followed(work_dir, does)
+
+    monkeypatch.setattr(places, "following", following)
+
+
+def asks_to_end() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_json_is_an_object_for_each_look(edl: Edl, work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it is told to end."""
+    follow(monkeypatch, work_dir, {3: asks_to_end})
+    status, printed, _ = edl("--every", "0.1", "--json")
+    assert status == 0
+    assert [json.loads(line)["submitted"] for line in printed.splitlines()] == [[*JOBS][:3]] * 2
+
+
+def test_jobs_are_shown_while_redis_is_away(
+    edl: Edl, work_dir: Path, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the backend knows is shown, what lacks is said once in the same words, and nobody's password."""
+    monkeypatch.setenv("EDL_REDIS_URL", own_redis.url)
+    follow(monkeypatch, work_dir, {3: own_redis.stop, 6: asks_to_end})
+    status, printed, complaint = edl("--every", "0.1")
+    assert status == 0
+    assert [line.split("\t")[:3] for line in printed.splitlines()[1:]] == [ROW] * 5
+    complaints = complaint.splitlines()
+    assert len(complaints) in (1, 2), "it breaks off, and then can't be reached"
+    assert all("targets and the past are unknown" in one and "127.0.0.1" in one for one in complaints)
+    assert all(part not in complaint for part in re.findall(r":([^:@/]+)@", own_redis.url))
+
+
+def test_without_a_redis_jobs_are_shown_and_no_past(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lacks is said; nobody else remembers the past, so to ask for it is an error."""
+    monkeypatch.setenv("EDL_REDIS_URL", "")
+    _, printed, _ = edl("--once")
+    assert printed.splitlines()[1].split()[:3] == ROW
+    assert "EDL_REDIS_URL names no Redis: members of pools, targets and the past are unknown" in printed
+    assert "nobody rescales" not in printed
+    status, _, complaint = edl("--history", "1h")
+    assert status == EX_CONFIG
+    assert "EDL_REDIS_URL" in complaint
+
+
+def test_what_was_seen_is_drawn(edl: Edl, environ: dict[str, str], tmp_path: Path) -> None:
     """In the terminal, as a PNG, and as JSON, a point a line; looking twice at once leaves one point."""
-    plan_of(env, night(time.time()))
-    assert run(env, "--once").returncode == run(env, "--once").returncode == 0
-    drawn = run(env, "--history", "10m", "--png", str(tmp_path / "past.png"))
-    assert drawn.returncode == 0
-    assert (
-        drawn.stderr.splitlines()[-1] == f"edl: drawn into {tmp_path / 'past.png'}"
-    )  # after a word of the first drawing
-    assert re.search(r"^window +├", drawn.stdout, re.MULTILINE)
-    assert re.search(r"^example +3│ +█+ +3$", drawn.stdout, re.MULTILINE)
-    assert re.search(r"^example2 +0│ +z+ +0$", drawn.stdout, re.MULTILINE)
-    picture = imread(tmp_path / "past.png")
-    assert picture.shape[1] == 1440
-    assert 0.5 < (picture[:, :, :3] > 0.99).mean() < 0.995
-    [point] = map(json.loads, run(env, "--history", "10m", "--json").stdout.splitlines())
+    plan_of(environ, time.time())
+    assert edl("--once")[0] == edl("--once")[0] == 0
+    file = tmp_path / "past.png"
+    status, printed, complaint = edl("--history", "10m", "--png", file)
+    assert status == 0
+    assert complaint.splitlines()[-1] == f"edl: drawn into {file}"  # after a word of the first drawing
+    assert re.search(r"^window +├", printed, re.MULTILINE)
+    assert re.search(r"^example +3│ +█+ +3$", printed, re.MULTILINE)
+    assert re.search(r"^example2 +0│ +z+ +0$", printed, re.MULTILINE)
+    assert file.read_bytes().startswith(b"\x89PNG")
+    [point] = map(json.loads, edl("--history", "10m", "--json")[1].splitlines())
     assert point["jobs"]["example1"] == {"running": 2}
     assert point["jobs"]["example2"] == {"state": "suspended"}
     assert (point["window"], point["use"]["cpu"]["allowed"]) == ("night", 1.5)
 
 
-def test_a_past_in_which_nobody_looked_says_so(env: dict[str, str]) -> None:
+def test_a_past_in_which_nobody_looked_says_so(edl: Edl) -> None:
     """It is no empty drawing."""
-    drawn = run(env, "--history", "1h")
-    assert (drawn.returncode, drawn.stdout) == (0, "")
-    assert "nobody looked" in drawn.stderr
+    status, printed, complaint = edl("--history", "1h")
+    assert (status, printed) == (0, "")
+    assert "nobody looked" in complaint
 
 
-@pytest.mark.usefixtures("backend")
-def test_prometheus_is_shown_the_same(env: dict[str, str]) -> None:
-    """As long as it runs, at an address that it tells."""
-    plan_of(env, night(time.time()))
-    with running(env, "--every", "0.2", "--metrics", "0") as process:
-        assert process.stderr
-        url = re.fullmatch(r"edl: metrics at (http://127\.0\.0\.1:\d+/metrics)\n", process.stderr.readline())
-        assert url
-        with urllib.request.urlopen(url[1]) as answer:
-            families = text_string_to_metric_families(answer.read().decode())
-        found = {(sample.name, *sample.labels.values()): sample.value for each in families for sample in each.samples}
-    assert found["edl_jobs", "running"] == 2
-    assert found["edl_jobs", "suspended"] == 1
-    assert found["edl_instances", "trainer", "example"] == 3
-    assert found["edl_target_instances", "trainer", "example"] == 4
-    assert found["edl_reserved", "cpu", "cores"] == pytest.approx(6 * MILLI / 1000)
-    assert found["edl_training_capacity", "cpu", "cores"] == 1.5
-
-
-@pytest.mark.usefixtures("backend")
-def test_jobs_are_shown_without_redis(env: dict[str, str], own_redis: RedisServer) -> None:
-    """Never set, or away: what the backend knows is shown, what lacks is said once, and nobody's password."""
-    unset = run({**env, "EDL_REDIS_URL": ""}, "--once")
-    assert unset.stdout.splitlines()[1].split()[:3] == ROW
-    assert "EDL_REDIS_URL names no Redis: members of pools, targets and the past are unknown" in unset.stdout
-    assert "nobody rescales" not in unset.stdout
-    with running({**env, "EDL_REDIS_URL": own_redis.url}, "--every", "0.2") as process:
-        assert process.stdout
-        assert process.stderr
-        rows = [process.stdout.readline() for _ in range(3)]
-        own_redis.stop()
-        complaint = process.stderr.readline()
-        rows += [process.stdout.readline() for _ in range(3)]
-    assert [row.split("\t")[:3] for row in rows[1:]] == [ROW] * 5
-    assert "targets and the past are unknown" in complaint
-    assert "127.0.0.1" in complaint
-    assert all(part not in complaint for part in re.findall(r":([^:@/]+)@", own_redis.url))
-
-
-@pytest.mark.usefixtures("backend")
-def test_an_old_plan_is_none(env: dict[str, str]) -> None:
+def test_an_old_plan_is_none(edl: Edl, environ: dict[str, str]) -> None:
     """Who rescaled an hour ago does so no more; its window and targets are not taken for those of now."""
-    plan_of(env, night(time.time() - 3600))
-    seen = json.loads(run(env, "--once", "--json").stdout)
+    plan_of(environ, time.time() - 3600)
+    seen = json.loads(edl("--once", "--json")[1])
     assert (seen["planned_at"], seen["window"], seen["use"]["cpu"]["allowed"]) == (None, "", None)
     assert seen["lacks"] == ["the last rescaling was 60 min ago; its targets are not shown"]
 
@@ -307,21 +322,14 @@ def test_an_old_plan_is_none(env: dict[str, str]) -> None:
     ("words", "complaint"),
     [
         (("--history", "soon"), "--history: got 'soon', allowed is a time above 0, as in 30s, 90m, 6h or 7d"),
-        (("--history", "0h"), "a time above 0"),
         (("--history", "1h", "--once"), "nothing beside --once or --metrics"),
         (("--png", "x.png"), "with --history 6h"),
         (("--once", "--metrics", "0"), "nothing beside --once"),
         (("--metrics", "here"), "PORT, or HOST:PORT"),
     ],
 )
-def test_what_makes_no_sense_is_an_error(env: dict[str, str], words: tuple[str, ...], complaint: str) -> None:
+def test_what_makes_no_sense_is_an_error(edl: Edl, words: tuple[str, ...], complaint: str) -> None:
     """It names the flag, what was given and what is allowed, and exits as for all that a restart can't mend."""
-    refused = run(env, *words)
-    assert (refused.returncode, refused.stdout) == (78, "")
-    assert complaint in refused.stderr
-
-
-def test_the_past_needs_a_redis(env: dict[str, str]) -> None:
-    """Nobody else remembers it."""
-    refused = run({**env, "EDL_REDIS_URL": ""}, "--history", "1h")
-    assert (refused.returncode, "EDL_REDIS_URL" in refused.stderr) == (78, True)
+    status, printed, said = edl(*words)
+    assert (status, printed) == (EX_CONFIG, "")
+    assert complaint in said

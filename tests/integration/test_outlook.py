@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from edl_runtime.autoscale.room import Room, room_for_training
 from edl_runtime.autoscale.sources.outlook import check, expected
 from edl_runtime.autoscale.sources.spec import CsvFile, Prometheus, RedisStream, Traffic
 from edl_runtime.autoscale.traffic_schema import to_windows
-from edl_runtime.errors import NoSamplesError, RegistryUnavailableError, SourceUnavailableError, SpecError
+from edl_runtime.errors import NoSamplesError, RegistryUnavailableError, SpecError
 from edl_runtime.store.client import connect
 from edl_runtime.store.server import RedisServer
 
@@ -49,7 +49,7 @@ async def client(redis_url: str) -> AsyncIterator[Redis]:
 
 def traffic(server: StandIn, **foresight: float) -> Traffic:
     """Return a source of which a request per second needs a five-hundredth of a GPU."""
-    spec = Prometheus(url=server.url, query="sum(requests)", timeout_s=5)
+    spec = Prometheus(url=server.url, query="sum(requests)", step_s=600, timeout_s=20)
     return Traffic(resource="gpu", source=spec, times=0.002, foresight=Foresight(**foresight))  # type: ignore[arg-type]
 
 
@@ -57,6 +57,14 @@ async def room(of: Traffic, client: Redis, namespace: str, later_s: float = 0) -
     """Return what training may use so much later, by what is known of the web then."""
     outlook = await expected(of, client, namespace, NOW_S + later_s)
     return room_for_training(WINDOWS, TOTAL, now=NOW + timedelta(seconds=later_s), outlook=outlook)
+
+
+FOUR_WEEKS = pytest.approx(28 * 24, abs=0.5)
+
+
+def hours(asked: Sequence[Mapping[str, str]]) -> float:
+    """Return of how many hours was asked."""
+    return sum(float(each["end"]) - float(each["start"]) for each in asked) / 3600
 
 
 async def test_jobs_shrink_before_the_rush(server: StandIn, client: Redis, namespace: str) -> None:
@@ -73,9 +81,8 @@ async def test_a_profile_is_learned_once_an_hour(server: StandIn, client: Redis,
     for later_s in (0, 300, LEARN_EVERY_S - 1, LEARN_EVERY_S):
         before = len(server.asked)
         await room(traffic(server), client, namespace, later_s)
-        asked = server.asked[before:]
-        spans.append(round(sum(float(each["end"]) - float(each["start"]) for each in asked) / 3600, 1))
-    assert spans == [pytest.approx(28 * 24, abs=0.1), 0.5, 0.5, pytest.approx(28 * 24, abs=0.1)]
+        spans.append(hours(server.asked[before:]))
+    assert spans == [FOUR_WEEKS, 0.5, 0.5, FOUR_WEEKS]
 
 
 async def test_a_profile_is_of_one_source_and_one_namespace(server: StandIn, client: Redis, namespace: str) -> None:
@@ -142,7 +149,7 @@ async def test_what_was_learned_counts_until_it_is_learned_anew(server: StandIn,
     before = len(server.asked)
     server.longest_s = math.inf
     await room(traffic(server), client, namespace, 2 * LEARN_EVERY_S)
-    assert len(server.asked) - before == 4
+    assert hours(server.asked[before:]) == FOUR_WEEKS
 
 
 async def test_a_clock_that_jumps_back_is_no_trouble(server: StandIn, client: Redis, namespace: str) -> None:
@@ -154,7 +161,7 @@ async def test_a_clock_that_jumps_back_is_no_trouble(server: StandIn, client: Re
     server.answer = None
     before = len(server.asked)
     assert (await room(traffic(server), client, namespace)).need is not None
-    assert len(server.asked) - before == 4  # for four weeks
+    assert hours(server.asked[before:]) == FOUR_WEEKS
 
 
 async def test_what_redis_has_lost_or_spoilt_is_learned_anew(server: StandIn, client: Redis, namespace: str) -> None:
@@ -193,29 +200,17 @@ async def test_a_mistake_is_told_in_words_at_a_pass(client: Redis, namespace: st
     )
 
 
-async def test_a_check_raises_what_is_wrong(
-    server: StandIn, client: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before a source is relied on: its spec, its token, its samples, and whether it can be reached."""
+async def test_a_check_raises_what_is_wrong(server: StandIn, client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a source is relied on: its token, its samples, and where they are."""
     of = traffic(server)
     assert (await check(of, now_s=NOW_S)).needed == 4
     spec = of.source
     assert isinstance(spec, Prometheus)
-    for source, kind, says in (
-        (msgspec.structs.replace(spec, query="sum("), SpecError, "traffic.prometheus.query: got 'sum('"),
-        (msgspec.structs.replace(spec, query="sum(a)"), NoSamplesError, "the query 'sum(a)' of Prometheus at"),
-        (
-            msgspec.structs.replace(spec, token_env="EDL_TRAFFIC_NONE"),
-            SpecError,
-            "traffic.prometheus.token_env: got 'EDL_TRAFFIC_NONE'",
-        ),
-        (msgspec.structs.replace(spec, url="http://127.0.0.1:1"), SourceUnavailableError, "Prometheus at http://127"),
-        (CsvFile(path=str(tmp_path / "a.csv")), SpecError, "traffic.csv.path: got"),
-        (RedisStream(stream="nobody's"), NoSamplesError, 'the Redis stream "nobody\'s" has nothing from'),
-    ):
-        with pytest.raises(kind) as raised:
-            await check(msgspec.structs.replace(of, source=source), client, now_s=NOW_S)
-        assert str(raised.value).startswith(says)
+    no_token = msgspec.structs.replace(of, source=msgspec.structs.replace(spec, token_env="EDL_TRAFFIC_NONE"))
+    with pytest.raises(SpecError, match=r"traffic\.prometheus\.token_env: got 'EDL_TRAFFIC_NONE'"):
+        await check(no_token, now_s=NOW_S)
+    with pytest.raises(NoSamplesError, match='the Redis stream "nobody\'s" has nothing from'):
+        await check(msgspec.structs.replace(of, source=RedisStream(stream="nobody's")), client, now_s=NOW_S)
     server.series["nan"] = [({}, lambda _: math.nan)]
     with pytest.raises(NoSamplesError, match="all that it says is no number"):
         await check(msgspec.structs.replace(of, source=msgspec.structs.replace(spec, query="nan")), now_s=NOW_S)

@@ -6,17 +6,16 @@ import asyncio
 import json
 import math
 import socket
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from support.autoscale.prometheus_server import POINTS, StandIn, prometheus, scraped_until
+from support.autoscale.prometheus_server import POINTS, StandIn, prometheus
 from support.network.tls_front import tls_front
 
 from edl_runtime.autoscale.profile import DAY_S, Sample
-from edl_runtime.autoscale.sources.prometheus import ANSWER_LIMIT, PrometheusSource
+from edl_runtime.autoscale.sources.prometheus import PrometheusSource
 from edl_runtime.autoscale.sources.spec import Prometheus
 from edl_runtime.errors import NoSamplesError, SourceUnavailableError, SpecError
 
@@ -33,7 +32,7 @@ def server() -> Iterator[StandIn]:
 
 
 def source(
-    server: StandIn, query: str = QUERY, *, token: str = "", step_s: float = 60, wait_s: float = 10
+    server: StandIn, query: str = QUERY, *, token: str = "", step_s: float = 60, wait_s: float = 20
 ) -> PrometheusSource:
     """Return a source that asks that server."""
     env = "EDL_TRAFFIC_TOKEN" if token else ""
@@ -52,7 +51,7 @@ async def test_a_range_has_a_sample_each_step_until_its_end(server: StandIn) -> 
     assert await source(server).samples(NOW_S - 5, NOW_S) == [Sample(NOW_S, 0)]
 
 
-@pytest.mark.parametrize("days", [7.0, 28.0, (POINTS - 1) / 1440, POINTS / 1440, (POINTS + 1) / 1440])
+@pytest.mark.parametrize("days", [28.0, (POINTS - 1) / 1440, POINTS / 1440, (POINTS + 1) / 1440])
 async def test_a_long_range_is_asked_in_parts(server: StandIn, days: float) -> None:
     """Prometheus refuses more than 11,000 points a series; no sample is missing, and none comes twice."""
     since_s = NOW_S - round(days * DAY_S)
@@ -77,13 +76,6 @@ async def test_a_query_that_returns_nothing_is_an_error_that_names_it(server: St
         f"the query 'sum(http_request)' of Prometheus at {server.url} has nothing from 2026-06-10 11:00 to "
         "2026-06-10 12:00 UTC; are the metric's name and labels right?"
     )
-
-
-async def test_the_last_samples_of_a_dead_target_are_all_there_is(server: StandIn) -> None:
-    """Prometheus takes the last scrape for what is for five minutes; after that there is no sample."""
-    server.series["http_requests"] = [({}, scraped_until(NOW_S - 1200, lambda _: 7.0))]
-    samples = await source(server).samples(NOW_S - 3600, NOW_S)
-    assert samples[-1] == Sample(NOW_S - 900, 7.0)
 
 
 async def test_several_series_are_to_be_made_one(server: StandIn) -> None:
@@ -167,43 +159,41 @@ async def test_a_url_of_something_else_is_said(
     assert len(server.asked) == 1
 
 
-async def test_an_endless_answer_is_given_up(server: StandIn) -> None:
+async def test_an_endless_answer_is_given_up(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is not filled by a query of thousands of series."""
-    server.answer = 200, b" " * (ANSWER_LIMIT + (48 << 20)), {}
+    monkeypatch.setattr("edl_runtime.autoscale.sources.prometheus.ANSWER_LIMIT", 1 << 20)
+    body = b" " * (64 << 20)  # many times what buffers take on the way
+    server.answer = 200, body, {}
     with pytest.raises(SpecError, match=r"this one has far too many"):
         await source(server).samples(NOW_S - 60, NOW_S)
-    assert server.sent < ANSWER_LIMIT + (32 << 20)  # what is on its way lies in buffers
+    assert server.sent < len(body)
 
 
-async def test_nobody_waits_longer_than_said_and_no_loop_stands_still(server: StandIn) -> None:
-    """A silent server is given up after `timeout_s`, and other tasks run on meanwhile."""
-    server.delay_s = 60
-    longest = 0.0
+async def test_a_silent_server_is_given_up(server: StandIn) -> None:
+    """After `timeout_s`."""
+    server.delay_s = 600
+    with pytest.raises(SourceUnavailableError, match=r"\(no answer within 0\.2 s\)"):
+        await source(server, wait_s=0.2).samples(NOW_S - 60, NOW_S)
 
-    async def watch() -> None:
-        nonlocal longest
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.01)
-            longest = max(longest, time.monotonic() - before)
 
-    watching = asyncio.create_task(watch())
-    started = time.monotonic()
-    with pytest.raises(SourceUnavailableError, match=r"\(no answer within 1 s\)"):
-        await source(server, wait_s=1).samples(NOW_S - 60, NOW_S)
-    assert 0.9 < time.monotonic() - started < 5
-    assert longest < 0.5
-    watching.cancel()
+async def test_other_tasks_run_on_while_a_server_takes_its_time(server: StandIn) -> None:
+    """The server is not to answer before another task has said so."""
+    server.delay_s = 600
+    asking = asyncio.create_task(source(server).samples(NOW_S - 60, NOW_S))
+    while not server.asked:  # noqa: ASYNC110 - a thread makes it so
+        await asyncio.sleep(0.01)
+    server.hurry.set()
+    assert len(await asking) == 2
 
 
 def test_who_has_given_up_an_answer_that_trickles_in_can_end(server: StandIn) -> None:
-    """No thread goes on reading it."""
-    server.answer = 200, b" " * 300, {}
+    """No thread goes on reading it, for which the end of the loop would wait."""
+    body = b" " * 6000
+    server.answer = 200, body, {}
     server.trickle_s = 0.1
-    started = time.monotonic()
-    with pytest.raises(SourceUnavailableError, match=r"\(no answer within 1 s\)"):
-        asyncio.run(source(server, wait_s=1).samples(NOW_S - 60, NOW_S))
-    assert time.monotonic() - started < 10
+    with pytest.raises(SourceUnavailableError, match=r"\(no answer within 0\.2 s\)"):
+        asyncio.run(source(server, wait_s=0.2).samples(NOW_S - 60, NOW_S))
+    assert server.sent < len(body)
 
 
 async def test_an_answer_that_breaks_off_is_trouble_that_may_pass(server: StandIn) -> None:

@@ -186,7 +186,7 @@ def test_what_was_learned_is_kept_in_redis(
     monkeypatch.setenv("EDL_NAMESPACE", namespace)
     with prometheus() as server:
         server.series["requests"] = [({}, lambda _: 16.0)]
-        with_source(file, f"prometheus: {{url: '{server.url}', query: sum(requests)}}")
+        with_source(file, f"prometheus: {{url: '{server.url}', query: sum(requests), timeout_s: 20}}")
         assert "now: the web is expected to need 8 gpu now, and is left 9.2\n" in edl(file, "--total", "gpu=32")[1]
         before = len(server.asked)
         assert edl(file, "--total", "gpu=32")[0] == 0
@@ -207,7 +207,7 @@ def test_a_source_that_says_nothing_is_an_error_and_windows_are_shown(edl: Edl, 
             ),
             ("many", EX_CONFIG, "edl: traffic.prometheus.query: got 'many', allowed is a query of one series"),
         ):
-            with_source(file, f"prometheus: {{url: '{server.url}', query: '{query}'}}")
+            with_source(file, f"prometheus: {{url: '{server.url}', query: '{query}', timeout_s: 20}}")
             status, printed, complaint = edl(file, "--total", "gpu=32")
             assert (status, complaint[: len(says)]) == (expected, says)
             assert "training may use " in printed
@@ -226,7 +226,8 @@ def test_what_a_source_can_do_only_half_is_said_beside_what_is_shown(edl: Edl, f
     with prometheus() as server:
         server.series["requests"] = [({}, lambda _: 16.0)]
         server.longest_s = 86_400
-        status, printed, _ = edl(with_source(file, f"prometheus: {{url: '{server.url}', query: requests}}"))
+        with_source(file, f"prometheus: {{url: '{server.url}', query: requests, timeout_s: 20}}")
+        status, printed, _ = edl(file)
     assert (status, "no day like this one" in printed, "too many samples" in printed) == (0, True, True)
 
 

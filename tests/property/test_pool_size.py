@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.depth import examples
 from support.students.pool_simulation import World
 
 from edl_runtime.autoscale.teachers import FULL, ROOM, SETTLED_S, Need, even_shares, teachers_needed
@@ -61,7 +62,7 @@ def rests_at(world: World, teachers: int) -> int:
     return now
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(5, 50))
 @given(world=worlds(spread=0.0))
 def test_a_pool_comes_to_rest_from_both_sides(world: World) -> None:
     """From one teacher it only grows, from twelve it only shrinks, and where it has come to rest it stays."""
@@ -72,7 +73,7 @@ def test_a_pool_comes_to_rest_from_both_sides(world: World) -> None:
     assert len(set(up[5:])) == len(set(down[5:])) == 1
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(5, 50))
 @given(world=worlds(), start=st.sampled_from([BOUNDS.min, BOUNDS.max]))
 def test_a_pool_never_swings(world: World, start: int) -> None:
     """Where times vary by chance, and so do reports, it turns round once at most: to the size at which it stays."""
@@ -82,7 +83,7 @@ def test_a_pool_never_swings(world: World, start: int) -> None:
     assert turns <= 1, sizes
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(5, 50))
 @given(world=worlds(spread=0.0))
 def test_at_rest_students_are_as_fast_as_they_can(world: World) -> None:
     """Nobody is slower by more than a tenth, unless the pool has its maximum."""
@@ -91,7 +92,7 @@ def test_at_rest_students_are_as_fast_as_they_can(world: World) -> None:
         assert rest == BOUNDS.max or world.pace(rest) > 0.89
 
 
-@settings(max_examples=18)
+@settings(max_examples=examples(5, 30))
 @given(step_s=STEPS, students=st.integers(1, 3))
 def test_at_rest_there_are_no_more_than_needed(step_s: float, students: int) -> None:
     """From below: with one teacher less for each student somebody waits. From above: at most what `ROOM` explains."""

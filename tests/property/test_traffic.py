@@ -11,10 +11,10 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edl_runtime.autoscale.profile import DAY_S, Foresight, Need, Sample, Unknown, learn, needed_soon
+from edl_runtime.autoscale.profile import DAY_S, Foresight, Sample, learn
 from edl_runtime.autoscale.sources.spec import CsvFile, Prometheus, RedisStream, Traffic
 from edl_runtime.autoscale.traffic import DAYS, Size, Sizes, TrafficWindows, Window, clock
 from edl_runtime.autoscale.traffic_schema import read_windows, to_windows
@@ -75,10 +75,12 @@ def test_spans_follow_one_another(cuts: list[int], zone: str, moment: datetime) 
     assert after.name != span.name
 
 
+FORWARD = ("Europe/Berlin", datetime(2026, 3, 29, 1, tzinfo=UTC))
+BACK = ("Europe/Berlin", datetime(2026, 10, 25, 1, tzinfo=UTC))
 CLOCK_CHANGES = st.sampled_from(
     [
-        ("Europe/Berlin", datetime(2026, 3, 29, 1, tzinfo=UTC)),
-        ("Europe/Berlin", datetime(2026, 10, 25, 1, tzinfo=UTC)),
+        FORWARD,
+        BACK,
         ("America/New_York", datetime(2026, 3, 8, 7, tzinfo=UTC)),
         ("Australia/Lord_Howe", datetime(2026, 4, 4, 15, tzinfo=UTC)),  # by half an hour
         ("Africa/Cairo", datetime(2026, 4, 23, 22, tzinfo=UTC)),  # from midnight to 01:00
@@ -92,7 +94,15 @@ KINDS = st.sets(st.sampled_from(["mon", "wed", "fri", "sat", "sun"]), min_size=1
 TIMES_OF_DAY = st.integers(0, 1439) | st.sampled_from([0, 1, 60, 90, 120, 150, 180, 1380, 1410])
 
 
+ALL_DAYS = frozenset(DAYS[:7])
+
+
 @given(CLOCK_CHANGES, TIMES_OF_DAY, TIMES_OF_DAY, KINDS)
+@example(FORWARD, 22 * 60, 6 * 60, ALL_DAYS)  # across midnight it has seven hours then,
+@example(BACK, 22 * 60, 6 * 60, ALL_DAYS)  # or nine
+@example(FORWARD, 18 * 60, 24 * 60, ALL_DAYS)  # it ends at midnight, though clocks change in that night
+@example(FORWARD, 60, 150, ALL_DAYS)  # it ends in an hour that is left out, so where clocks change
+@example(BACK, 120, 150, ALL_DAYS)  # it lies in an hour that comes twice, and so does it
 def test_edges_are_where_the_clock_on_the_wall_has_them(
     change: tuple[str, datetime], start: int, end: int, days: frozenset[str]
 ) -> None:
@@ -121,52 +131,6 @@ def test_edges_are_where_the_clock_on_the_wall_has_them(
             assert (span.name == "window") == holds(inside)
             assert span.end == following[0] if following else span.end is None or span.end > moments[-1]
             assert span.start == moment if moment in edges else span.start is None or span.start <= moment
-
-
-@pytest.mark.parametrize(
-    ("day", "hours"), [(date(2026, 3, 28), 7), (date(2026, 6, 1), 8), (date(2026, 10, 24), 9)], ids=str
-)
-def test_a_window_across_midnight_follows_the_wall_clock(day: date, hours: int) -> None:
-    """From 22:00 to 06:00 are seven, eight or nine hours, as clocks go forward, stay or go back."""
-    night = Window(name="night", start=22 * 60, end=6 * 60, sizes=Sizes())
-    windows = TrafficWindows(windows=(night,), default=Sizes(), time_zone="Europe/Berlin")
-    zone = ZoneInfo("Europe/Berlin")
-    span = windows.at(datetime(day.year, day.month, day.day, 23, tzinfo=zone))
-    assert span.name == "night"
-    assert span.start is not None
-    assert span.end is not None
-    assert span.end - span.start == timedelta(hours=hours)
-    assert (span.start.astimezone(zone).hour, span.end.astimezone(zone).hour) == (22, 6)
-
-
-def test_a_window_ends_at_midnight_though_clocks_change_in_that_night() -> None:
-    """On Saturday evening it is told to end at 24:00, and not when clocks go forward on Sunday."""
-    evening = Window(name="evening", start=18 * 60, end=24 * 60, sizes=Sizes())
-    windows = TrafficWindows(windows=(evening,), default=Sizes(), time_zone="Europe/Berlin")
-    assert windows.at(datetime(2026, 3, 28, 19, tzinfo=UTC)).end == datetime(2026, 3, 28, 23, tzinfo=UTC)
-
-
-def test_an_edge_in_an_hour_that_is_left_out_is_where_clocks_change() -> None:
-    """A window that would end at 02:30 ends at 03:00 on the day that has no 02:30."""
-    windows = TrafficWindows(
-        windows=(Window(name="early", start=60, end=150, sizes=Sizes()),), default=Sizes(), time_zone="Europe/Berlin"
-    )
-    span = windows.at(datetime(2026, 3, 29, 0, 30, tzinfo=UTC))
-    assert (span.start, span.end) == (
-        datetime(2026, 3, 29, 0, 0, tzinfo=UTC),
-        datetime(2026, 3, 29, 1, 0, tzinfo=UTC),
-    )
-
-
-def test_what_lies_in_an_hour_that_comes_twice_comes_twice() -> None:
-    """Between the two the default holds."""
-    windows = TrafficWindows(
-        windows=(Window(name="early", start=120, end=150, sizes=Sizes()),), default=Sizes(), time_zone="Europe/Berlin"
-    )
-    names = [
-        windows.at(datetime(2026, 10, 25, hour, minute, tzinfo=UTC)).name for hour in (0, 1) for minute in (15, 45)
-    ]
-    assert names == ["early", "default", "early", "default"]
 
 
 def test_a_holiday_is_no_day_of_the_week() -> None:
@@ -219,51 +183,6 @@ def test_yaml_and_python_are_one_schema() -> None:
     assert to_windows(plain | {"holidays": [datetime(2026, 12, 25, tzinfo=UTC)]}) == to_windows(plain)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ("Europe/Berlin", "Europe/Bärlin", "line 2: time_zone: got 'Europe/Bärlin', allowed is a name of the tz"),
-        ("2026-12-25", "2026-02-30", "line 3: holidays[0]: got '2026-02-30', allowed is a date"),
-        ("end: 23:00", "end: 25:00", "line 7: windows[0].end: got '25:00', allowed is a time of day"),
-        ("end: 23:00", "end: 18:00", "line 7: windows[0].end: got '18:00', allowed is another time than its start"),
-        ("start: 18:00", "start: 24:00", "line 6: windows[0].start: got '24:00', allowed is 00:00 to 23:59"),
-        ("[weekdays, sat]", "[monday]", "line 8: windows[0].days: got 'monday', allowed is some of mon, tue"),
-        ("gpu: 14", "gpu: many", "line 10: windows[0].sizes.cluster.gpu: got 'many', allowed is a number, or a share"),
-        ("cluster: 75%", "cluster: 120%", "line 18: default.cluster: got '120%', allowed is a number, 0 or more, or a"),
-        ("resnext: 2", "resnext: 2.5", "line 12: windows[0].sizes.pools.resnext: got '2.5', allowed is a whole number"),
-        (
-            "resnext: 2",
-            "resnext: 80%",
-            "line 9: windows[0].sizes.shares: got 'nightly 25% + resnext 80% = 105%', allowed is shares of jobs and",
-        ),
-        ("name: night", "name: evening", "line 13: windows[1].name: got 'evening', allowed is a name of its own"),
-        (
-            "start: 23:00",
-            "start: 22:00",
-            "line 13: windows[1]: got \"'evening' and 'night' on mon from 22:00 to 23:00\", allowed is one window at a",
-        ),
-        (
-            "default:\n  cluster: 75%",
-            "",
-            "line 4: windows: got 'none on mon from 06:30 to 18:00', allowed is a window for each time, or `default`",
-        ),
-        ("start: 18:00", "begin: 18:00", "line 6: windows[0].begin: got '18:00', allowed is one of days, end, name"),
-        ("end: 6:30", "end: 6:30\n    end: 7:00", "line 16: windows[1].end: got 'said twice', allowed is each once"),
-        (
-            "gpu: 14",
-            "gpu: {{ gpus }}",
-            "line 10: windows[0].sizes.cluster.gpu: got 'a key that is no text', allowed is a text",
-        ),
-        ("holidays: [", "holidays: ", "line 3: holidays: got '2026-12-25]', allowed is a list"),
-    ],
-)
-def test_a_mistake_is_reported_with_its_line(old: str, new: str, says: str) -> None:
-    """An error says where it is, what was given and what is allowed."""
-    assert old in DAY
-    with pytest.raises(SpecError, match="^" + re.escape(says)):
-        read_windows(DAY.replace(old, new, 1))
-
-
 TRAFFIC = (
     DAY
     + """traffic:
@@ -302,6 +221,39 @@ def test_a_traffic_source_stands_beside_the_windows() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
+        ("Europe/Berlin", "Europe/Bärlin", "line 2: time_zone: got 'Europe/Bärlin', allowed is a name of the tz"),
+        ("2026-12-25", "2026-02-30", "line 3: holidays[0]: got '2026-02-30', allowed is a date"),
+        ("end: 23:00", "end: 25:00", "line 7: windows[0].end: got '25:00', allowed is a time of day"),
+        ("end: 23:00", "end: 18:00", "line 7: windows[0].end: got '18:00', allowed is another time than its start"),
+        ("start: 18:00", "start: 24:00", "line 6: windows[0].start: got '24:00', allowed is 00:00 to 23:59"),
+        ("[weekdays, sat]", "[monday]", "line 8: windows[0].days: got 'monday', allowed is some of mon, tue"),
+        ("gpu: 14", "gpu: many", "line 10: windows[0].sizes.cluster.gpu: got 'many', allowed is a number, or a share"),
+        ("cluster: 75%", "cluster: 120%", "line 18: default.cluster: got '120%', allowed is a number, 0 or more, or a"),
+        ("resnext: 2", "resnext: 2.5", "line 12: windows[0].sizes.pools.resnext: got '2.5', allowed is a whole number"),
+        (
+            "resnext: 2",
+            "resnext: 80%",
+            "line 9: windows[0].sizes.shares: got 'nightly 25% + resnext 80% = 105%', allowed is shares of jobs and",
+        ),
+        ("name: night", "name: evening", "line 13: windows[1].name: got 'evening', allowed is a name of its own"),
+        (
+            "start: 23:00",
+            "start: 22:00",
+            "line 13: windows[1]: got \"'evening' and 'night' on mon from 22:00 to 23:00\", allowed is one window at a",
+        ),
+        (
+            "default:\n  cluster: 75%",
+            "",
+            "line 4: windows: got 'none on mon from 06:30 to 18:00', allowed is a window for each time, or `default`",
+        ),
+        ("start: 18:00", "begin: 18:00", "line 6: windows[0].begin: got '18:00', allowed is one of days, end, name"),
+        ("end: 6:30", "end: 6:30\n    end: 7:00", "line 16: windows[1].end: got 'said twice', allowed is each once"),
+        (
+            "gpu: 14",
+            "gpu: {{ gpus }}",
+            "line 10: windows[0].sizes.cluster.gpu: got 'a key that is no text', allowed is a text",
+        ),
+        ("holidays: [", "holidays: ", "line 3: holidays: got '2026-12-25]', allowed is a list"),
         ("resource: gpu", "resource: ''", "line 20: traffic.resource: got '', allowed is the name of a resource"),
         ("resource: gpu", "", "line 19: traffic.resource: got '', allowed is the name of a"),
         ("https://prom", "prom", "line 22: traffic.prometheus.url: got 'prometheus.example/a', allowed is http:// or"),
@@ -318,6 +270,7 @@ def test_a_traffic_source_stands_beside_the_windows() -> None:
         ),
         ("0.002", "-1", "line 26: traffic.times: got -1.0, allowed is a number above 0"),
         ("1.3", "0.9", "line 27: traffic.headroom: got 0.9, allowed is 1 or more"),
+        ("slot_s: 900", "lead_s: -1", "line 28: traffic.lead_s: got -1.0, allowed is seconds, 0 to 31,622,400: a year"),
         ("900", "900.5", "line 28: traffic.slot_s: got 900.5, allowed is seconds that divide a day"),
         ("times: 0.002", "headrom: 2", "line 26: traffic.headrom: got 2.0, allowed is one of burst_headroom, csv"),
         ("times: 0.002", "csv: {path: a}", "line 19: traffic: got 'prometheus and csv', allowed is one source: prom"),
@@ -327,8 +280,8 @@ def test_a_traffic_source_stands_beside_the_windows() -> None:
         (PROMETHEUS, "csv: /data/web.csv", "line 21: traffic.csv: got '/data/web.csv', allowed is a mapping of path"),
     ],
 )
-def test_a_mistake_in_a_traffic_source_is_reported_with_its_line(old: str, new: str, says: str) -> None:
-    """As one in windows is; a secret that stands where none belongs is not shown."""
+def test_a_mistake_is_reported_with_its_line(old: str, new: str, says: str) -> None:
+    """It says where it is, what was given and what is allowed, and shows no secret that stands where none belongs."""
     assert old in TRAFFIC
     with pytest.raises(SpecError, match="^" + re.escape(says)) as raised:
         read_windows(TRAFFIC.replace(old, new, 1))
@@ -345,7 +298,7 @@ PLAIN = st.recursive(
     | st.booleans()
     | st.integers()
     | st.floats()
-    | st.text(max_size=5)
+    | st.text("aä:%-0 \n", max_size=5)
     | st.sampled_from(["18:00", "40%", *DAYS]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=5),
 )
@@ -398,76 +351,6 @@ def test_what_is_too_long_ago_is_forgotten() -> None:
     hours = range(5 * 7 * 24)
     grown = [Sample(at_s=hour * 3600.0, needed=4.0 if hour < 7 * 24 else 9.0) for hour in hours]
     assert set(learn(grown, now_s=35.0 * DAY_S).slots.values()) == {9.0}
-
-
-def rush(at_hour: int) -> list[Sample]:
-    """Return a week in which the web needs 20 for an hour a day, else 4."""
-    return [Sample(at_s=hour * 3600.0, needed=20.0 if hour % 24 == at_hour else 4.0) for hour in range(7 * 24)]
-
-
-def kept(need: Need | Unknown) -> float:
-    """Return what the web is to be left."""
-    assert isinstance(need, Need)
-    return need.kept
-
-
-def test_jobs_shrink_before_the_rush() -> None:
-    """What is expected within the lead time counts now, with headroom."""
-    profile = learn(
-        [
-            Sample(at_s=quarter * 900.0, needed=20.0 if quarter % 96 in range(40, 48) else 4.0)
-            for quarter in range(7 * 96)
-        ],
-        now_s=7.0 * DAY_S,
-    )
-    monday = 11.0 * DAY_S
-    foresight = Foresight(headroom=1.25, burst_headroom=1.5)
-    for hour, needed in ((9.5, 6.0), (9.9, 25.0), (11.0, 25.0), (12.5, 6.0)):
-        now_s = monday + hour * 3600
-        recent = [Sample(at_s=now_s - 60, needed=4.0)]
-        assert kept(needed_soon(profile, recent, now_s=now_s, foresight=foresight)) == needed
-
-
-def test_the_web_has_what_it_needs_now_and_more() -> None:
-    """A burst that no profile knows counts at once."""
-    profile = learn(rush(12), now_s=7.0 * DAY_S, foresight=HOUR)
-    now_s = 7.0 * DAY_S + 3 * 3600
-    recent = [Sample(at_s=now_s - 60, needed=16.0)]
-    assert kept(needed_soon(profile, recent, now_s=now_s, foresight=Foresight(burst_headroom=1.5, slot_s=3600))) == 24
-
-
-def test_when_the_source_goes_silent_declared_windows_hold() -> None:
-    """Nothing is said from old samples, from such of a clock that runs ahead, or of times never seen."""
-    now_s = 7.0 * DAY_S
-    foresight = Foresight(silent_after_s=600)
-    profile = learn(rush(12), now_s=now_s)
-    assert kept(needed_soon(profile, [Sample(at_s=now_s - 600, needed=4.0)], now_s=now_s, foresight=foresight))
-    nothing: list[tuple[list[Sample], str]] = [
-        ([Sample(at_s=now_s - 601, needed=4.0)], "no word from the source for 10 min"),
-        ([Sample(at_s=now_s + 120, needed=4.0)], "all that the source says is of the future, from 2 min ahead on"),
-        ([], "no word from the source"),
-        ([Sample(at_s=now_s, needed=math.nan)], "no word from the source but what is no number"),
-    ]
-    for recent, why in nothing:
-        assert needed_soon(profile, recent, now_s=now_s, foresight=foresight) == Unknown(why)
-    only_days_of_work = learn(rush(12)[:24], now_s=now_s)
-    unknown = needed_soon(only_days_of_work, [Sample(at_s=2.0 * DAY_S, needed=4.0)], now_s=2.0 * DAY_S)
-    assert unknown == Unknown("no day like this one has taught what the web needs at this time")
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"headroom": 0.9}, "headroom: got 0.9, allowed is 1 or more"),
-        ({"lead_s": -1}, "lead_s: got -1, allowed is seconds, 0 to 31,622,400: a year"),
-        ({"slot_s": 7000}, "slot_s: got 7000, allowed is seconds that divide a day, as 600"),
-    ],
-)
-def test_what_foresight_may_not_be(given: dict[str, Any], says: str) -> None:
-    """An error names the field, what was given and what is allowed."""
-    with pytest.raises(SpecError) as raised:
-        Foresight(**given)
-    assert str(raised.value) == says
 
 
 def test_a_size_is_a_number_or_a_part() -> None:

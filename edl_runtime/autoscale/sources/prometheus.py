@@ -88,7 +88,7 @@ class PrometheusSource:
         except urllib.error.HTTPError as error:
             response = error
         with response:
-            body = b""
+            body = bytearray()
             while piece := response.read1(_PIECE):  # what is there: all of a piece may be long in coming
                 body += piece
                 if time.monotonic() > until:
@@ -97,8 +97,8 @@ class PrometheusSource:
                     break
             else:
                 if response.length:  # so much is missing: the server has gone
-                    raise http.client.IncompleteRead(body, response.length)
-            return response.status, body, response.headers.get("Location", "")
+                    raise http.client.IncompleteRead(bytes(body), response.length)
+            return response.status, bytes(body), response.headers.get("Location", "")
 
     def _refuse(self, status: int, body: bytes, where: str) -> NoReturn:
         """Raise what an answer means that is not the one that was wanted."""

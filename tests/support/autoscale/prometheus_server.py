@@ -15,7 +15,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 POINTS = 11_000
-LOOKBACK_S = 300.0
 PIECE = 1 << 16
 
 Values = Callable[[float], float | None]
@@ -84,11 +83,6 @@ class StandIn:
             if points:
                 result.append({"metric": labels, "values": [[at, _text(found)] for at, found in points]})
         return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}}).encode(), {}
-
-
-def scraped_until(last_s: float, values: Values) -> Values:
-    """Return a series whose last scrape was at that time: for five minutes more, Prometheus takes it for what is."""
-    return lambda at_s: None if at_s > last_s + LOOKBACK_S else values(min(at_s, last_s))
 
 
 @contextmanager

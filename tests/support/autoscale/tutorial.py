@@ -61,7 +61,7 @@ EVERY_S = 2.0
 def spec(name: str, namespace: str, cpus: float) -> JobSpec:
     """Return a job of the tutorial on so many CPUs."""
     bounds, share = SIZES[name]
-    env = RuntimeSettings(namespace=namespace, job=name, lease_ttl_s=3.0).to_env()
+    env = RuntimeSettings(namespace=namespace, job=name, lease_ttl_s=30.0).to_env()
     return JobSpec(
         name=name,
         kind="trainer",
@@ -113,7 +113,7 @@ class Tutorial:
         await self.rescale_until(lambda running: running == {"example": 10})
         assert await monitor.shows(1, 0, "example:10") == pytest.approx(other_load + 0.36, abs=0.001)
         await self.submit(spec("example1", self.namespace, cpus))
-        await self.rescale_until(_all_at_their_most)
+        await self.rescale_until(lambda running: running == {"example": 10, "example1": 8})
         assert await monitor.shows(2, 0, r"example:10\|example1:8") == pytest.approx(other_load + 0.68, abs=0.001)
         await self.submit(spec("example2", self.namespace, cpus))
         if other_load:
@@ -185,11 +185,6 @@ class Monitored:
         assert self._process.stdout
         for line in self._process.stdout:
             self._lines.append(line)
-
-
-def _all_at_their_most(running: Mapping[str, int]) -> bool:
-    """Whether the first two jobs have all that they may."""
-    return running == {"example": 10, "example1": 8}
 
 
 def _the_third_has_joined(running: Mapping[str, int]) -> bool:

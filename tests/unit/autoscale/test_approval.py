@@ -39,74 +39,60 @@ def approved(**floors: int) -> Approved:
     return Approved({name: Answer(approved=True, target=floor) for name, floor in floors.items()})
 
 
-def counts(found: dict[str, Target]) -> dict[str, int]:
-    return {name: target.instances for name, target in found.items()}
+def decided(policy: Approved, jobs: Sequence[Job], cpus: float) -> tuple[dict[str, int], set[str]]:
+    """Return how many instances each is to have, and who waits for an approval."""
+    found = targets(policy, jobs, cpus)
+    return {name: target.instances for name, target in found.items()}, set(policy.waiting)
+
+
+def reasons(policy: Approved, jobs: Sequence[Job], cpus: float) -> dict[str, str]:
+    return {name: target.reason for name, target in targets(policy, jobs, cpus).items()}
 
 
 def test_who_is_not_approved_keeps_what_it_has_and_others_grow_beside_it() -> None:
     """Each takes what is left and no more, and the reason says what waits."""
     jobs = [job("large", 1, 9, 6), job("small", 1, 9, 1)]
-    policy = Approved({})
-    found = targets(policy, jobs, 8.0)
-    assert counts(found) == {"large": 6, "small": 2}
-    assert policy.waiting == {"large"}
-    assert found["large"].reason == (
+    assert decided(approved(), jobs, 8.0) == ({"large": 6, "small": 2}, {"large"})
+    assert reasons(approved(), jobs, 8.0)["large"] == (
         "stays at 6 until somebody approves that it shrinks from 6 to 4: this is its share of the 8 cpu that training "
         "may use"
     )
-    policy = approved(large=4)
-    assert counts(targets(policy, jobs, 8.0)) == {"large": 4, "small": 4}
-    assert not policy.waiting
+    assert decided(approved(large=4), jobs, 8.0) == ({"large": 4, "small": 4}, set())
 
 
 def test_only_those_that_were_approved_shrink() -> None:
     """Others that would keep what they have, also when that leaves more for nobody."""
     jobs = [job("one", 1, 9, 6, limit=2), job("two", 1, 9, 6, limit=3)]
-    policy = approved(two=3, gone=0)
-    assert counts(targets(policy, jobs, 20.0)) == {"one": 6, "two": 3}
-    assert policy.waiting == {"one"}
+    assert decided(approved(two=3, gone=0), jobs, 20.0) == ({"one": 6, "two": 3}, {"one"})
 
 
 def test_what_waits_for_a_place_needs_no_approval() -> None:
     """It loses nothing: no instance of it runs."""
-    policy = Approved({})
-    assert counts(targets(policy, [job("pending", 4, 4, 0, waiting=4)], 2.0)) == {"pending": 0}
-    assert counts(targets(policy, [job("half", 1, 9, 3, waiting=4)], 3.0)) == {"half": 3}
-    assert not policy.waiting
-    assert counts(targets(policy, [job("half", 1, 9, 3, waiting=4)], 2.0)) == {"half": 3}
-    assert policy.waiting == {"half"}
+    assert decided(approved(), [job("pending", 4, 4, 0, waiting=4)], 2.0) == ({"pending": 0}, set())
+    half = [job("half", 1, 9, 3, waiting=4)]
+    assert decided(approved(), half, 3.0) == ({"half": 3}, set())
+    assert decided(approved(), half, 2.0) == ({"half": 3}, {"half"})
 
 
 def test_nobody_is_asked_whether_one_is_suspended_that_can_not_be() -> None:
     """Without a checkpoint a job goes on with its minimum; so far it shrinks once somebody approves."""
     jobs = [job("first", 2, 9, 4, limit=0, resumes=False)]
-    policy = Approved({})
-    found = targets(policy, jobs, 8.0)
-    assert counts(found) == {"first": 4}
-    assert found["first"].reason == (
+    assert decided(approved(), jobs, 8.0) == ({"first": 4}, {"first"})
+    assert reasons(approved(), jobs, 8.0)["first"] == (
         "stays at 4 until somebody approves that it goes on with 2, since it has no checkpoint to be suspended with; "
         "else it is suspended: window 'day' allows 0, and its minimum is 2"
     )
-    assert policy.waiting == {"first"}
     for floor in (2, 0):
-        policy = approved(first=floor)
-        assert counts(targets(policy, jobs, 8.0)) == {"first": 2}
-        assert not policy.waiting
-    policy = Approved({})
-    assert counts(targets(policy, [job("first", 2, 9, 2, limit=0, resumes=False)], 8.0)) == {"first": 2}
-    assert not policy.waiting
+        assert decided(approved(first=floor), jobs, 8.0) == ({"first": 2}, set())
+    assert decided(approved(), [job("first", 2, 9, 2, limit=0, resumes=False)], 8.0) == ({"first": 2}, set())
 
 
 def test_nobody_shrinks_below_what_was_approved() -> None:
     """So far it shrinks at once, others take what that leaves, and the reason says what waits."""
-    policy = approved(first=5)
     jobs = [job("first", 1, 9, 6, limit=0), job("second", 1, 9, 1)]
-    found = targets(policy, jobs, 8.0)
-    assert counts(found) == {"first": 5, "second": 3}
-    assert found["first"].reason.startswith(
-        "shrinks so far as was approved, to 5, until somebody approves that it is suspended"
-    )
-    assert policy.waiting == {"first"}
+    assert decided(approved(first=5), jobs, 8.0) == ({"first": 5, "second": 3}, {"first"})
+    why = "shrinks so far as was approved, to 5, until somebody approves that it is suspended"
+    assert reasons(approved(first=5), jobs, 8.0)["first"].startswith(why)
 
 
 def test_the_room_of_those_that_were_approved_to_leave_is_taken_at_once() -> None:
@@ -114,14 +100,13 @@ def test_the_room_of_those_that_were_approved_to_leave_is_taken_at_once() -> Non
     jobs = [job("large", 1, 8, 8), job("waits", 4, 4, 0), job("small", 2, 2, 0)]
     full = [Node(name="node", free={"cpu": 0.0})]
     found = approved(large=6)(jobs, full, {}, now_s=NOW, pause_s=1.0)
-    assert counts(found) == {"large": 6, "waits": 0, "small": 2}
+    assert {name: target.instances for name, target in found.items()} == {"large": 6, "waits": 0, "small": 2}
 
 
 def test_who_was_refused_is_said_to_be() -> None:
     """Nobody is asked about it for a while, so nothing waits for somebody's approval there."""
-    policy = Approved({"first": Answer(approved=False, target=2)})
-    found = targets(policy, [job("first", 1, 9, 6, limit=2)], 20.0)
-    assert found["first"].reason == (
+    refused = Approved({"first": Answer(approved=False, target=2)})
+    assert reasons(refused, [job("first", 1, 9, 6, limit=2)], 20.0)["first"] == (
         "stays at 6 as somebody has refused that it shrinks from 6 to 2: window 'day' allows 2"
     )
 
@@ -129,31 +114,25 @@ def test_who_was_refused_is_said_to_be() -> None:
 def test_who_would_shrink_only_beside_those_that_may_not_is_not_said_to_wait() -> None:
     """An approval of the others would take nothing from it, and nobody is asked about it."""
     jobs = [job("large", 1, 9, 8), job("small", 1, 9, 3)]
-    assert counts(targets(approved(large=0, small=0), jobs, 6.0)) == {"large": 3, "small": 3}
-    policy = Approved({})
-    found = targets(policy, jobs, 6.0)
-    assert counts(found) == {"large": 8, "small": 3}
-    assert policy.waiting == {"large"}
-    assert found["large"].reason.endswith("shrinks from 8 to 3: this is its share of the 6 cpu that training may use")
-    assert found["small"].reason == "stays at 3 beside others that may not shrink"
+    assert decided(approved(large=0, small=0), jobs, 6.0)[0] == {"large": 3, "small": 3}
+    assert decided(approved(), jobs, 6.0) == ({"large": 8, "small": 3}, {"large"})
+    why = reasons(approved(), jobs, 6.0)
+    assert why["large"].endswith("shrinks from 8 to 3: this is its share of the 6 cpu that training may use")
+    assert why["small"] == "stays at 3 beside others that may not shrink"
 
 
 def test_the_last_instance_that_runs_stays() -> None:
     """The last indexes leave first: one without a place before it is kept with it, and counts for others."""
     gap = Job(name="gap", bounds=Bounds(1, 9), resources={"cpu": 1.0}, nodes=("n1", "", "n2", ""), submitted_s=0.0)
-    policy = Approved({})
-    found = targets(policy, [gap, job("other", 1, 9, 1)], 4.0)
-    assert counts(found) == {"gap": 3, "other": 1}
-    assert found["gap"].nodes == ("n1", "", "n2")
-    assert policy.waiting == {"gap"}
+    jobs = [gap, job("other", 1, 9, 1)]
+    assert decided(approved(), jobs, 4.0) == ({"gap": 3, "other": 1}, {"gap"})
+    assert targets(approved(), jobs, 4.0)["gap"].nodes == ("n1", "", "n2")
 
 
 def test_who_is_kept_has_its_minimum() -> None:
     """Also where fewer run, since one below it trains no more; and with an answer from when the minimum was less."""
-    policy = approved(less=1)
     jobs = [job("some", 3, 5, 1, waiting=3, limit=0), job("less", 2, 5, 4, limit=0)]
-    assert counts(targets(policy, jobs, 20.0)) == {"some": 3, "less": 2}
-    assert policy.waiting == {"some", "less"}
+    assert decided(approved(less=1), jobs, 20.0) == ({"some": 3, "less": 2}, {"some", "less"})
 
 
 JOBS = some.lists(

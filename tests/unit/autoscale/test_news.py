@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from unit.autoscale.test_plan import job
+from support.autoscale.jobs import job
 
 from edl_runtime.autoscale.news import look_at, news
 from edl_runtime.backends.base import JobStatus

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.autoscale.jobs import job
 
 from edl_runtime.autoscale.approval import Approved
 from edl_runtime.autoscale.jobs import Target
@@ -14,26 +15,14 @@ from edl_runtime.autoscale.plan import Rules, plan
 from edl_runtime.autoscale.policies import check_policy_name, policy_named
 from edl_runtime.autoscale.policy import decide
 from edl_runtime.autoscale.survey import Survey
-from edl_runtime.backends.base import Capacity, JobStatus, NodeCapacity, Scaling
+from edl_runtime.backends.base import Capacity, NodeCapacity
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
 
 PAGE = Path(__file__).parents[3] / "docs" / "rescaling.md"
-
-
 NODE = NodeCapacity(name="node", total={"cpu": 4.0}, free={"cpu": 4.0})
 JOBS = tuple(
-    JobStatus(
-        name=name,
-        kind="trainer",
-        elastic=True,
-        phase="pending",
-        token="",
-        digest="",
-        wanted=1,
-        created_at=created_at,
-        scaling=Scaling(bounds=Bounds(least, 9), resources={"cpu": 1.0}),
-    )
+    job(name, Bounds(least, 9), 1.0, 0, pending=1, created_at=created_at)
     for name, least, created_at in (("third", 2, 3.0), ("first", 2, 1.0), ("second", 1, 2.0))
 )
 SURVEY = Survey(at=10.0, jobs=JOBS, capacity=Capacity(nodes=(NODE,)))

@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.autoscale.jobs import NOON, job
 
 from edl_runtime.autoscale.approval import Answer, Approved
 from edl_runtime.autoscale.jobs import Limit
 from edl_runtime.autoscale.plan import Plan, Rules, plan
+from edl_runtime.autoscale.policies import Policy
+from edl_runtime.autoscale.policy import decide
 from edl_runtime.autoscale.survey import Survey
 from edl_runtime.autoscale.traffic_schema import to_windows
-from edl_runtime.backends.base import Capacity, InstanceStatus, JobStatus, NodeCapacity, Scaling
+from edl_runtime.backends.base import Capacity, InstanceStatus, JobStatus, NodeCapacity
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
-
-NOON = datetime(2026, 3, 2, 12, tzinfo=UTC).timestamp()
-
-
-def job(name: str, bounds: Bounds, cpu: float, have: int, *, pending: int = 0, **more: Any) -> JobStatus:
-    """Return a job of elastic trainers with so many instances on the node and so many that wait for a place."""
-    scaling = {name: more.pop(name) for name in ("priority", "weight", "resumes", "resized_at") if name in more}
-    there = [InstanceStatus(index=index, phase="running", started_at=NOON - 4000, node="node") for index in range(have)]
-    waiting = [InstanceStatus(index=have + index, phase="pending", started_at=NOON - 4000) for index in range(pending)]
-    given: dict[str, Any] = {"kind": "trainer", "elastic": True, "phase": "running" if have else "pending", **more}
-    return JobStatus(
-        name=name,
-        token="",
-        digest="",
-        wanted=have + pending,
-        instances=(*there, *waiting),
-        created_at=NOON - 5000,
-        scaling=Scaling(bounds=bounds, resources={"cpu": cpu}, **{"resumes": True, **scaling}),
-        **given,
-    )
 
 
 def planned(
@@ -54,9 +37,17 @@ def planned(
     used = sum(
         job.scaling.resources["cpu"] * sum(bool(one.node) for one in job.instances) for job in jobs if job.scaling
     )
-    node = NodeCapacity(name="node", total={"cpu": cpus}, free={"cpu": max(0.0, round(cpus - others - used, 6))})
-    found = Survey(at=at, jobs=tuple(jobs), capacity=Capacity(nodes=(node,)), needs=needs or {})
-    return plan(found, Rules(**rules))
+    there = Capacity(nodes=(node(cpus, max(0.0, round(cpus - others - used, 6))),))
+    return plan(Survey(at=at, jobs=tuple(jobs), capacity=there, needs=needs or {}), Rules(**rules))
+
+
+def on(nodes: Sequence[NodeCapacity], *jobs: JobStatus, policy: Policy = decide, **rules: Any) -> Plan:
+    """Return the plan for these nodes."""
+    return plan(Survey(at=NOON, jobs=jobs, capacity=Capacity(nodes=tuple(nodes))), Rules(**rules), policy)
+
+
+def node(cpus: float, free: float = 0.0, name: str = "node", **more: Any) -> NodeCapacity:
+    return NodeCapacity(name=name, total={"cpu": cpus}, free={"cpu": free}, **more)
 
 
 def counts(found: Plan) -> dict[str, int]:
@@ -140,11 +131,14 @@ def test_jobs_shrink_before_the_window_begins() -> None:
 
 
 def test_what_cannot_be_resized_has_what_it_has() -> None:
-    """A job of one process is nobody's target, and what it reserves is no more for the others."""
-    jobs = [job("single", Bounds(1, 1), 3.0, 1, elastic=False), job("other", Bounds(1, 9), 1.0, 1)]
-    found = planned(jobs, 10.0, windows=WINDOWS)
+    """A job of one process is nobody's target, and what it reserves is no more for the others, windows or none."""
+    single, other = job("single", Bounds(1, 1), 3.0, 1, elastic=False), job("other", Bounds(1, 9), 1.0, 1)
+    found = planned([single, other], 10.0, windows=WINDOWS)
     assert counts(found) == {"other": 2}
     assert found.capacity == {"cpu": 2.0}
+    found = on([node(3)], single, job("other", Bounds(1, 9), 1.0, 3))
+    assert counts(found) == {"other": 0}
+    assert found.capacity == {"cpu": 0.0}
 
 
 def test_who_has_no_checkpoint_is_not_suspended() -> None:
@@ -219,39 +213,30 @@ def test_a_quota_limits_what_it_names_alone() -> None:
     assert counts(found) == {"runs": 9, "new": 4}
 
 
+def on_fast_disks(job: JobStatus) -> JobStatus:
+    assert job.scaling
+    return msgspec.structs.replace(job, scaling=msgspec.structs.replace(job.scaling, node_selector={"disk": "fast"}))
+
+
 def test_room_is_where_a_job_may_be() -> None:
     """A tainted node and one without a label have room, and yet others make way for who may not be there."""
-    there = Capacity(
-        nodes=(
-            NodeCapacity(name="node", total={"cpu": 4.0}, free={"cpu": 0.0}, labels={"disk": "fast"}),
-            NodeCapacity(name="slow", total={"cpu": 4.0}, free={"cpu": 4.0}, labels={}),
-            NodeCapacity(
-                name="control",
-                total={"cpu": 4.0},
-                free={"cpu": 4.0},
-                labels={"disk": "fast"},
-                taints=({"key": "control-plane", "value": "", "effect": "NoSchedule"},),
-            ),
-        )
+    tainted = ({"key": "control-plane", "value": "", "effect": "NoSchedule"},)
+    nodes = (
+        node(4, labels={"disk": "fast"}),
+        node(4, 4, "slow", labels={}),
+        node(4, 4, "control", labels={"disk": "fast"}, taints=tainted),
     )
-    runs, new = job("runs", Bounds(1, 4), 1.0, 4), job("new", Bounds(2, 2), 1.0, 0, pending=2)
-    fast = [
-        msgspec.structs.replace(one, scaling=msgspec.structs.replace(one.scaling, node_selector={"disk": "fast"}))
-        for one in (runs, new)
-        if one.scaling
-    ]
-    assert counts(plan(Survey(at=NOON, jobs=(fast[0], fast[1]), capacity=there), Rules())) == {"runs": 2, "new": 2}
-    assert counts(plan(Survey(at=NOON, jobs=(fast[0], new), capacity=there), Rules())) == {"runs": 4, "new": 2}
+    runs, new = on_fast_disks(job("runs", Bounds(1, 4), 1.0, 4)), job("new", Bounds(2, 2), 1.0, 0, pending=2)
+    assert counts(on(nodes, runs, on_fast_disks(new))) == {"runs": 2, "new": 2}
+    assert counts(on(nodes, runs, new)) == {"runs": 4, "new": 2}
 
 
 def test_nobody_makes_way_on_a_node_that_takes_no_more() -> None:
     """Who leaves a cordoned node, and still runs there, leaves nothing to others."""
     closed = ({"key": "node.kubernetes.io/unschedulable", "value": "", "effect": "NoSchedule"},)
-    node = NodeCapacity(name="node", total={"cpu": 4.0}, free={"cpu": 0.0}, labels={}, taints=closed)
-    other = NodeCapacity(name="other", total={"cpu": 0.5}, free={"cpu": 0.5}, labels={})
-    jobs = (job("runs", Bounds(1, 4), 1.0, 4), job("new", Bounds(1, 2), 1.0, 0, pending=1, priority=1))
-    found = plan(Survey(at=NOON, jobs=jobs, capacity=Capacity(nodes=(node, other))), Rules())
-    assert counts(found) == {"runs": 4, "new": 0}
+    nodes = (node(4, labels={}, taints=closed), node(0.5, 0.5, "other", labels={}))
+    new = job("new", Bounds(1, 2), 1.0, 0, pending=1, priority=1)
+    assert counts(on(nodes, job("runs", Bounds(1, 4), 1.0, 4), new)) == {"runs": 4, "new": 0}
 
 
 def stranded(job: JobStatus, *lost: int) -> JobStatus:
@@ -266,7 +251,7 @@ def test_who_runs_keeps_its_places_though_an_earlier_instance_has_lost_its_own()
     drained = NodeCapacity(name="node", total={"cpu": 5.0}, free={})
     for bounds, resumes in ((Bounds(1, 6), True), (Bounds(4, 9), False)):
         before = stranded(job("job", bounds, 1.0, 6, resumes=resumes), 0)
-        found = plan(Survey(at=NOON, jobs=(before,), capacity=Capacity(nodes=(drained,))), Rules())
+        found = on([drained], before)
         assert counts(found) == {"job": 6}
         assert reasons(found)["job"].endswith(", beside 1 that no node has room for")
 
@@ -276,9 +261,7 @@ def test_who_lost_a_place_goes_where_there_is_room_or_makes_it_by_those_beyond_i
     lost = stranded(job("job", Bounds(1, 6), 1.0, 6), 0)
     assert counts(planned([lost], 6.0)) == {"job": 6}
     little = stranded(job("job", Bounds(1, 2), 0.1, 2), 0)
-    node = NodeCapacity(name="node", total={"cpu": 1.0}, free={"cpu": 1.0 - 0.9})  # not quite 0.1
-    survey = Survey(at=NOON, jobs=(little,), capacity=Capacity(nodes=(node,)))
-    assert "beside" not in reasons(plan(survey, Rules()))["job"]
+    assert "beside" not in reasons(on([node(1, 1.0 - 0.9)], little))["job"], "there is not quite 0.1"
     full = [lost, job("other", Bounds(5, 5), 1.0, 5, priority=1)]
     assert counts(planned(full, 10.0)) == {"job": 6, "other": 5}
     assert counts(planned(full, 10.0, max_load=0.8)) == {"job": 4, "other": 5}, "of them 3 run"
@@ -303,32 +286,20 @@ def test_an_approval_counts_those_that_wait_before_others_too() -> None:
     """A person approves the number that was shown, and is asked no more."""
     for lost in (0, 2):
         before = stranded(job("job", Bounds(1, 6), 1.0, 5), lost)
-        node = NodeCapacity(name="node", total={"cpu": 4.0}, free={})
-        survey = Survey(at=NOON, jobs=(before,), capacity=Capacity(nodes=(node,)))
-        (due,) = plan(survey, Rules(max_load=0.5)).changes
+        half = partial(on, [NodeCapacity(name="node", total={"cpu": 4.0}, free={})], before, max_load=0.5)
+        (due,) = half().changes
         policy = Approved({"job": Answer(approved=True, target=due.target)})
-        assert plan(survey, Rules(max_load=0.5), policy).changes == (due,)
+        assert half(policy=policy).changes == (due,)
         assert not policy.waiting
-        assert not plan(survey, Rules(max_load=0.5), Approved({})).changes
-        one_more = Approved({"job": Answer(approved=True, target=4)})
-        assert counts(plan(survey, Rules(max_load=0.5), one_more)) == {"job": 4}
+        assert not half(policy=Approved({})).changes
+        assert counts(half(policy=Approved({"job": Answer(approved=True, target=4)}))) == {"job": 4}
 
 
 def test_clusters_may_have_more_than_one_node_can() -> None:
     """A hundred nodes with two terabytes each, of which no job needs much."""
-    node = NodeCapacity(name="node", total={"cpu": 4.0, "memory": 3e14}, free={"cpu": 4.0, "memory": 3e14})
-    waiting = job("job", Bounds(1, 4), 1.0, 0, pending=1)
-    found = plan(Survey(at=NOON, jobs=(waiting,), capacity=Capacity(nodes=(node,))), Rules())
+    there = {"cpu": 4.0, "memory": 3e14}
+    found = on([NodeCapacity(name="node", total=there, free=there)], job("job", Bounds(1, 4), 1.0, 0, pending=1))
     assert counts(found) == {"job": 4}
-
-
-def test_processes_that_can_not_be_resized_come_first_without_windows_too() -> None:
-    """Three of three CPUs, as processes may have, leave nothing to others."""
-    jobs = [job("single", Bounds(1, 1), 3.0, 1, elastic=False), job("other", Bounds(1, 9), 1.0, 3)]
-    node = NodeCapacity(name="node", total={"cpu": 3.0}, free={"cpu": 0.0})
-    found = plan(Survey(at=NOON, jobs=tuple(jobs), capacity=Capacity(nodes=(node,))), Rules())
-    assert found.capacity == {"cpu": 0.0}
-    assert counts(found) == {"other": 0}
 
 
 def test_who_was_given_up_has_no_place_to_keep() -> None:
@@ -357,9 +328,7 @@ def test_a_pod_that_is_going_takes_nobodys_place() -> None:
         four, instances=(*four.instances[:3], msgspec.structs.replace(four.instances[3], leaving=True))
     )
     waits = job("waits", Bounds(1, 1), 1.0, 0, resized_at=NOON - 4000)
-    node = NodeCapacity(name="node", total={"cpu": 4.0}, free={"cpu": 1.0})
-    found = plan(Survey(at=NOON, jobs=(going, waits), capacity=Capacity(nodes=(node,))), Rules())
-    assert counts(found) == {"job": 4, "waits": 0}
+    assert counts(on([node(4, 1)], going, waits)) == {"job": 4, "waits": 0}
 
 
 def test_a_pool_has_as_many_as_its_students_need() -> None:
@@ -395,6 +364,7 @@ def test_who_has_ended_is_left_alone() -> None:
     ],
 )
 def test_what_rules_may_not_say(given: dict[str, Any], says: str) -> None:
+    """An error names the field, what was given and what is allowed."""
     with pytest.raises(SpecError) as error:
         Rules(**given)
     assert str(error.value) == says

@@ -122,8 +122,8 @@ def test_a_learned_profile_leaves_the_web_what_it_will_need() -> None:
     """Jobs have shrunk when the rush begins, which no window tells, and have more than windows leave otherwise."""
     jobs = [a_job("a", 0, 1, 32, 1e9)]
     trace = a_trace(*jobs, web=a_daily_rush(7))
-    learned = simulate(trace, Ours(declared(), foresight=Foresight(), late_s=60))
-    windows = simulate(trace, Ours(declared()))
+    learned = simulate(trace, Ours(declared(), foresight=Foresight(), late_s=60), ends_s=DAY_S)
+    windows = simulate(trace, Ours(declared()), ends_s=DAY_S)
     assert learned.excess == 0 < windows.excess
     assert learned.utilisation > windows.utilisation
 
@@ -136,11 +136,11 @@ def test_while_the_source_is_silent_declared_windows_hold() -> None:
         lambda: Ours(declared(), foresight=Foresight()),
         lambda: Ours(declared()),
     ]
-    used = [simulate(trace, make()).utilisation * ENDS_S * 32 for make in planners]
+    used = [simulate(trace, make(), ends_s=DAY_S).utilisation * DAY_S * 32 for make in planners]
     assert used[0] - used[1] == pytest.approx((silent + EVERY_S) * 5)
 
 
-@pytest.mark.parametrize("until_s", [20 * HOUR, 40 * HOUR])
+@pytest.mark.parametrize("until_s", [10 * HOUR, pytest.param(40 * HOUR, marks=pytest.mark.deep)])
 def test_no_policy_sees_what_is_to_come(until_s: float) -> None:
     """Whatever the web does later changes nothing until then."""
     trace = make_trace(3)
@@ -154,6 +154,7 @@ def compare_until(trace: Trace, until_s: float) -> list[Outcome]:
     return [simulate(trace, POLICIES[name][1](), ends_s=until_s) for name in ("windows", "learned", "learned-late")]
 
 
+@pytest.mark.deep
 def test_the_comparison_holds_on_the_traces() -> None:
     """What `benchmarks/autoscale.py` demands; the original's rules reach what they are known to reach."""
     results = dict(compare([read_trace(folder) for folder in TRACES], ["original-windows", "windows", "learned"]))

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
+from support.autoscale.jobs import NOON, job
 
 from edl_runtime.autoscale.jobs import Speedup
 from edl_runtime.autoscale.speeds import FRESH_S, STEADY_S, fit, speedups, steady_speed
-from edl_runtime.backends.base import InstanceStatus, JobStatus, Scaling
+from edl_runtime.backends.base import JobStatus
 from edl_runtime.progress import Progress, publish
 from edl_runtime.specs import Bounds
 from edl_runtime.store.client import connect
 
-NOW = 100_000.0
+NOW = NOON
 
 
-def job(have: int, **more: Any) -> JobStatus:
-    given: dict[str, Any] = {"wanted": have, "resized_at": None, **more}
-    return JobStatus(
-        name="job",
-        kind="trainer",
-        elastic=True,
-        phase="running",
-        token="",
-        digest="",
-        created_at=NOW - 500,
-        wanted=given["wanted"],
-        instances=tuple(
-            InstanceStatus(index=index, phase="running", started_at=NOW - given.get("age", 400))
-            for index in range(have)
-        ),
-        scaling=Scaling(bounds=Bounds(1, 9), resources={"cpu": 1.0}, resized_at=given["resized_at"]),
-    )
+def at_rest(have: int, **more: Any) -> JobStatus:
+    """Return a job whose instances have trained for long."""
+    return job("job", Bounds(1, 9), 1.0, have, **more)
+
+
+def begun(job: JobStatus, age: float) -> JobStatus:
+    """Return it with instances that have run for so long."""
+    instances = (msgspec.structs.replace(one, started_at=NOW - age) for one in job.instances)
+    return msgspec.structs.replace(job, instances=tuple(instances))
 
 
 def report(instances: int, speed: float = 90.0, age: float = 1.0) -> Progress:
@@ -61,15 +55,15 @@ def test_what_does_not_stays_within_its_limits() -> None:
 @pytest.mark.parametrize(
     ("status", "said", "speed"),
     [
-        (job(3), report(3), 90.0),
-        (job(3), None, None),
-        (job(3), report(2), None),
-        (job(3, wanted=4), report(3), None),
-        (job(3), report(3, age=FRESH_S + 1), None),
-        (job(3), report(3, speed=0.0), None),
-        (job(3, age=STEADY_S - 1), report(3), None),
-        (job(3, resized_at=NOW - STEADY_S + 1), report(3), None),
-        (job(3, resized_at=NOW - STEADY_S), report(3), 90.0),
+        (at_rest(3), report(3), 90.0),
+        (at_rest(3), None, None),
+        (at_rest(3), report(2), None),
+        (at_rest(3, pending=1), report(3), None),
+        (at_rest(3), report(3, age=FRESH_S + 1), None),
+        (at_rest(3), report(3, speed=0.0), None),
+        (begun(at_rest(3), STEADY_S - 1), report(3), None),
+        (at_rest(3, resized_at=NOW - STEADY_S + 1), report(3), None),
+        (at_rest(3, resized_at=NOW - STEADY_S), report(3), 90.0),
     ],
 )
 def test_a_speed_is_that_of_a_job_at_rest(status: JobStatus, said: Progress | None, speed: float | None) -> None:
@@ -87,7 +81,7 @@ async def test_speeds_are_kept_from_pass_to_pass(redis_url: str, namespace: str)
             (3, 150.0, None),
         ):
             await publish(client, namespace, "job", report(have, speed))
-            found = await speedups(client, namespace, [job(have)], NOW)
+            found = await speedups(client, namespace, [at_rest(have)], NOW)
             assert list(found) == ([] if have == 1 else ["job"])
             if expected is not None:
                 assert found["job"].a == pytest.approx(expected)

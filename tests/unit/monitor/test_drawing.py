@@ -12,6 +12,7 @@ from support.autoscale.history import past
 from edl_runtime.autoscale.history import Use
 from edl_runtime.monitor.drawing import draw
 
+DAY_S = 86400
 NOON = 1_750_000_000 // 86400 * 86400.0 + 43200
 """Of some day."""
 
@@ -64,20 +65,16 @@ def test_lines_fit_the_terminal() -> None:
     assert draw(points, since=NOON, until=NOON + 1200, width=1).plain
 
 
-def test_a_week_has_days_on_its_axis() -> None:
-    """Hours alone would not tell which day it was."""
-    points = [past(NOON + 600 * number, a=1) for number in range(6 * 24 * 7)]
-    drawn = draw(points, since=NOON, until=NOON + 7 * 86400, width=120).plain
-    assert "Mon 00:00" in drawn
-
-
-def test_a_month_has_dates_on_its_axis() -> None:
-    """Days of the week would come again."""
-    drawn = draw([past(NOON, a=1)], since=NOON - 30 * 86400, until=NOON, width=72).plain
-    assert " ".join(drawn.splitlines()[-2].split()) == "23 May 30 May 06 Jun 13 Jun"
-
-
-def test_a_minute_has_seconds_on_its_axis() -> None:
-    """As when one looks at what has just begun."""
-    drawn = draw([past(NOON, a=1)], since=NOON, until=NOON + 60, width=100).plain
-    assert drawn.splitlines()[-2].split() == [f"12:00:{second:02d}" for second in range(0, 60, 10)]
+@pytest.mark.parametrize(
+    ("length_s", "axis"),
+    [
+        (60, "12:00:00 12:00:10 12:00:20 12:00:30 12:00:40 12:00:50"),
+        (7 * DAY_S, "Tue 00:00 Thu 00:00 Sat 00:00"),  # hours alone would not tell which day it was
+        (30 * DAY_S, "23 May 30 May 06 Jun 13 Jun"),  # days of the week would come again
+    ],
+)
+def test_the_axis_has_times_of_which_each_comes_once(length_s: float, axis: str) -> None:
+    """Seconds, hours with days, or dates."""
+    since = NOON if length_s < DAY_S else NOON - length_s
+    drawn = draw([past(since, a=1)], since=since, until=since + length_s, width=100 if length_s < 8 * DAY_S else 72)
+    assert axis in " ".join(drawn.plain.splitlines()[-2].split())
