@@ -138,7 +138,7 @@ async def following(settings: RuntimeSettings, work_dir: Path) -> AsyncIterator[
             await backend.delete(POOL)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(300)
 async def test_a_pool_grows_to_what_its_student_needs_and_shrinks_with_its_window(
     settings: RuntimeSettings, work_dir: Path
