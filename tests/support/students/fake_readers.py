@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -57,12 +58,12 @@ def patiently(x: Array) -> dict[str, Array]:
     return arithmetic(x)
 
 
-def failing(error: Callable[[], BaseException], *, after: int = 0) -> Behaviour:
-    """A behaviour that raises for every request after the first `after`."""
-    seen = iter(range(10**6))
+def failing(error: Callable[[], BaseException], *, after: int = 0, times: int = 10**6) -> Behaviour:
+    """A behaviour that raises for so many requests after the first `after`."""
+    seen = count()
 
     def behaviour(x: Array) -> dict[str, Array]:
-        if next(seen) >= after:
+        if after <= next(seen) < after + times:
             raise error()
         return patiently(x)
 
