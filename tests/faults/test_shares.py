@@ -1,4 +1,4 @@
-"""Pools that grow and are shared: who comes has work soon, and nobody is idle."""
+"""A pool that students share: nobody is idle, and a killed student keeps no teacher."""
 
 from __future__ import annotations
 
@@ -43,22 +43,6 @@ def whole(reader: DistillReader) -> list[Any]:
 def newly(reader: DistillReader, before: dict[str, int]) -> set[str]:
     """Who has answered since."""
     return {address for address, count in reader.stats().answered.items() if count > before.get(address, 0)}
-
-
-def test_a_teacher_that_joins_in_the_middle_of_an_epoch_has_work(
-    settings: RuntimeSettings, good: Teacher, odd: OddTeacher
-) -> None:
-    """Without a restart of anything."""
-    with (
-        registered(settings, good.address),
-        reader_of(Batches(10**6, seconds=0.005), Discovered(POOL), settings) as reader,
-        contextlib.ExitStack() as joining,
-    ):
-        for number, _ in enumerate(reader):
-            if number == 0:
-                joining.enter_context(registered(settings, odd.address))
-            if odd.address in reader.stats().answered:
-                break
 
 
 @pytest.mark.slow

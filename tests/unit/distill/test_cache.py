@@ -287,7 +287,7 @@ with reader_of(teachers, source, AnswerCache("id", folder=sys.argv[1])) as reade
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_forked_children_share_the_folder(tmp_path: Path) -> None:
     """A process that forks while answers are written leaves children that read and write them, too."""
     run = subprocess.run(

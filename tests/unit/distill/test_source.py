@@ -196,7 +196,8 @@ def test_closing_does_not_wait_for_a_hanging_source(open_reader: Open, monkeypat
 
     with structlog.testing.capture_logs() as logs:
         with open_reader(hanging) as reader:
-            next(iter(reader))
+            epoch = iter(reader)
+            next(epoch)
             hangs.wait()
         assert logged(logs, "source.still_busy")
     go_on.set()
