@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -16,9 +15,10 @@ import msgspec
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.paths import BENCHMARKS, TESTS
-from support.students.readers import Batches, reader_of
-from support.teachers.process import running_teacher
+from support.paths import BENCHMARKS
+from support.students.process import student, until_it_says
+from support.students.readers import ROWS, Batches, reader_of
+from support.teachers.process import running_teacher, wait_until
 
 from edl_runtime import progress
 from edl_runtime.distill import AnswerCache, Discovered, Fixed, Normalise, TopK
@@ -154,54 +154,6 @@ def test_the_benchmark_refuses_what_can_t_be_measured(flag: str) -> None:
     assert f"argument {flag.partition('=')[0]}: got" in ran.stderr
 
 
-SCRAPED = """
-import sys
-from support.students.readers import Batches
-from edl_runtime.distill import DistillReader
-
-with DistillReader(Batches(40), inputs=["x"], outputs=["double"], teacher_batch_size=4) as reader:
-    for number, _ in enumerate(reader, start=1):
-        if number == 10:
-            print("ten", flush=True)
-            sys.stdin.readline()
-    print("read", flush=True)
-    sys.stdin.readline()
-"""
-
-
-@contextlib.contextmanager
-def _student(teacher: str, port: int) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRAPED],
-        cwd=TESTS,
-        env={**os.environ, "EDL_TEACHERS": teacher, "EDL_METRICS_PORT": str(port)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def _says(process: subprocess.Popen[str], *awaited: str) -> None:
-    """Read what it prints until all of these words have come, in any order."""
-    assert process.stdout is not None
-    left = set(awaited)
-    while left:
-        line = process.stdout.readline()
-        assert line, f"it ended and never said {left}"
-        left -= {words for words in left if words in line}
-
-
-def _go_on(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
 def _scraped(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
@@ -216,19 +168,20 @@ def test_a_reading_student_is_scraped_and_a_second_one_trains_without(address: s
     """Counts grow while it reads; another process on the same port says that it shows nothing, and reads on."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with _student(address, port) as student:
-        _says(student, "metrics.shown", "ten")
+    env = {"EDL_METRICS_PORT": str(port)}
+    with student("read", address, env) as shown:
+        until_it_says(shown, "metrics.shown")
+        wait_until(lambda: _scraped(port)["batches_total", ()] >= 10)
         during = _scraped(port)
-        assert (during["batches_total", ()], during["samples_total", ()]) == (10, 80)
-        assert during["answers_total", (("teacher", address),)] == 20
+        batches = during["batches_total", ()]
+        assert during["samples_total", ()] == ROWS * batches
+        assert during["answers_total", (("teacher", address),)] == 2 * batches
         assert during["teachers", ()] == 1
         assert during["wait_seconds_total", (("for", "teachers"),)] > 0
-        with _student(address, port) as second:
-            _says(second, "metrics.not_shown", "ten")
-            _go_on(second)
-            _says(second, "read")
-        _go_on(student)
-        _says(student, "read")
-        assert _scraped(port)["samples_total", ()] == 320
+        with student("read", address, env) as second:
+            until_it_says(second, "metrics.not_shown")
+            assert second.stdout is not None
+            assert any(line.strip().isdigit() for line in second.stdout)
+        wait_until(lambda: _scraped(port)["batches_total", ()] > batches)
         with socket.socket() as other_address:
             assert other_address.connect_ex(("127.0.0.2", port)) != 0, "it listens elsewhere, too"
