@@ -6,6 +6,7 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 from support.students.process import student, until_it_says
 from support.students.readers import POOL, Batches, reader_of, registered
@@ -50,9 +51,10 @@ def test_a_killed_student_s_teachers_are_the_others_with_its_lease(
     settings: RuntimeSettings, good: Teacher, odd: OddTeacher
 ) -> None:
     """Nobody has to tell that it is gone."""
+    mortal = msgspec.structs.replace(settings, lease_ttl_s=1.0)
     with (
         registered(settings, good.address, odd.address),
-        student("read", POOL, env=settings.to_env()) as other,
+        student("read", POOL, env=mortal.to_env()) as other,
         reader_of(BATCHES, Discovered(POOL), settings) as reader,
     ):
         until_it_says(other, "0")

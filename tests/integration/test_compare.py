@@ -35,11 +35,11 @@ def mark() -> str:
 
 @pytest.fixture
 def compare(mark: str, tmp_path: Path) -> Iterator[Compare]:
-    """Starts `edl compare` with two teachers; what is given follows."""
+    """Starts `edl compare` with a teacher; what is given follows."""
     started = []
 
     def start(*words: str, model: str = "support.models:arithmetic") -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "edl_runtime.cli", "compare", "--model", model, "--teachers", "2", *words]
+        command = [sys.executable, "-m", "edl_runtime.cli", "compare", "--model", model, "--teachers", "1", *words]
         env = {**os.environ, "EDL_TEST_MARK": mark, "TMPDIR": str(tmp_path), **ELSEWHERE}
         process = subprocess.Popen(
             command, cwd=TESTS, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -76,7 +76,7 @@ def measured(process: subprocess.Popen[str], status: int) -> dict[str, Any]:
 
 def test_one_command_measures_every_way(compare: Compare, mark: str) -> None:
     """The same script, unchanged but for a flag in the first; it checks each answer itself. Nothing is left running."""
-    rows = measured(compare("--json", "--pure", "--alone", "--", *STUDENT), 0)
+    rows = measured(compare("--json", "--teachers", "2", "--pure", "--alone", "--", *STUDENT), 0)
     assert list(rows) == ["none", "inprocess", "offline", "service"]
     assert all([run["batch_size"] for run in row["runs"]] == [16] for row in rows.values())
     assert rows["none"]["accuracy"]["mean"] == pytest.approx(0.9)
