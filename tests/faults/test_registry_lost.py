@@ -62,7 +62,7 @@ def test_reading_goes_on_and_new_teachers_are_used_when_redis_is_back(
     good: Teacher,
     odd: OddTeacher,
 ) -> None:
-    """Teachers in use stay in use, also when their leases run out meanwhile; then the student hears of others as ever."""
+    """Teachers in use stay in use, even if their leases run out; then the student hears of others as ever."""
     if fault is stop:
         settings = msgspec.structs.replace(settings, lease_ttl_s=1.0)
     with (

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from edl_runtime.store.server import RedisServer
 
 TEACHER = "127.0.0.1:1"
+LEASE_S = 600.0
 
 
 @pytest.fixture(scope="module")
 def settings(redis_server: RedisServer) -> RuntimeSettings:
-    """Of one registry, which every test leaves empty."""
-    return RuntimeSettings(redis_url=redis_server.url, namespace=f"test-{uuid.uuid4().hex[:8]}")
+    """Of one registry, which every test leaves empty; leases outlast a busy machine."""
+    return RuntimeSettings(redis_url=redis_server.url, namespace=f"test-{uuid.uuid4().hex[:8]}", lease_ttl_s=LEASE_S)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ async def test_quarantines_are_told_as_long_as_they_last(
     """Others see which teachers students keep from work, for as long as they do and no longer, and by how many."""
     monkeypatch.setattr(discovery, "TELL_EVERY_S", 0.05)
     away = behind(endpoint_url, settings)
-    async with registered(settings, TEACHER), student(settings) as first, student(away) as second:
+    async with registered(settings, TEACHER, ttl_s=LEASE_S), student(settings) as first, student(away) as second:
         first.quarantined[TEACHER] = second.quarantined[TEACHER] = "garbage"
         await until_shown(settings, "garbage (by 2 students)")
         first.quarantined.clear()
@@ -64,7 +65,7 @@ async def test_quarantines_are_told_as_long_as_they_last(
         await until_shown(settings, "None")
         second.quarantined[TEACHER] = "silent"
         await until_shown(settings, "silent (by 1 student)")
-    async with registered(settings, TEACHER):
+    async with registered(settings, TEACHER, ttl_s=LEASE_S):
         await until_shown(settings, "None")
 
 
@@ -72,7 +73,7 @@ async def test_students_share_by_one_rule_wherever_they_are(settings: RuntimeSet
     """Two on Redis and two behind an endpoint use every teacher, none twice, and as everybody computes it."""
     teachers = [f"127.0.0.1:{port}" for port in range(1, 8)]
     away = behind(endpoint_url, settings)
-    async with registered(settings, *teachers), contextlib.AsyncExitStack() as stack:
+    async with registered(settings, *teachers, ttl_s=LEASE_S), contextlib.AsyncExitStack() as stack:
         students = [await stack.enter_async_context(student(where)) for where in (settings, away, settings, away)]
         for one in students:
             await one.until(lambda teachers: 0 < len(teachers) <= 2)  # which nobody has before all are there
@@ -90,7 +91,11 @@ async def test_a_student_whose_only_teacher_is_bad_asks_another_s_meanwhile(
 ) -> None:
     """It keeps its own, to notice when that is good again, and then has that alone."""
     monkeypatch.setattr(discovery, "TELL_EVERY_S", 0.05)
-    async with registered(settings, "a:1", "b:1"), student(student_settings) as one, student(student_settings) as other:
+    async with (
+        registered(settings, "a:1", "b:1", ttl_s=LEASE_S),
+        student(student_settings) as one,
+        student(student_settings) as other,
+    ):
         await one.until(lambda teachers: len(teachers) == 1)
         await other.until(lambda teachers: len(teachers) == 1)
         [mine] = one.teachers or ()
@@ -105,7 +110,7 @@ async def test_a_student_gets_as_many_teachers_as_it_wants(
     settings: RuntimeSettings, student_settings: RuntimeSettings
 ) -> None:
     """Its limit is known to all, and the rest of the pool is another's."""
-    async with registered(settings, "a:1", "b:1", "c:1"), student(student_settings, at_most=1) as modest:
+    async with registered(settings, "a:1", "b:1", "c:1", ttl_s=LEASE_S), student(student_settings, at_most=1) as modest:
         await modest.until(lambda teachers: len(teachers) == 1)
         async with student(student_settings) as other:
             await other.until(lambda teachers: len(teachers) == 2)
@@ -118,7 +123,7 @@ async def test_a_teacher_that_leaves_is_out_at_once(
 ) -> None:
     """A drained teacher's lease, which would last for ten minutes, is not waited for."""
     async with student(student_settings) as one:
-        async with registered(settings, "a:1", ttl_s=600):
+        async with registered(settings, "a:1", ttl_s=LEASE_S):
             await one.until(lambda teachers: teachers == ("a:1",))
         await one.until(lambda teachers: not teachers)
 
