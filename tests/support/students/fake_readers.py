@@ -8,9 +8,10 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+import pytest
 from support.teachers.fakes import Behaviour, FakeTeachers, arithmetic
 
-from edl_runtime.distill import DistillReader, Fixed
+from edl_runtime.distill import DistillReader, Fixed, hedging
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 
@@ -68,3 +69,9 @@ def failing(error: Callable[[], BaseException], *, after: int = 0, times: int = 
         return patiently(x)
 
     return behaviour
+
+
+def never_hedge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, nothing is asked of a second teacher."""
+    monkeypatch.setattr(hedging, "UNKNOWN_DELAY_S", 600.0)
+    monkeypatch.setattr(hedging, "LEAST_DELAY_S", 600.0)

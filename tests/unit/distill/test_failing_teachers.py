@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.students.fake_readers import BATCHES, batches, failing, numbers, patiently, reader_of
+from support.students.fake_readers import BATCHES, batches, failing, never_hedge, numbers, patiently, reader_of
 from support.teachers.fakes import SIGNATURE, FakeTeachers, arithmetic
 from support.teachers.process import wait_until
 
@@ -25,7 +25,8 @@ ALL = list(range(BATCHES))
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Teachers that failed are tried again at once."""
+    """Teachers that failed are tried again at once, and others are asked nothing that they did not fail."""
+    never_hedge(monkeypatch)
     monkeypatch.setattr("edl_runtime.distill.health.FIRST_REST_S", 0.001)
     monkeypatch.setattr("edl_runtime.distill.health.LAST_REST_S", 0.01)
     monkeypatch.setattr("edl_runtime.distill.lane.FIRST_RETRY_S", 0.001)
