@@ -190,6 +190,10 @@ class RegistryUnavailableError(RegistryError, ConnectionError):
         )
 
 
+class RegistrySilentError(RegistryUnavailableError):
+    """Raised when Redis does not answer in time; it may be away, or slow for a moment."""
+
+
 class DiscoveryUnavailableError(RegistryError, ConnectionError):
     """Raised when a discovery endpoint does not answer, or has no registry to ask."""
 

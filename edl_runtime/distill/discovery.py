@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 import uuid
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from edl_runtime.discovery.feed import Feed
 from edl_runtime.discovery.link import Link
 from edl_runtime.discovery.messages import Assignment, Words
 from edl_runtime.distill.teachers import Discovered
-from edl_runtime.errors import RegistryUnavailableError
+from edl_runtime.errors import RegistrySilentError, RegistryUnavailableError
 from edl_runtime.registry import quarantine
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease
@@ -32,6 +33,8 @@ from edl_runtime.waits import first
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+SILENT_START_S = 10.0
+"""For so long a Redis that is silent when a student starts is asked again: one slow answer ends no training."""
 TELL_EVERY_S = 1.0
 """How often a student says which teachers it keeps in quarantine."""
 
@@ -50,7 +53,8 @@ async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use, say
     What `say` returns is told to whoever looks at the pool, about once a second.
 
     While Redis or the endpoint is away, the teachers in use stay in use. Away at the start raises
-    RegistryUnavailableError or DiscoveryUnavailableError; an endpoint that refuses, DiscoveryRefusedError.
+    RegistryUnavailableError (after `SILENT_START_S` if it is silent) or DiscoveryUnavailableError; an endpoint that
+    refuses, DiscoveryRefusedError.
     """
     who = f"{settings.job or 'student'}-{settings.instance}-{uuid.uuid4().hex[:8]}"
     me = Member(id=who, address=f"{socket.gethostname()}:{os.getpid()}", want=wish.at_most)
@@ -66,6 +70,19 @@ async def _follow_endpoint(pool: str, me: Member, settings: RuntimeSettings, use
 
 
 async def _follow_registry(pool: str, me: Member, settings: RuntimeSettings, use: Use, say: Say) -> None:
+    see, until = _changes(use), time.monotonic() + SILENT_START_S
+    while True:
+        try:
+            await _register_and_follow(pool, me, settings, see, say)
+        except RegistrySilentError as error:
+            if time.monotonic() >= until:
+                raise
+            log.warning("registry.away", pool=pool, address=error.address, cause=error.cause)
+
+
+async def _register_and_follow(
+    pool: str, me: Member, settings: RuntimeSettings, see: Callable[[Assignment], None], say: Say
+) -> None:
     service = keys.Service(settings.namespace, pool, "students")
     async with (
         connect(settings.redis_url) as client,
@@ -75,7 +92,7 @@ async def _follow_registry(pool: str, me: Member, settings: RuntimeSettings, use
         feed.start()
         feed.add(me)
         try:
-            await first(_see(feed, me, _changes(use)), _tell(client, service, me, say, feed), feed.ended())
+            await first(_see(feed, me, see), _tell(client, service, me, say, feed), feed.ended())
         finally:
             await feed.stop()
 

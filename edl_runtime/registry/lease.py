@@ -45,6 +45,7 @@ class Lease:
         self._member = member
         self._ttl_s = ttl_s
         self._says = says
+        self._is_registered = False
         self._keeping: asyncio.Task[RegistryError] | None = None
 
     async def refused(self) -> RegistryError:
@@ -93,6 +94,9 @@ class Lease:
                 away = False
 
     async def _renew(self) -> None:
+        if not self._is_registered:  # for all we know; Redis may have done it without our hearing of it
+            await self._register()
+            return
         said = self._says()
         report = "" if said is None else msgspec.json.encode(said).decode()
         answer: Literal["renewed", "gone", "taken"] = await self._run(
@@ -108,7 +112,7 @@ class Lease:
         ours = self._member.signature
         record = msgspec.json.encode(msgspec.structs.replace(self._member, fence=0)).decode()
         contract = msgspec.json.encode(ours).decode() if ours else ""
-        waited = False
+        waited = self._is_registered = False
         while True:
             granted, *answer = await self._run("register", self._member.id, _ms(self._ttl_s), record, contract)
             if granted:
@@ -125,6 +129,7 @@ class Lease:
                 await asyncio.sleep(runs_out_ms / 1000 + 0.01)
         with unavailable_if_lost(self._client):
             await self._client.sadd(keys.pools(self._service.namespace), self._service.pool)
+        self._is_registered = True
         log.info(
             "member.registered",
             pool=self._service.pool,

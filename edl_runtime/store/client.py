@@ -11,7 +11,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from edl_runtime.errors import RegistryUnavailableError, SpecError
+from edl_runtime.errors import RegistrySilentError, RegistryUnavailableError, SpecError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -106,6 +106,8 @@ def unavailable_if_lost(client: Redis) -> Iterator[None]:
     if task and task.cancelling() > cancelled_before:
         raise asyncio.CancelledError
     if failure is not None:
+        if isinstance(failure, exceptions.TimeoutError | TimeoutError):
+            raise RegistrySilentError(_address(client), "it is silent")
         raise RegistryUnavailableError(_address(client), _cause(failure))
 
 
@@ -147,10 +149,6 @@ def _address(client: Redis) -> str:
 
 
 def _cause(error: Exception) -> str:
-    from redis import exceptions
-
-    if isinstance(error, exceptions.TimeoutError | TimeoutError):
-        return "it is silent"
     said = str(error)
     code = _NOT_NOW.search(said)
     return said[code.start() :] if code else said or type(error).__name__

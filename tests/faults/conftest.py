@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from support.students.watching import OddTeacher, metadata_of, running_odd_teacher
 from support.teachers.process import Teacher, running_teacher
+
+from edl_runtime.settings import RuntimeSettings
+
+
+@pytest.fixture
+def settings(settings: RuntimeSettings) -> RuntimeSettings:
+    """With leases that do not run out however busy the machine is: who is to be noticed dead has a lease of its own."""
+    return msgspec.structs.replace(settings, teacher_wait_s=60.0, lease_ttl_s=600.0)
 
 
 @pytest.fixture(scope="session")

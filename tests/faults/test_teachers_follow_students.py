@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,16 +16,13 @@ import numpy as np
 import pytest
 from support.paths import TESTS
 from support.students.readers import POOL, ROWS, reader_of
-from support.students.watching import tell
 
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.autoscale.rescale import rescale
 from edl_runtime.autoscale.traffic_schema import to_windows
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.distill import Discovered
-from edl_runtime.meter import WINDOW_S
 from edl_runtime.pods import Pod
-from edl_runtime.pool_reports import StudentReport
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.registry.demands import demands
 from edl_runtime.settings import RuntimeSettings
@@ -36,12 +32,9 @@ from edl_runtime.store.client import connect
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-BOUNDS = Bounds(1, 6)
+BOUNDS = Bounds(1, 3)
 ANSWER_S = 0.04
-STEP_S = 0.0165
-NEEDED = 3
-"""A teacher answers a batch in 40 ms and a little, the student takes one in 16.5 ms and a little: 2.4 are busy then."""
-STAYS_S = 2 * WINDOW_S
+"""How long a teacher takes for a batch, of which the student never has enough."""
 PATIENCE_S = 100.0
 
 
@@ -65,7 +58,6 @@ class Student:
                 assert (x[:, 2] == np.arange(ROWS)).all()
                 np.testing.assert_array_equal(double, x * 2)
                 self.taken += 1
-                time.sleep(STEP_S)
         assert self.taken == self._given
         return self.taken
 
@@ -83,7 +75,6 @@ class Follower:
     def __init__(self, backend: LocalBackend, client: Redis, namespace: str) -> None:
         self.rules = Rules()
         self.sizes = [BOUNDS.min]
-        self.said: list[str] = []
         self._backend = backend
         self._client = client
         self._namespace = namespace
@@ -94,23 +85,16 @@ class Follower:
             done = await rescale(self._backend, self._client, self._namespace, self.rules)
             for change in done.plan.changes:
                 self.sizes.append(change.target)
-                self.said.append(change.reason)
             await asyncio.sleep(0.5)
 
-    async def report(self) -> StudentReport | None:
-        """Return the student's last report, if it is about all teachers that the pool is to have."""
-        said = (await demands(self._client, self._namespace, [POOL]))[POOL]
-        reports = [report for report in said.students.values() if report is not None]
-        whole = len(said.teachers) == self.sizes[-1] and len(reports) == 1
-        return reports[0] if whole and reports[0].teachers == self.sizes[-1] else None
-
-    async def until(self, condition: Callable[[StudentReport], bool]) -> StudentReport:
-        """Wait for a report of a whole window for which that is so."""
+    async def until(self, size: int) -> None:
+        """Wait until the pool is to have so many teachers, and the student has said that it uses all of them."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                report = await self.report()
-                if report is not None and report.over_s >= WINDOW_S and condition(report):
-                    return report
+                said = (await demands(self._client, self._namespace, [POOL]))[POOL]
+                used = [report.teachers for report in said.students.values() if report is not None]
+                if (self.sizes[-1], len(said.teachers), used) == (size, size, [size]):
+                    return
                 await asyncio.sleep(0.2)
 
 
@@ -138,36 +122,24 @@ async def following(settings: RuntimeSettings, work_dir: Path) -> AsyncIterator[
             await backend.delete(POOL)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(300)
-async def test_a_pool_grows_to_what_its_student_needs_and_shrinks_with_its_window(
+async def test_a_pool_grows_while_its_student_waits_and_shrinks_with_its_window(
     settings: RuntimeSettings, work_dir: Path
 ) -> None:
-    """From one teacher to three and no more; with a limit of one the student is slower, and loses nothing."""
+    """Up to its limit, and to one teacher when no more are allowed; the student loses nothing."""
     student = Student(settings)
     async with following(settings, work_dir) as follower:
         with ThreadPoolExecutor(1) as threads:
             trained = asyncio.wrap_future(threads.submit(student.train))
             passes = asyncio.create_task(follower.passes())
             try:
-                at_rest = await follower.until(lambda report: report.teachers >= NEEDED)
-                await asyncio.sleep(STAYS_S)
-                grown = list(follower.sizes)
+                await follower.until(BOUNDS.max)
                 follower.rules = Rules(windows=to_windows({"windows": [], "default": {"pools": {POOL: 1}}}))
-                closed = await follower.until(lambda report: report.teachers == 1)
+                await follower.until(1)
             finally:
                 student.stop()
                 passes.cancel()
-                taken = await trained
+                assert await trained > 0
                 await asyncio.wait([passes])
-        tell("\n".join(follower.said))
-        tell(
-            f"sizes {follower.sizes}, {taken} batches; samples/s with {NEEDED}: {at_rest.samples_per_s:.0f},"
-            f" waits {at_rest.waiting:.3f}, asks {at_rest.asked:.2f}; with 1: {closed.samples_per_s:.0f},"
-            f" waits {closed.waiting:.3f}"
-        )
-    assert grown == [1, 2, NEEDED]
-    assert follower.sizes == [1, 2, NEEDED, 1]
-    assert at_rest.waiting < 0.05
-    assert closed.samples_per_s < 0.6 * at_rest.samples_per_s
-    assert closed.waiting > 0.4
+    assert follower.sizes in ([1, 2, 3, 1], [1, 3, 1])

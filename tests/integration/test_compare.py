@@ -35,11 +35,11 @@ def mark() -> str:
 
 @pytest.fixture
 def compare(mark: str, tmp_path: Path) -> Iterator[Compare]:
-    """Starts `edl compare` with two teachers; what is given follows."""
+    """Starts `edl compare` with a teacher; what is given follows."""
     started = []
 
     def start(*words: str, model: str = "support.models:arithmetic") -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "edl_runtime.cli", "compare", "--model", model, "--teachers", "2", *words]
+        command = [sys.executable, "-m", "edl_runtime.cli", "compare", "--model", model, "--teachers", "1", *words]
         env = {**os.environ, "EDL_TEST_MARK": mark, "TMPDIR": str(tmp_path), **ELSEWHERE}
         process = subprocess.Popen(
             command, cwd=TESTS, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -76,7 +76,7 @@ def measured(process: subprocess.Popen[str], status: int) -> dict[str, Any]:
 
 def test_one_command_measures_every_way(compare: Compare, mark: str) -> None:
     """The same script, unchanged but for a flag in the first; it checks each answer itself. Nothing is left running."""
-    rows = measured(compare("--json", "--pure", "--alone", "--", *STUDENT), 0)
+    rows = measured(compare("--json", "--teachers", "2", "--pure", "--alone", "--", *STUDENT), 0)
     assert list(rows) == ["none", "inprocess", "offline", "service"]
     assert all([run["batch_size"] for run in row["runs"]] == [16] for row in rows.values())
     assert rows["none"]["accuracy"]["mean"] == pytest.approx(0.9)
@@ -87,6 +87,7 @@ def test_one_command_measures_every_way(compare: Compare, mark: str) -> None:
     assert marked(mark) == []
 
 
+@pytest.mark.deep
 def test_a_way_that_fails_leaves_the_others_alone(compare: Compare, mark: str) -> None:
     """Answers on disk are no use to a source that augments: the table says so, and the exit status."""
     process = compare("--ways", "offline,service", "--", *STUDENT, "--augment")
@@ -98,13 +99,6 @@ def test_a_way_that_fails_leaves_the_others_alone(compare: Compare, mark: str) -
     assert marked(mark) == []
 
 
-def test_a_script_that_leaves_no_speed_is_told_what_to_leave(compare: Compare) -> None:
-    """The reason says what it did leave."""
-    process = compare("--json", "--ways", "none", "--pure", "--alone", "--", *STUDENT, "--silent")
-    reason = measured(process, 1)["none"]["reason"]
-    assert "no samples_per_s (there are: accuracy, batch_size); call edl_runtime.result.write_result" in reason
-
-
 def test_a_model_that_cant_be_served_fails_the_ways_that_need_it(compare: Compare) -> None:
     """With what its teacher said of it; the way without teachers is measured."""
     words = ("--json", "--ways", "service,none", "--pure", "--alone", "--", *STUDENT)
@@ -114,8 +108,12 @@ def test_a_model_that_cant_be_served_fails_the_ways_that_need_it(compare: Compar
     assert any("support.models:nothing" in line for line in rows["service"]["last_lines"])
 
 
+DEEP = pytest.mark.deep
+
+
 @pytest.mark.parametrize(
-    ("number", "way", "processes"), [(signal.SIGINT, "service", 4), (signal.SIGTERM, "inprocess", 2)]
+    ("number", "way", "processes"),
+    [(signal.SIGINT, "service", 4), pytest.param(signal.SIGTERM, "inprocess", 2, marks=DEEP)],
 )
 def test_ctrl_c_leaves_no_process(
     compare: Compare, mark: str, number: signal.Signals, way: str, processes: int
@@ -130,7 +128,7 @@ def test_ctrl_c_leaves_no_process(
     assert marked(mark) == []
 
 
-@pytest.mark.parametrize(("way", "processes"), [("service", 4), ("inprocess", 2)])
+@pytest.mark.parametrize(("way", "processes"), [pytest.param("service", 4, marks=DEEP), ("inprocess", 2)])
 def test_a_killed_command_takes_its_processes_along(compare: Compare, mark: str, way: str, processes: int) -> None:
     """Nobody is there to end them: teachers, their predictors and the script end by themselves."""
     process = compare("--ways", way, "--", *STUDENT, "--hangs")
@@ -141,11 +139,11 @@ def test_a_killed_command_takes_its_processes_along(compare: Compare, mark: str,
     wait_until(lambda: marked(mark) == [])
 
 
-def test_a_script_that_does_not_ask_the_given_teachers_is_not_measured(compare: Compare) -> None:
+@pytest.mark.parametrize("ways", ["service,none", pytest.param("none,inprocess,offline,service", marks=DEEP)])
+def test_a_script_that_does_not_ask_the_given_teachers_is_not_measured(compare: Compare, ways: str) -> None:
     """Whatever it trained with, it was not what is compared; and one that needs teachers is told of --pure."""
-    process = compare("--json", "--", *STUDENT, "--alone-with-teachers")
-    rows = measured(process, 1)
-    for way in ("inprocess", "offline", "service"):
-        assert rows[way]["reason"].startswith("the script did not ask the teachers it was given"), way
-        assert not rows[way]["runs"]
-    assert "--pure" in rows["none"]["reason"]
+    rows = measured(compare("--json", "--ways", ways, "--", *STUDENT, "--alone-with-teachers"), 1)
+    assert "--pure" in rows.pop("none")["reason"]
+    for way, row in rows.items():
+        assert row["reason"].startswith("the script did not ask the teachers it was given"), way
+        assert not row["runs"]

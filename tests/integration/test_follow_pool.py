@@ -4,41 +4,59 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.registry.discovery_process import running_discovery
 from support.registry.followers import POOL, behind, registered, student, until_shown
-from support.teachers.process import running_teacher
 
+from edl_runtime.distill import discovery
+from edl_runtime.errors import RegistrySilentError
+from edl_runtime.registry import lease
 from edl_runtime.registry.directory import Directory
+from edl_runtime.registry.lease import hold_lease
+from edl_runtime.registry.members import Member
 from edl_runtime.registry.shares import shares
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.client import connect, run_script
+from edl_runtime.store.keys import Service, of_service
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from edl_runtime.store.server import RedisServer
 
 TEACHER = "127.0.0.1:1"
-SLACK_S = 1.0
-"""What a machine that is busy with other tests may add."""
+LEASE_S = 600.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def settings(redis_server: RedisServer) -> RuntimeSettings:
+    """Of one registry, which every test leaves empty; leases outlast a busy machine."""
+    return RuntimeSettings(redis_url=redis_server.url, namespace=f"test-{uuid.uuid4().hex[:8]}", lease_ttl_s=LEASE_S)
+
+
+@pytest.fixture(scope="module")
 def endpoint_url(settings: RuntimeSettings) -> Iterator[str]:
     with running_discovery(settings) as endpoint:
         yield endpoint.url
 
 
-@pytest.fixture(params=["on redis", "behind an endpoint"])
+@pytest.fixture(params=["on redis", pytest.param("behind an endpoint", marks=pytest.mark.deep)])
 def student_settings(request: pytest.FixtureRequest, settings: RuntimeSettings) -> RuntimeSettings:
     """The settings of a student, by each way to find teachers."""
     return settings if request.param == "on redis" else behind(request.getfixturevalue("endpoint_url"), settings)
 
 
 async def test_quarantines_are_told_as_long_as_they_last(
-    settings: RuntimeSettings, student_settings: RuntimeSettings
+    settings: RuntimeSettings, endpoint_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others see which teachers students keep from work, for as long as they do and no longer, and by how many."""
-    async with registered(settings, TEACHER), student(student_settings) as first, student(student_settings) as second:
+    monkeypatch.setattr(discovery, "TELL_EVERY_S", 0.05)
+    away = behind(endpoint_url, settings)
+    async with registered(settings, TEACHER, ttl_s=LEASE_S), student(settings) as first, student(away) as second:
         first.quarantined[TEACHER] = second.quarantined[TEACHER] = "garbage"
         await until_shown(settings, "garbage (by 2 students)")
         first.quarantined.clear()
@@ -47,7 +65,7 @@ async def test_quarantines_are_told_as_long_as_they_last(
         await until_shown(settings, "None")
         second.quarantined[TEACHER] = "silent"
         await until_shown(settings, "silent (by 1 student)")
-    async with registered(settings, TEACHER):
+    async with registered(settings, TEACHER, ttl_s=LEASE_S):
         await until_shown(settings, "None")
 
 
@@ -55,24 +73,29 @@ async def test_students_share_by_one_rule_wherever_they_are(settings: RuntimeSet
     """Two on Redis and two behind an endpoint use every teacher, none twice, and as everybody computes it."""
     teachers = [f"127.0.0.1:{port}" for port in range(1, 8)]
     away = behind(endpoint_url, settings)
-    async with registered(settings, *teachers), contextlib.AsyncExitStack() as stack:
+    async with registered(settings, *teachers, ttl_s=LEASE_S), contextlib.AsyncExitStack() as stack:
         students = [await stack.enter_async_context(student(where)) for where in (settings, away, settings, away)]
         for one in students:
             await one.until(lambda teachers: 0 < len(teachers) <= 2)  # which nobody has before all are there
         async with connect(settings.redis_url) as client:
             directory = Directory(client, settings.namespace)
             by_all = shares(await directory.members(POOL), await directory.members(POOL, "students"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while sorted(one.teachers or () for one in students) != sorted(by_all.values()):  # noqa: ASYNC110 - they tell nobody
                 await asyncio.sleep(0.01)
         assert sorted(address for mine in by_all.values() for address in mine) == teachers
 
 
 async def test_a_student_whose_only_teacher_is_bad_asks_another_s_meanwhile(
-    settings: RuntimeSettings, student_settings: RuntimeSettings
+    settings: RuntimeSettings, student_settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It keeps its own, to notice when that is good again, and then has that alone."""
-    async with registered(settings, "a:1", "b:1"), student(student_settings) as one, student(student_settings) as other:
+    monkeypatch.setattr(discovery, "TELL_EVERY_S", 0.05)
+    async with (
+        registered(settings, "a:1", "b:1", ttl_s=LEASE_S),
+        student(student_settings) as one,
+        student(student_settings) as other,
+    ):
         await one.until(lambda teachers: len(teachers) == 1)
         await other.until(lambda teachers: len(teachers) == 1)
         [mine] = one.teachers or ()
@@ -87,7 +110,7 @@ async def test_a_student_gets_as_many_teachers_as_it_wants(
     settings: RuntimeSettings, student_settings: RuntimeSettings
 ) -> None:
     """Its limit is known to all, and the rest of the pool is another's."""
-    async with registered(settings, "a:1", "b:1", "c:1"), student(student_settings, at_most=1) as modest:
+    async with registered(settings, "a:1", "b:1", "c:1", ttl_s=LEASE_S), student(student_settings, at_most=1) as modest:
         await modest.until(lambda teachers: len(teachers) == 1)
         async with student(student_settings) as other:
             await other.until(lambda teachers: len(teachers) == 2)
@@ -95,30 +118,40 @@ async def test_a_student_gets_as_many_teachers_as_it_wants(
             assert len(modest.teachers) == 1
 
 
-@pytest.mark.slow
-async def test_a_teacher_is_assigned_within_a_second_and_a_killed_one_is_out_within_its_lease(
-    settings: RuntimeSettings, student_settings: RuntimeSettings
-) -> None:
-    """A real teacher: from its registration to the student's list, and from its death off it."""
-    async with student(student_settings) as one:
-        await one.until(lambda teachers: not teachers)
-        with running_teacher("support.models:arithmetic", "--pool", POOL, env=settings.to_env()) as teacher:
-            ready_at = time.monotonic()  # right before it registers
-            joined_s = await one.until(lambda teachers: teachers == (teacher.address,)) - ready_at
-            killed_at = time.monotonic()
-            teacher.process.kill()
-            gone_s = await one.until(lambda teachers: not teachers) - killed_at
-    print(f"assigned after {joined_s:.3f} s, killed one out after {gone_s:.2f} s")  # noqa: T201 - what was measured
-    assert joined_s < 1 + SLACK_S
-    assert gone_s < settings.lease_ttl_s + 2 * SLACK_S
-
-
 async def test_a_teacher_that_leaves_is_out_at_once(
     settings: RuntimeSettings, student_settings: RuntimeSettings
 ) -> None:
-    """A drained teacher is told within half a second."""
+    """A drained teacher's lease, which would last for ten minutes, is not waited for."""
     async with student(student_settings) as one:
-        async with registered(settings, "a:1", ttl_s=60):
+        async with registered(settings, "a:1", ttl_s=LEASE_S):
             await one.until(lambda teachers: teachers == ("a:1",))
-            leaves_at = time.monotonic()
-        assert await one.until(lambda teachers: not teachers) - leaves_at < 0.5 + SLACK_S
+        await one.until(lambda teachers: not teachers)
+
+
+async def test_a_registration_whose_answer_is_lost_is_made_anew(
+    settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis has done it and answers too late; nobody is taken for another who came later."""
+    lost = []
+
+    async def lose_first(client: Redis, name: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+        answer = await run_script(client, name, keys, args)
+        if name == "register" and not lost:
+            lost.append(answer)
+            raise RegistrySilentError("redis", "it is silent")
+        return answer
+
+    monkeypatch.setattr(lease, "RENEW_EVERY_S", 0.05)
+    service = Service(settings.namespace, "lost-answer", "students")
+    async with connect(settings.redis_url) as client:
+        members = Directory(client, settings.namespace).watch(service.pool, service.role)
+        async with hold_lease(client, service, Member(id="s", address="s:1")) as held:
+            fence = held.fence
+            monkeypatch.setattr(lease, "run_script", lose_first)
+            await client.delete(*of_service(service))
+            async with asyncio.timeout(30):
+                while held.fence == fence:  # noqa: ASYNC110 - it tells nobody
+                    await asyncio.sleep(0.01)
+            assert held.fence > lost[0][1] > fence
+            assert [member.fence for member in await anext(members)] == [held.fence]
+        await members.aclose()

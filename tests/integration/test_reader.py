@@ -1,27 +1,41 @@
-"""DistillReader with real teachers: `edl teacher` processes, sockets, Redis."""
+"""DistillReader with a real teacher: `edl teacher` processes, sockets, Redis; scripts of its own; its benchmark."""
 
 from __future__ import annotations
 
-import contextlib
-import time
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from support.students.readers import POOL, Batches, reader_of, slow_teacher, wait_for_teachers
+from prometheus_client.parser import text_string_to_metric_families
+from support.paths import BENCHMARKS
+from support.students.process import student, until_it_says
+from support.students.readers import ROWS, Batches, reader_of
 from support.teachers.process import running_teacher, wait_until
 
 from edl_runtime import progress
-from edl_runtime.distill import Discovered, Fixed
-from edl_runtime.errors import DistillError, NoTeacherError, RegistryUnavailableError
+from edl_runtime.distill import AnswerCache, Discovered, Fixed, Normalise, TopK
+from edl_runtime.errors import NoTeacherError
+from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
-from edl_runtime.store.server import RedisServer
 
 
-def test_all_three_formats_with_a_real_teacher() -> None:
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Of a teacher that doubles and sums."""
+    with running_teacher("support.models:arithmetic") as teacher:
+        yield teacher.address
+
+
+def test_all_three_formats(address: str) -> None:
     """What goes over the wire comes back at its place, in every format and with every size of request."""
     x = np.arange(10 * 4, dtype=np.float32).reshape(10, 4)
     expected = x * 2, x.sum(axis=1)
@@ -30,18 +44,15 @@ def test_all_three_formats_with_a_real_teacher() -> None:
         "sample_list": [[(row, number) for number, row in enumerate(x)]],
         "batch": [(x, np.arange(10))],
     }
-    with running_teacher("support.models:arithmetic") as teacher:
-        for kind, source in sources.items():
-            for size in (1, 4, 16):
-                options = {"format": kind, "inputs": ["x", "label"], "outputs": ["double", "sum"]}
-                with reader_of(
-                    source, Fixed((teacher.address,)), RuntimeSettings(), teacher_batch_size=size, **options
-                ) as reader:
-                    items = list(reader)
-                samples = items[0] if kind == "sample_list" else items
-                columns = items[0] if kind == "batch" else [np.array(column) for column in zip(*samples, strict=True)]
-                for column, values in zip(columns, (x, np.arange(10), *expected), strict=True):
-                    np.testing.assert_array_equal(column, values)
+    for kind, source in sources.items():
+        for size in (1, 4, 16):
+            options = {"format": kind, "inputs": ["x", "label"], "outputs": ["double", "sum"]}
+            with reader_of(source, Fixed((address,)), RuntimeSettings(), teacher_batch_size=size, **options) as reader:
+                items = list(reader)
+            samples = items[0] if kind == "sample_list" else items
+            columns = items[0] if kind == "batch" else [np.array(column) for column in zip(*samples, strict=True)]
+            for column, values in zip(columns, (x, np.arange(10), *expected), strict=True):
+                np.testing.assert_array_equal(column, values)
 
 
 def test_nobody_in_the_pool_is_said(settings: RuntimeSettings) -> None:
@@ -52,84 +63,125 @@ def test_nobody_in_the_pool_is_said(settings: RuntimeSettings) -> None:
         list(reader)
 
 
-@pytest.mark.slow
-def test_training_goes_on_without_redis(tmp_path: Path, namespace: str) -> None:
-    """Redis killed in the middle stops nobody, and its return is noticed: new teachers are used again."""
-    batches = Batches(10**6, seconds=0.002)
-    with RedisServer(tmp_path / "redis") as redis, contextlib.ExitStack() as stack:
-        settings = RuntimeSettings(redis_url=redis.url, namespace=namespace, job="job", lease_ttl_s=1.0)
-        stack.enter_context(slow_teacher(settings))
-        reader = stack.enter_context(reader_of(batches, Discovered(POOL), settings))
-        epoch = iter(reader)
-        next(epoch)
-        redis.kill()
-        until = time.monotonic() + 2.0
-        while time.monotonic() < until:
-            begin = time.monotonic()
-            next(epoch)
-            assert time.monotonic() - begin < 5
-        redis.start()
-        stack.enter_context(slow_teacher(settings))
-        begin = time.monotonic()
-        while reader.stats().teachers < 2:
-            next(epoch)
-            assert time.monotonic() - begin < 20
-
-
-def test_no_redis_at_the_start_is_said(tmp_path: Path) -> None:
-    """The first iteration raises within seconds, and names the address; the reader can be closed."""
-    with RedisServer(tmp_path / "redis") as redis:
-        url, port = redis.url, redis.port
-    begin = time.monotonic()
-    reader = reader_of(Batches(1), Discovered(POOL), RuntimeSettings(redis_url=url))
-    with reader, pytest.raises(RegistryUnavailableError, match=f"127.0.0.1:{port}"):
-        list(reader)
-    assert time.monotonic() - begin < 10
-
-
-def test_a_reader_that_was_closed_before_its_start_starts_nothing(settings: RuntimeSettings) -> None:
-    """Iterating it is the same error as ever: it looks for no teachers and registers no student."""
-    reader = reader_of(Batches(1), Discovered(POOL), settings)
-    reader.close()
-    with pytest.raises(DistillError, match="closed"):
-        list(reader)
-
-
-def test_two_readers_share_the_pool(settings: RuntimeSettings) -> None:
-    """Two students in one process get a teacher each, and their own batches."""
-    batches = Batches(60, seconds=0.002)
-    with slow_teacher(settings), slow_teacher(settings):
-        wait_for_teachers(settings, 2)
-        readers = [reader_of(batches, Discovered(POOL), settings) for _ in range(2)]
-        with readers[0], readers[1]:
-            for pair in zip(*readers, strict=True):
-                np.testing.assert_array_equal(pair[0][1], pair[1][1])
-            wait_until(lambda: [reader.stats().teachers for reader in readers] == [1, 1])
-            for reader in readers:
-                batches.check(list(reader))
-
-
-def test_at_most_so_many_teachers_are_used(settings: RuntimeSettings) -> None:
-    """A student that wants one teacher leaves the other alone."""
-    reader = reader_of(Batches(30), Discovered(POOL, at_most=1), settings)
-    with slow_teacher(settings), slow_teacher(settings), reader:
-        wait_for_teachers(settings, 2)
-        list(reader)
-        assert reader.stats().teachers == 1
-
-
-async def test_progress_is_published(settings: RuntimeSettings) -> None:
+async def test_progress_is_published(settings: RuntimeSettings, address: str) -> None:
     """A job with fixed teachers, too, tells Redis how far it is; the last report is the final one."""
     settings = msgspec.structs.replace(settings, job="job")
     batches = Batches(20)
-    with (
-        running_teacher("support.models:slow") as teacher,
-        reader_of(batches, Fixed((teacher.address,)), settings, total_steps=40) as reader,
-    ):
+    with reader_of(batches, Fixed((address,)), settings, total_steps=40) as reader:
         batches.check(list(reader))
         reader.report(loss=1.5, note="halfway")
     async with connect(settings.redis_url) as client:
         told = await progress.read(client, settings.namespace, "job")
     assert told is not None
     assert (told.step, told.total_steps, told.loss, told.note) == (20, 40, 1.5, "halfway")
-    assert told.answered == {teacher.address: 40}
+    assert told.answered == {address: 40}
+
+
+MODEL = """
+from edl_runtime.protocol.oip import TensorSpec
+from edl_runtime.teacher.callable_model import served
+
+@served(inputs=[TensorSpec("x", "FP32", (-1, 4))], outputs=[TensorSpec("product", "FP32", (-1, 4))])
+def product(inputs):
+    return {{"product": inputs["x"] * {factor}}}
+"""
+
+
+def images() -> Iterator[tuple[Array, list[str]]]:
+    for number in range(20):
+        yield np.arange(32, dtype=np.uint8).reshape(8, 4) + number, [f"{number}/{row}" for row in range(8)]
+
+
+@pytest.mark.slow
+def test_a_teacher_that_returns_with_another_model_is_asked_again(tmp_path: Path) -> None:
+    """One of the same model is not. What is kept is what was answered, to images as bytes and of the largest values."""
+    cache = AnswerCache("name", folder=tmp_path / "answers")
+    env = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    half = Normalise(mean=(0.0,), std=(2.0,))
+    for factor, asked in ((2, True), (2, False), (6, True)):
+        (tmp_path / "changing.py").write_text(MODEL.format(factor=factor))
+        with (
+            running_teacher("changing:product", env=env) as teacher,
+            reader_of(
+                images,
+                Fixed((teacher.address,)),
+                RuntimeSettings(),
+                inputs=["x", "name"],
+                outputs=[TopK("product", 2)],
+                normalise={"x": half},
+                cache=cache,
+            ) as reader,
+        ):
+            for epoch in (1, 2):
+                for x, _, values, indices in reader:
+                    np.testing.assert_array_equal(values, x[:, :1:-1] * np.float32(factor / 2))
+                    np.testing.assert_array_equal(indices, [[3, 2]] * 8)
+                assert reader.stats().cached == 160 * (epoch - asked)
+            assert bool(reader.stats().answered) is asked
+
+
+SCRIPT = """
+import numpy as np
+from edl_runtime.distill import DistillReader
+source = [(np.zeros((4, 4), np.float32),)] * 1000
+reader = DistillReader(source, inputs=["x"], outputs=["double"])
+print(len(next(iter(reader))))
+iterator = iter(reader)
+next(iterator)
+"""
+
+
+def test_a_script_that_closes_nothing_ends(address: str) -> None:
+    """Neither threads nor an epoch that was left open keep a process alive, and nothing is said about them."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT],
+        env={**os.environ, "EDL_TEACHERS": address},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "2\n", "")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("flag", ["--batches=-1", "--teachers=0", "--batch-size=0"])
+def test_the_benchmark_refuses_what_can_t_be_measured(flag: str) -> None:
+    """It names the flag, and prints no figures."""
+    command = [sys.executable, str(BENCHMARKS / "distill_reader.py"), flag]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert f"argument {flag.partition('=')[0]}: got" in ran.stderr
+
+
+def _scraped(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name.removeprefix("edl_distill_"), tuple(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_reading_student_is_scraped_and_a_second_one_trains_without(address: str) -> None:
+    """Counts grow while it reads; another process on the same port says that it shows nothing, and reads on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    env = {"EDL_METRICS_PORT": str(port)}
+    with student("read", address, env) as shown:
+        until_it_says(shown, "metrics.shown")
+        wait_until(lambda: _scraped(port)["batches_total", ()] >= 10)
+        during = _scraped(port)
+        batches = during["batches_total", ()]
+        assert during["samples_total", ()] == ROWS * batches
+        assert during["answers_total", (("teacher", address),)] == 2 * batches
+        assert during["teachers", ()] == 1
+        assert during["wait_seconds_total", (("for", "teachers"),)] > 0
+        with student("read", address, env) as second:
+            until_it_says(second, "metrics.not_shown")
+            assert second.stdout is not None
+            assert any(line.strip().isdigit() for line in second.stdout)
+        wait_until(lambda: _scraped(port)["batches_total", ()] > batches)
+        with socket.socket() as other_address:
+            assert other_address.connect_ex(("127.0.0.2", port)) != 0, "it listens elsewhere, too"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
+import pytest
 from support.teachers.fakes import Behaviour, FakeTeachers, arithmetic
 
-from edl_runtime.distill import DistillReader, Fixed
+from edl_runtime.distill import DistillReader, Fixed, hedging
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 
@@ -57,13 +59,19 @@ def patiently(x: Array) -> dict[str, Array]:
     return arithmetic(x)
 
 
-def failing(error: Callable[[], BaseException], *, after: int = 0) -> Behaviour:
-    """A behaviour that raises for every request after the first `after`."""
-    seen = iter(range(10**6))
+def failing(error: Callable[[], BaseException], *, after: int = 0, times: int = 10**6) -> Behaviour:
+    """A behaviour that raises for so many requests after the first `after`."""
+    seen = count()
 
     def behaviour(x: Array) -> dict[str, Array]:
-        if next(seen) >= after:
+        if after <= next(seen) < after + times:
             raise error()
         return patiently(x)
 
     return behaviour
+
+
+def never_hedge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, nothing is asked of a second teacher."""
+    monkeypatch.setattr(hedging, "UNKNOWN_DELAY_S", 600.0)
+    monkeypatch.setattr(hedging, "LEAST_DELAY_S", 600.0)

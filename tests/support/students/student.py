@@ -38,16 +38,11 @@ def reader_from(address: str, source: Callable[[], Iterator[tuple[Array]]]) -> D
     return reader_of(source, teachers, RuntimeSettings.from_env(os.environ))
 
 
-def read(address: str, seconds: float = 0.005) -> None:
+def read(address: str) -> None:
     """Read for ever, and tell each batch."""
-    with reader_from(address, Batches(10**6, seconds)) as reader:
+    with reader_from(address, Batches(10**6, 0.005)) as reader:
         for number, _ in enumerate(reader):
             say(number)
-
-
-def read_slowly(address: str) -> None:
-    """Ask what takes half a second."""
-    read(address, 0.5)
 
 
 def read_a_hanging_source(address: str) -> None:
@@ -127,7 +122,7 @@ def say(what: object) -> None:
     print(what, flush=True)  # noqa: T201 - for whoever started it
 
 
-STORIES = {story.__name__: story for story in (read, read_slowly, read_a_hanging_source, fork, spawn)}
+STORIES = {story.__name__: story for story in (read, read_a_hanging_source, fork, spawn)}
 
 if __name__ == "__main__":
     story, address = sys.argv[1:]

@@ -1,6 +1,6 @@
 """A student that learns what `support.models:arithmetic` answers in a moment, written for service distillation.
 
-python tiny_student.py [--alone] [--augment] [--silent] [--breaks-without NAME]
+python tiny_student.py [--alone | --alone-with-teachers] [--augment] [--hangs]
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ def main() -> None:
     speed = ROWS * EPOCHS / (time.monotonic() - began)
     print(f"off by {error:.3f}", flush=True)
     metrics = {"accuracy": 1 - error, "samples_per_s": speed, "batch_size": BATCH}
-    if options.silent:
-        del metrics["samples_per_s"]
     write_result(metrics=metrics)
 
 
@@ -64,7 +62,6 @@ if __name__ == "__main__":
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--alone-with-teachers", action="store_true")
     parser.add_argument("--augment", action="store_true")
-    parser.add_argument("--silent", action="store_true")
     parser.add_argument("--hangs", action="store_true")
     options = parser.parse_args()
     if options.hangs and "EDL_TEACHERS" in os.environ:

@@ -21,41 +21,20 @@ from edl_runtime.distill import DistillReader
 
 Started = TypeVar("Started")
 
-SLACK_S = 1.0
-"""What a machine that is busy with other tests may add to a limit."""
-
-
-class Reading(NamedTuple):
-    """An epoch's batches, and the longest time between two of them once the fault had happened."""
-
-    batches: list[Any]
-    longest_gap_s: float
-
 
 def read_epoch(
-    reader: DistillReader, fault: Callable[[], object] | None = None, *, when: Callable[[], bool] = lambda: True
-) -> Reading:
+    reader: DistillReader, fault: Callable[[], object], when: Callable[[], bool] = lambda: True
+) -> list[Any]:
     """Read an epoch, in the middle of which `fault` happens: at the first batch after which it is `when`."""
     batches: list[Any] = []
-    longest_s = 0.0
-    happened = fault is None
-    last = time.monotonic()
+    happened = False
     for batch in reader:
         batches.append(batch)
-        if happened:
-            longest_s = max(longest_s, time.monotonic() - last)
-        elif when():
-            assert fault is not None
+        if not happened and when():
             fault()
             happened = True
-        last = time.monotonic()
     assert happened, "the epoch was over before the fault"
-    return Reading(batches, longest_s)
-
-
-def tell(measured: str) -> None:
-    """Show what was measured, to those who run pytest with -s."""
-    print(measured)  # noqa: T201
+    return batches
 
 
 def all_answered(reader: DistillReader, teachers: int) -> Callable[[], bool]:
@@ -123,10 +102,9 @@ def metadata_of(address: str) -> str:
         return str(answer.read().decode())
 
 
-def read_until(reader: DistillReader, batches: Batches, condition: Callable[[], bool]) -> float:
-    """Read epochs until it is so; return how many seconds that took. Fails after a time."""
-    begin = time.monotonic()
+def read_until(reader: DistillReader, batches: Batches, condition: Callable[[], bool]) -> None:
+    """Read epochs until it is so. Fails after a time."""
+    end = time.monotonic() + PATIENCE_S
     while not condition():
         batches.check(list(reader))
-        assert time.monotonic() - begin < PATIENCE_S, "not so, whatever was read"
-    return time.monotonic() - begin
+        assert time.monotonic() < end, "not so, whatever was read"

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support.paths import TESTS
 from support.students.caching import SAMPLES, Source, X, reader_of, teachers_with
-from support.students.fake_readers import failing
+from support.students.fake_readers import failing, never_hedge
 from support.teachers.fakes import SIGNATURE, FakeTeachers, arithmetic
 from support.teachers.process import wait_until
 
@@ -23,6 +23,11 @@ from edl_runtime.distill import AnswerCache, Fixed, TopK, hedging
 from edl_runtime.errors import NoTeacherError, ProtocolError, SampleIdError
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
+
+
+@pytest.fixture(autouse=True)
+def each_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    never_hedge(monkeypatch)
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -79,7 +84,8 @@ def test_answers_that_the_script_writes_to_are_kept_as_they_came(cache: AnswerCa
 
 def test_a_late_answer_is_not_kept(cache: AnswerCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow teacher may be sent inputs that the script, which has another's answers, has written to meanwhile."""
-    monkeypatch.setattr(hedging, "UNKNOWN_DELAY_S", 0.05)
+    for delay in ("UNKNOWN_DELAY_S", "LEAST_DELAY_S"):
+        monkeypatch.setattr(hedging, delay, 0.05)
     asked, may_answer = threading.Event(), threading.Event()
 
     def slow(x: Array) -> dict[str, Array]:
@@ -287,7 +293,7 @@ with reader_of(teachers, source, AnswerCache("id", folder=sys.argv[1])) as reade
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_forked_children_share_the_folder(tmp_path: Path) -> None:
     """A process that forks while answers are written leaves children that read and write them, too."""
     run = subprocess.run(

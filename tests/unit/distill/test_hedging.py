@@ -79,6 +79,20 @@ def asked(dispatcher: Dispatcher, lanes: Sequence[Lane]) -> Request:
     return request
 
 
+def test_nothing_is_hedged_while_nobody_waits_for_it_and_others_have_work(
+    dispatcher: Dispatcher, lanes: Sequence[Lane], asked: Request
+) -> None:
+    """The other teachers do what is queued; once the script waits for the request, one of them is asked it, too."""
+    queued = [Request(asked.batch, 0, 0, {}, 4) for _ in range(2)]
+    dispatcher.add(queued, time.monotonic())
+    dispatcher.hedge(time.monotonic() + 10)
+    assert dispatcher.take(lanes[1]) is queued[0]
+    asked.batch.awaited = True
+    dispatcher.hedge(time.monotonic() + 10)
+    assert dispatcher.take(lanes[2]) is asked
+    assert dispatcher.hedges == 1
+
+
 def test_what_nobody_took_in_time_may_be_hedged_again(
     dispatcher: Dispatcher, lanes: Sequence[Lane], asked: Request
 ) -> None:

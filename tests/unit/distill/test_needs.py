@@ -41,6 +41,13 @@ class Reading:
         )
 
 
+def read(reading: Reading, needs: Needs) -> None:
+    """Have it work for a quarter of a minute."""
+    for _ in range(15):
+        reading.pass_s(1)
+        assert not needs.report().pauses
+
+
 def test_a_report_has_the_rates_of_the_last_seconds() -> None:
     """What was before the first report is not in it, nor what is longer ago than ten seconds."""
     reading = Reading()
@@ -60,9 +67,7 @@ def test_other_teachers_are_a_new_beginning() -> None:
     """How long it waited for one teacher tells nothing about two."""
     reading = Reading()
     needs = Needs(reading.counts, None, reading.clock)
-    for _ in range(15):
-        reading.pass_s(1)
-        needs.report()
+    read(reading, needs)
     reading.connected = frozenset({"a:1", "b:2"})
     reading.waiting = 0.0
     assert needs.report().over_s == 0
@@ -75,9 +80,7 @@ def test_a_pause_is_told_for_a_minute() -> None:
     """It begins when nothing is taken for the time of some batches and two seconds; then nobody is there to read."""
     reading = Reading()
     needs = Needs(reading.counts, None, reading.clock)
-    for _ in range(15):
-        reading.pass_s(1)
-        assert not needs.report().pauses
+    read(reading, needs)
     reading.stop()
     told = []
     for _ in range(70):
@@ -90,9 +93,7 @@ def test_after_a_pause_begins_another_window() -> None:
     """That nothing was asked in between tells nothing; other teachers meanwhile do not end the pause."""
     reading = Reading()
     needs = Needs(reading.counts, None, reading.clock)
-    for _ in range(15):
-        reading.pass_s(1)
-        needs.report()
+    read(reading, needs)
     reading.stop()
     reading.pass_s(5)
     needs.report()

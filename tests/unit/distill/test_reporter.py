@@ -7,26 +7,24 @@ import time
 import weakref
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 from support.students.fake_readers import batches, reader_of
 from support.teachers.fakes import arithmetic
+from support.teachers.process import wait_until
 
 from edl_runtime.distill import JobReporter, ReaderStats
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second is a twentieth of one."""
-    monkeypatch.setattr("edl_runtime.distill.reporter.PUBLISH_EVERY_S", 0.05)
-    monkeypatch.setattr("edl_runtime.distill.reporter.LOG_EVERY_S", 0.2)
-    monkeypatch.setattr("edl_runtime.distill.limit.SETTLED_S", 0.3)
-    monkeypatch.setattr("edl_runtime.distill.limit.LITTLE", 0.3)  # on a busy machine everybody waits a little
-    monkeypatch.setattr("edl_runtime.distill.limit.MUCH", 0.5)
+    """A second is a hundredth of one."""
+    monkeypatch.setattr("edl_runtime.distill.reporter.PUBLISH_EVERY_S", 0.01)
+    monkeypatch.setattr("edl_runtime.distill.reporter.LOG_EVERY_S", 0.05)
+    monkeypatch.setattr("edl_runtime.distill.limit.SETTLED_S", 0.1)
 
 
 class _Two:
@@ -36,41 +34,34 @@ class _Two:
         return islice(batches(), 2)
 
 
-def _in_turn(x: Array) -> dict[str, Array]:
-    time.sleep(0.01)
-    return arithmetic(x)
-
-
-def _many() -> Iterator[tuple[Array, Array]]:
-    for _ in range(3):
-        yield from batches()
-
-
-def _read(teachers: dict[str, Any], step_s: float) -> list[Any]:
-    with (
-        capture_logs() as logged,
-        JobReporter(settings=RuntimeSettings(job="job")) as reporter,
-        reader_of(teachers, _many, reporter=reporter) as reader,
-    ):
-        for _ in reader:
-            time.sleep(step_s)
-    return logged
-
-
+@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(
-    ("teachers", "step_s", "verdict"),
+    ("waiting", "busy", "verdict"),
     [
-        ({"a:1": _in_turn}, 0.0, "the teachers are the limit: the student waits"),
-        ({"a:1": arithmetic, "b:2": arithmetic}, 0.01, "the student is the limit: teachers are idle"),
+        (0.5, 1, "the teachers are the limit: the student waits"),
+        (0.0, 0, "the student is the limit: teachers are idle"),
     ],
 )
-def test_the_log_says_once_who_is_the_limit(teachers: dict[str, Any], step_s: float, verdict: str) -> None:
+def test_the_log_says_once_who_is_the_limit(waiting: float, busy: int, verdict: str) -> None:
     """Beside the lines of progress, which have the numbers."""
-    logged = _read(teachers, step_s)
-    lines = [event["progress"] for event in logged if event["event"] == "job.progress"]
-    assert len(lines) >= 2
-    assert all("samples/s" in line for line in lines)
-    [said] = [event["verdict"] for event in logged if event["event"] == "job.limit"]
+    begin = time.monotonic()
+
+    def stats() -> ReaderStats:
+        now = time.monotonic() - begin
+        return ReaderStats(
+            batches=int(1e4 * now), samples=int(1e5 * now), teachers=1, busy=busy, waited_s=waiting * now
+        )
+
+    def of(kind: str, field: str) -> list[str]:
+        return [event[field] for event in logged.copy() if event["event"] == kind]
+
+    with capture_logs() as logged, JobReporter(settings=RuntimeSettings(job="job")) as reporter:
+        reporter.follow(stats)
+        wait_until(lambda: bool(of("job.limit", "verdict")))
+        lines = len(of("job.progress", "progress"))
+        wait_until(lambda: len(of("job.progress", "progress")) > lines + 1)
+    assert all("samples/s" in line for line in of("job.progress", "progress"))
+    [said] = of("job.limit", "verdict")
     assert said.startswith(verdict)
 
 

@@ -1,10 +1,10 @@
-"""How a reader runs its source, and what the source may do."""
+"""How a reader runs its source, what the source may do, and epochs that are left; one epoch ahead or not."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,45 +14,97 @@ from support.students.fake_readers import BATCHES, batches, numbers, patiently, 
 from support.teachers.fakes import Behaviour, FakeTeachers, arithmetic
 from support.teachers.process import wait_until
 
-from edl_runtime.distill import engine
+from edl_runtime.distill import DistillReader, engine, patience
+from edl_runtime.distill.pipeline import MOST_AHEAD
 from edl_runtime.errors import SampleError
 
-
-def test_the_source_runs_ahead_by_a_bounded_number_of_requests() -> None:
-    """While nothing is taken, a few requests for each teacher are all that is read from the source."""
-    read: list[int] = []
-
-    def source() -> Iterator[Any]:
-        for number in range(1000):
-            read.append(number)
-            yield np.full((4, 4), number, np.float32), np.arange(4)
-
-    with reader_of({"a:1": arithmetic, "b:2": arithmetic}, source) as reader:
-        for _ in reader:
-            wait_until(lambda: len(read) >= 10)
-            break
-    assert len(read) <= 16
+ALL = list(range(BATCHES))
 
 
-def test_what_the_source_raises_is_raised_in_its_place() -> None:
-    """The very exception comes after the batches before it, and the next epoch works."""
+class Epochs:
+    """A source that counts how often it is called, and of which an epoch may differ."""
+
+    def __init__(self, **odd: Callable[[], Iterator[Any]]) -> None:
+        self.calls = 0
+        self.closed = 0
+        self._odd = {int(name.removeprefix("epoch_")): source for name, source in odd.items()}
+
+    def __call__(self) -> Iterator[Any]:
+        self.calls += 1
+        try:
+            yield from self._odd.get(self.calls - 1, batches)()
+        finally:
+            self.closed += 1
+
+
+Open = Callable[[Callable[[], Any]], DistillReader]
+
+
+@pytest.fixture(params=[None, 3], ids=["epochs unknown", "epochs known"])
+def open_reader(request: pytest.FixtureRequest) -> Open:
+    """Return what makes a reader, which reads ahead into the next epoch or does not."""
+    return lambda source: reader_of({"a:1": patiently, "b:2": arithmetic}, source, epochs=request.param)
+
+
+def few(count: int) -> Iterator[Any]:
+    for _, batch in zip(range(count), batches(), strict=False):
+        yield batch
+
+
+def logged(logs: Any, event: str) -> bool:
+    return event in [entry["event"] for entry in logs]
+
+
+def test_each_epoch_calls_the_source_once(open_reader: Open) -> None:
+    """And yields every batch once, in its order; an epoch that does not come never calls it."""
+    source = Epochs()
+    with open_reader(source) as reader:
+        assert source.calls == 0
+        for _ in range(3):
+            assert numbers(list(reader)) == ALL
+    assert (source.calls, source.closed) == (3, 3)
+
+
+def test_empty_epochs_are_not_read_without_end() -> None:
+    """However many are said to come, only some are read ahead of the script."""
+    calls = []
+
+    def empty() -> Iterator[Any]:
+        calls.append(1)
+        return iter(())
+
+    with reader_of({"a:1": arithmetic}, empty, epochs=1000) as reader:
+        for epochs in (3, 20):
+            assert [list(reader) for _ in range(epochs)] == [[]] * epochs
+            assert reader.stats().epoch < len(calls) <= reader.stats().epoch + MOST_AHEAD + 2
+
+
+def test_what_the_source_raises_comes_in_its_place(open_reader: Open) -> None:
+    """The very exception, after the batches before it; epochs before and after are whole."""
     error = RuntimeError("disk full")
-    broken = [True]
 
-    def source() -> Iterator[Any]:
-        for number, batch in enumerate(batches()):
-            if number == 7 and broken:
-                raise error
-            yield batch
+    def broken() -> Iterator[Any]:
+        yield from few(7)
+        raise error
 
-    with reader_of({"a:1": patiently}, source) as reader:
-        epoch = iter(reader)
-        assert numbers([next(epoch) for _ in range(7)]) == list(range(7))
+    source = Epochs(epoch_1=broken)
+    with open_reader(source) as reader:
+        assert numbers(list(reader)) == ALL
+        seen: list[Any] = []
         with pytest.raises(RuntimeError) as caught:
-            next(epoch)
+            seen.extend(reader)
         assert caught.value is error
-        broken.clear()
-        assert numbers(list(reader)) == list(range(BATCHES))
+        assert numbers(seen) == ALL[:7]
+        assert numbers(list(reader)) == ALL
+    assert (source.calls, source.closed) == (3, 3)
+
+
+def test_an_epoch_may_end_early(open_reader: Open) -> None:
+    """It has what came, and the next is whole."""
+    source = Epochs(epoch_0=lambda: few(5), epoch_1=lambda: few(0))
+    with open_reader(source) as reader:
+        assert [numbers(list(reader)) for _ in range(3)] == [ALL[:5], [], ALL]
+    assert source.calls == 3
 
 
 @pytest.mark.parametrize("teachers", [{"a:1": arithmetic}, {}])
@@ -62,8 +114,22 @@ def test_an_empty_source_makes_an_empty_epoch(teachers: dict[str, Behaviour]) ->
         assert list(reader) == []
 
 
+@pytest.mark.parametrize("taken", [1, BATCHES])
+def test_a_left_epoch_does_not_touch_the_next(taken: int, open_reader: Open) -> None:
+    """Left at its first batch, or at its last when the next may be under way: that begins with its own first."""
+    source = Epochs()
+    with open_reader(source) as reader:
+        for _ in range(2):
+            for number, _ in enumerate(reader, start=1):
+                if number == taken:
+                    break
+        assert numbers(list(reader)) == ALL
+        assert source.calls == 3
+    assert source.closed == 3
+
+
 def test_the_source_is_never_run_twice_at_once() -> None:
-    """An epoch waits for the source of one that was left in mid-read, and says so."""
+    """An epoch waits for the source of one that was left in mid-read."""
     running, most = [0], [0]
 
     def source() -> Iterator[Any]:
@@ -71,51 +137,88 @@ def test_the_source_is_never_run_twice_at_once() -> None:
         most[0] = max(most[0], running[0])
         try:
             for batch in batches():
-                time.sleep(0.005)
+                time.sleep(0.001)
                 yield batch
         finally:
-            time.sleep(0.05)
+            time.sleep(0.02)
             running[0] -= 1
 
     with reader_of({"a:1": arithmetic}, source) as reader:
         for _ in range(3):
             for _ in reader:
                 break
-        assert numbers(list(reader)) == list(range(BATCHES))
+        assert numbers(list(reader)) == ALL
     assert most == [1]
 
 
-def test_waiting_for_a_busy_source_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_source_is_waited_for_and_said(monkeypatch: pytest.MonkeyPatch, open_reader: Open) -> None:
+    """How long it takes only the source knows; the log says that the student waits for it, and nothing is lost."""
+    monkeypatch.setattr(patience, "TELL_EVERY_S", 0.02)
+    logs: list[Any]
+
+    def hanging() -> Iterator[Any]:
+        for number, item in enumerate(batches()):
+            if number == 10:
+                wait_until(lambda: [entry["event"] for entry in logs].count("source.awaited") >= 3)
+            yield item
+
+    with open_reader(Epochs(epoch_0=hanging)) as reader, structlog.testing.capture_logs() as logs:
+        assert numbers(list(reader)) == ALL
+    waits = [entry["waited_s"] for entry in logs if entry["event"] == "source.awaited"]
+    assert waits == sorted(waits)
+
+
+def test_waiting_for_a_source_that_is_still_busy_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that blocks when its epoch is left keeps the next one waiting, which the log tells."""
-    monkeypatch.setattr(engine, "TELL_EVERY_S", 0.1)
-    blocked = threading.Event()
+    monkeypatch.setattr(engine, "TELL_EVERY_S", 0.02)
+    logs: list[Any]
 
     def source() -> Iterator[Any]:
         yield from batches()
-        blocked.wait()
+        wait_until(lambda: logged(logs, "source.still_busy"))
 
     with reader_of({"a:1": arithmetic}, source) as reader, structlog.testing.capture_logs() as logs:
         for number, _ in enumerate(reader, start=1):
             if number == BATCHES:
                 break
-        threading.Timer(0.6, blocked.set).start()
-        assert numbers(list(reader)) == list(range(BATCHES))
-    assert "source.still_busy" in [entry["event"] for entry in logs]
+        assert numbers(list(reader)) == ALL
 
 
-def test_items_without_rows_count_in_the_window() -> None:
-    """A source of empty batches is not read to its end while nothing is taken."""
+def test_closing_does_not_wait_for_a_hanging_source(open_reader: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for long; the log says so."""
+    monkeypatch.setattr(engine, "CLOSE_LIMIT_S", 0.05)
+    hangs, go_on = threading.Event(), threading.Event()
+
+    def hanging() -> Iterator[Any]:
+        yield from few(3)
+        hangs.set()
+        go_on.wait()
+
+    with structlog.testing.capture_logs() as logs:
+        with open_reader(hanging) as reader:
+            epoch = iter(reader)
+            next(epoch)
+            hangs.wait()
+        assert logged(logs, "source.still_busy")
+    go_on.set()
+    wait_until(lambda: not any(thread.name == "edl feeder" for thread in threading.enumerate()))
+
+
+@pytest.mark.parametrize("rows", [4, 0])
+def test_the_source_runs_ahead_by_a_bounded_number_of_requests(rows: int) -> None:
+    """While nothing is taken, a few requests for each teacher are all that is read, and items without rows count."""
     read: list[int] = []
 
     def source() -> Iterator[Any]:
-        for number in range(10_000):
+        for number in range(1000):
             read.append(number)
-            yield np.zeros((0, 4), np.float32), np.arange(0)
+            yield np.full((rows, 4), number, np.float32), np.arange(rows)
 
-    with reader_of({"a:1": arithmetic}, source) as reader:
-        next(iter(reader))
+    with reader_of({"a:1": arithmetic, "b:2": arithmetic}, source) as reader:
+        epoch = iter(reader)
+        next(epoch)
         wait_until(lambda: len(read) >= 5)
-        time.sleep(0.1)  # in which it would read thousands
+        time.sleep(0.05)  # in which it would read on
     assert len(read) <= 16
 
 

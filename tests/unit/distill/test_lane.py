@@ -1,0 +1,94 @@
+"""One connection to a teacher: how long it waits for the next try, and when it leaves its teacher alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+from support.teachers.fakes import Behaviour, FakeTeachers, arithmetic
+from support.teachers.process import wait_until
+
+from edl_runtime.distill.batches import Batch, Request
+from edl_runtime.distill.dispatcher import Dispatcher
+from edl_runtime.distill.feeds import Plan
+from edl_runtime.distill.health import Health
+from edl_runtime.distill.lane import FIRST_RETRY_S, LAST_RETRY_S, Asking, LaneThread
+from edl_runtime.distill.patience import Patience
+from edl_runtime.distill.seams import Seams
+from edl_runtime.errors import InferenceError
+from edl_runtime.protocol.tensors import Array
+
+
+class Waits(threading.Event):
+    """Notes how long it is waited for, and lets nobody wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.lengths.append(timeout)
+        return self.is_set()
+
+
+@pytest.fixture
+def dispatcher() -> Dispatcher:
+    """One that has two requests."""
+    lock = threading.RLock()
+    made = Dispatcher(Seams(lock, lambda: None), Patience("all", wait_limit_s=9, request_limit_s=9))
+    batch = Batch((), [], samples=8, requests=[2])
+    inputs = {"x": np.zeros((4, 4), np.float32)}
+    with lock:
+        made.add([Request(batch, 0, index, inputs, 4) for index in range(2)], time.monotonic())
+    return made
+
+
+def lane_to(behaviour: Behaviour, dispatcher: Dispatcher, number: int) -> LaneThread:
+    plan_of = partial(Plan.of, ["x"], ["double"], {})
+
+    def fail(error: BaseException) -> None:
+        raise error
+
+    asking = Asking(dispatcher, FakeTeachers({"a:1": behaviour}).connect, plan_of, fail)
+    return LaneThread(asking, Health("a:1"), number)
+
+
+def test_a_busy_teacher_is_asked_ever_less_often_until_it_answers(dispatcher: Dispatcher) -> None:
+    """It is not bad, so it does not go into quarantine; after an answer the next wait is the first again."""
+    busy = iter([*[True] * 6, False, True])
+    lane: LaneThread
+
+    def behaviour(x: Array) -> dict[str, Array]:
+        assert not lane.health.reason
+        is_busy = next(busy, None)
+        if is_busy is None:
+            lane.gone.set()
+        if is_busy is not False:
+            raise InferenceError("a:1", 503, "busy", retryable=True)
+        return arithmetic(x)
+
+    lane = lane_to(behaviour, dispatcher, 0)
+    lane.gone = waits = Waits()
+    lane.run()
+    doubled = [FIRST_RETRY_S * 2**times for times in range(4)]
+    assert waits.lengths == [*doubled, LAST_RETRY_S, LAST_RETRY_S, FIRST_RETRY_S]
+
+
+def test_a_teacher_that_lies_by_one_connection_rests_with_all(dispatcher: Dispatcher) -> None:
+    """What another connection of it has taken meanwhile is not asked."""
+    asked = []
+
+    def behaviour(x: Array) -> dict[str, Array]:
+        asked.append(x)
+        lane.health.misbehaved("garbage")
+        return arithmetic(x)
+
+    lane = lane_to(behaviour, dispatcher, 1)
+    lane.start()
+    wait_until(lambda: dispatcher.retries == 1)
+    lane.leave()
+    lane.join()
+    assert (len(asked), dispatcher.queued) == (1, 1)
