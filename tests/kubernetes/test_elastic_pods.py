@@ -117,6 +117,7 @@ async def test_a_job_grows_and_shrinks_with_checkpoints_on_a_claim(
     record_property(PAUSES, await grow_and_shrink(backend, redis_service, claim, tmp_path))
 
 
+@pytest.mark.deep
 async def test_a_job_grows_and_shrinks_with_checkpoints_on_s3(
     backend: KubernetesBackend,
     redis_service: RedisService,
@@ -143,6 +144,7 @@ async def test_a_job_grows_and_shrinks_with_checkpoints_on_s3(
         stranger.ls(BUCKET)
 
 
+@pytest.mark.deep
 async def test_a_training_that_is_suspended_goes_on_where_it_was(
     backend: KubernetesBackend, redis_service: RedisService, claim: Place, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from support.cluster.pod_faults import evict, leaving_nothing, pods_of, quota
 from edl_runtime.autoscale.news import Look, look_at, news
 from edl_runtime.backends.base import Backend
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.deep, pytest.mark.timeout(600)]
 
 
 async def test_a_job_that_loses_its_room_is_pending_until_it_has_it_again(cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from edl_runtime.autoscale.rescale import rescale
 from edl_runtime.pods import Pod
 from edl_runtime.store.client import connect
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.deep, pytest.mark.timeout(600)]
 
 
 async def test_a_job_reserves_what_a_limit_range_gives_its_pods(cluster: Cluster) -> None:

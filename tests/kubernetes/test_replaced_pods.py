@@ -10,7 +10,7 @@ from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.api import Api
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.deep, pytest.mark.timeout(600)]
 
 HELD = {"metadata": {"finalizers": ["example.com/held"]}}
 FREE = {"metadata": {"finalizers": None}}

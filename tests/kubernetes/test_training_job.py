@@ -145,7 +145,7 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_example_trains_in_several_copies(
     cluster: Cluster, redis_service: RedisService, paddle_image: str, workspace: Path
 ) -> None:
