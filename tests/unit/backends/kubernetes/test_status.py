@@ -18,7 +18,9 @@ from edl_runtime.backends.kubernetes.status import (
     has_ended,
     interrupts,
     is_being_made,
+    is_never_pulled,
     job_status,
+    refusals,
     trainer_instances,
     wanted,
 )
@@ -221,6 +223,43 @@ def test_an_instance_says_what_is_wrong_with_it(
     assert (instance.phase, instance.exit_code) == (phase, exit_code)
     assert (status.reason, status.mistaken) == (reason, mistaken)
     assert status.phase == ("failed" if mistaken or exit_code is not None else "running")
+
+
+TRIED = 'failed to pull and unpack image "train:1": failed to resolve reference "docker.io/library/train:1"'
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("InvalidImageName", "Failed to apply default image tag"),
+        ("ErrImageNeverPull", "Container image is not present with pull policy of Never"),
+        ("ErrImagePull", f"rpc error: code = NotFound desc = {TRIED}: docker.io/library/train:1: not found"),
+        ("ErrImagePull", "pull access denied, repository does not exist or may require authorization"),
+        ("ErrImagePull", f"{TRIED}: unexpected status from HEAD request to https://r/v2/train: 401 Unauthorized"),
+        ("ErrImagePull", f"{TRIED}: failed to fetch oauth token: unexpected status: 403 Forbidden"),
+        ("ImagePullBackOff", "Back-off pulling image: ErrImagePull: reading manifest 1: manifest unknown"),
+        ("ErrImagePull", f"{TRIED}: no match for platform in manifest: not found"),
+    ],
+)
+def test_a_registry_that_answers_that_there_is_none_ends_the_wait(reason: str, message: str) -> None:
+    """The image has to be given another name, or the pod a pull secret."""
+    assert is_never_pulled(reason, message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        f'{TRIED}: failed to do request: Head "https://r/v2/train": dial tcp: lookup r on 10.0.0.1:53: no such host',
+        f'{TRIED}: failed to do request: Head "https://r/v2/train": dial tcp 10.0.0.2:443: i/o timeout',
+        f'{TRIED}: failed to do request: Head "https://r/v2/train": dial tcp 10.0.0.2:443: connect: connection refused',
+        f"{TRIED}: unexpected status from HEAD request to https://r/v2/train: 503 Service Unavailable",
+        f"{TRIED}: 429 Too Many Requests - Server message: toomanyrequests: You have reached your pull rate limit",
+        'Back-off pulling image "registry.example/notfound:1"',
+    ],
+)
+def test_a_registry_that_does_not_answer_is_waited_for(message: str) -> None:
+    """It, or the way to it, may be there again soon."""
+    assert not is_never_pulled("ErrImagePull", message)
 
 
 MOUNT = 'MountVolume.SetUp failed for volume "v" : secret "nosuch" not found'
@@ -487,14 +526,41 @@ def test_a_job_is_pending_while_it_is_suspended() -> None:
     assert of(job(labels={"kueue.x-k8s.io/queue-name": "gpus"})).reason == ""
 
 
+QUOTA = 'pods "job-1" is forbidden: exceeded quota: tight, requested: pods=1, used: pods=1, limited: pods=1'
+SECURITY = 'pods "job-1" is forbidden: violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)'
+
+
+def refused(*told: tuple[int, str], made: tuple[int, ...] = ()) -> JobStatus:
+    """Return the status of a job of two whose pods were refused and made, all at seconds of the same minute."""
+    events = [{"lastTimestamp": f"2026-11-22T09:08:{second:02}Z", "message": message} for second, message in told]
+    pods = [pod(index, RUNNING, created=f"2026-11-22T09:08:{second:02}Z") for index, second in enumerate(made)]
+    return of(job(2), *pods, refusals=tuple(refusals(events, pods)))
+
+
 def test_pods_that_cannot_be_created_are_told_of() -> None:
-    """As when the quota is used up; the last refusal says most."""
-    status = of(job(), refusals=("first", "exceeded quota: gpus"))
-    assert (status.phase, status.reason) == ("running", "its pods can't be created: exceeded quota: gpus")
-    refused = pool(conditions={"ReplicaFailure": {"reason": "FailedCreate", "message": "exceeded quota"}})
-    told = ("running", "its pods can't be created: exceeded quota")
-    assert (of(refused).phase, of(refused).reason) == told
+    """As when the quota is used up; a Deployment says so itself, of a Job only events do, of which the last counts."""
+    quota = f"its pods can't be created: {QUOTA}"
+    in_force = pool(conditions={"ReplicaFailure": {"reason": "FailedCreate", "message": QUOTA}})
+    for status in (refused((2, QUOTA), (1, "no such service account")), of(in_force)):
+        assert (status.phase, status.reason, status.mistaken) == ("running", quota, False)
     assert of(job(conditions={"Complete": {}}), refusals=("old",)).reason == ""
+
+
+def test_a_refusal_from_before_the_newest_pod_is_not_told() -> None:
+    """The cluster keeps events for an hour; since then it has created a pod, whichever of the job's that is."""
+    for made in ((3, 9), (9, 3), (9,)):
+        assert refused((6, QUOTA), made=made).reason == ""
+    for made in ((3, 6), (3,)):
+        assert refused((6, QUOTA), made=made).reason.endswith(QUOTA)
+
+
+def test_what_is_refused_for_ever_fails_a_job_that_has_no_pods() -> None:
+    """Nobody can mend it but whoever wrote the job; what has begun before goes on, as a rule may have come later."""
+    status = refused((1, SECURITY))
+    assert (status.phase, status.mistaken) == ("failed", True)
+    status = refused((2, SECURITY), made=(1,))
+    assert (status.phase, status.mistaken) == ("running", False)
+    assert SECURITY in status.reason
 
 
 def test_a_job_has_succeeded_when_it_says_so() -> None:
