@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import yaml
 from support.backends.jobs import WAITS, job, reach, says
 from support.cluster.cluster import Cluster
 from support.cluster.pod_faults import kubeconfig_with, leaving_nothing, token_of
@@ -121,18 +120,3 @@ async def test_a_stop_says_that_the_log_could_not_be_kept(backend: Backend, clus
     status, out, err = await edl("stop", "unkept", env=weak)
     assert await backend.list() == []
     assert (status, out) == (0, "unkept is gone; what it wrote could not be kept\n"), err
-
-
-@pytest.mark.deep
-async def test_nothing_is_submitted_without_its_redis(backend: Backend, cluster: Cluster, tmp_path: Path) -> None:
-    """Trainers would wait for it for ever, and all would look well."""
-    trainer = {"entrypoint": "python train.py", "workspace": "/tmp", "min-instance": 1, "max-instance": 2}
-    manifest = {"apiVersion": "paddlepaddle.org/v1", "kind": "TrainingJob", "metadata": {"name": "job"}}
-    file = tmp_path / "job.yaml"
-    file.write_text(yaml.safe_dump({**manifest, "spec": {"image": cluster.image, "trainer": trainer}}))
-    env = environ(cluster, EDL_REDIS_URL="redis://:secret@127.0.0.1:1/0")
-    status, _, err = await edl("submit", "-f", str(file), env=env)
-    assert status == 1
-    assert "Redis at 127.0.0.1:1" in err
-    assert "secret" not in err
-    assert await backend.list() == []

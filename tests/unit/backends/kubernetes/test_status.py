@@ -20,6 +20,7 @@ from edl_runtime.backends.kubernetes.status import (
     is_being_made,
     is_never_pulled,
     job_status,
+    lacks_pods,
     refusals,
     trainer_instances,
     wanted,
@@ -546,6 +547,15 @@ def test_pods_that_cannot_be_created_are_told_of() -> None:
     assert of(job(conditions={"Complete": {}}), refusals=("old",)).reason == ""
 
 
+@pytest.mark.parametrize(
+    ("thing", "pods", "lacks"),
+    [(job(2), 1, True), (job(2), 2, False), (job(2), 3, False), (job(2, suspend=True), 1, False), (pool(2), 1, False)],
+)
+def test_only_a_job_that_lacks_pods_is_asked_why(thing: dict[str, Any], pods: int, *, lacks: bool) -> None:
+    """Its events cost a request; a Deployment says it itself, and a suspended Job wants none."""
+    assert lacks_pods(thing, [pod(index) for index in range(pods)]) is lacks
+
+
 def test_a_refusal_from_before_the_newest_pod_is_not_told() -> None:
     """The cluster keeps events for an hour; since then it has created a pod, whichever of the job's that is."""
     for made in ((3, 9), (9, 3), (9,)):
@@ -573,10 +583,11 @@ def test_a_job_has_succeeded_when_it_says_so() -> None:
     assert [of(done, *pods).phase for pods in (all_done, all_done[:1], [])] == ["succeeded"] * 3
 
 
-@pytest.mark.parametrize("kind", ["Failed", "FailureTarget"])
-def test_a_job_that_failed_by_its_policy_tells_of_the_instance_that_did_it(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "elastic"), [("Failed", False), ("FailureTarget", False), ("FailureTarget", True)])
+def test_a_job_that_failed_by_its_policy_tells_of_the_instance_that_did_it(kind: str, *, elastic: bool) -> None:
     """Others were deleted, or just are; without any pod the Job's own words have to do."""
-    failed = job(3, conditions={kind: {"reason": "PodFailurePolicy", "message": "Container instance failed with 1"}})
+    conditions = {kind: {"reason": "PodFailurePolicy", "message": "Container instance failed with 1"}}
+    failed = job(3, elastic=elastic, conditions=conditions)
     culprit = pod(1, ended(1, message="Traceback\nValueError: bad\n"), "Failed")
     others = [pod(0, ended(143), "Failed"), pod(2, RUNNING)]
     for pods in ([culprit], [*others, culprit]):
@@ -743,6 +754,13 @@ def test_what_the_cluster_ends_too_often_fails_the_job(*, elastic: bool) -> None
     assert of(job(2, elastic=elastic, most_disruptions=0), hit(0, 0), pod(1, RUNNING)).phase == "failed"
 
 
+def test_what_the_cluster_ends_is_no_mistake_of_the_jobs() -> None:
+    """Its successor may find what it lacked, as an image that is there on another node."""
+    bare = ended(1, message="No module named edl_runtime")
+    assert of(job(), hit(0, 0, state=bare, phase="Failed")).phase == "running"
+    assert not of(job(), hit(0, 0, state=bare, phase="Failed")).mistaken
+
+
 def test_the_limit_is_one_of_each_instance() -> None:
     """A node that takes many along is one trouble of each."""
     pods = [pod(index, RUNNING, disruptions=2) for index in range(4)]
@@ -867,6 +885,15 @@ def test_a_pool_fails_when_it_has_no_instance_to_go_on_with(
     assert status.last_lines == (("bad",) if reason and instance[1] in (3, 78) else status.last_lines)
     both = of(pool(2), given, replica("b", RUNNING))
     assert (both.phase, both.reason) == ("running", reason)
+
+
+def test_a_pool_without_an_instance_to_go_on_with_tells_of_the_youngest() -> None:
+    """It was the last to be tried."""
+    older, younger = crashed(78, 1, "old\n"), crashed(78, 1, "new\n")
+    younger["metadata"] |= {"name": "b", "creationTimestamp": "2026-11-22T09:08:45Z"}
+    status = of(pool(2), younger, older)
+    assert (status.phase, status.last_lines) == ("failed", ("new",))
+    assert status.reason.startswith("instance 1 exited with 78")
 
 
 def test_the_instances_of_a_pool_are_numbered_by_age() -> None:
