@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.backends.jobs import WAITS, WITHIN_S, ended, job, lines, says
+from support.backends.jobs import WAITS, WITHIN_S, ended, job, lines
 
 from edl_runtime.backends.base import Backend
 
@@ -56,14 +56,6 @@ async def test_following_shows_later_instances_and_ends_with_the_job(backend: Ba
         await later.wait()
         await backend.delete("job")
     assert seen == [(0, "up"), (1, "up")]
-
-
-async def test_logs_outlive_the_job(backend: Backend) -> None:
-    """The output of a deleted job can still be read."""
-    await backend.submit(job(WAITS), token="mine", secrets={})
-    await says(backend, "up")
-    await backend.delete("job")
-    assert await lines(backend) == [(0, "up")]
 
 
 @pytest.mark.on_pods

@@ -73,13 +73,6 @@ async def test_shrinking_drops_an_instance_that_was_given_up(backend: Backend, t
     assert (status.phase, status.reason, status.last_lines, status.attainable) == ("running", "", (), 1)
 
 
-async def test_a_trainer_that_can_never_work_fails_its_job(backend: Backend) -> None:
-    """A trainer job has no members to spare."""
-    await backend.submit(job(NEVER_AT_1, kind="trainer", instances=2), token="mine", secrets={})
-    status = await ended(backend)
-    assert (status.phase, status.reason) == ("failed", "instance 1 exited with 78")
-
-
 ENDS_WHEN_TOLD = """
 import os, pathlib, sys, time
 print("up")

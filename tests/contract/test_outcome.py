@@ -36,12 +36,20 @@ time.sleep(600)
     assert stopped.instances[-1].exit_code == 1
 
 
-async def test_a_trainer_that_is_killed_fails_its_job(backend: Backend) -> None:
-    """It would begin anew from nothing; whoever started the job may try again, a few times."""
-    code = "import os; print('reading'); os.kill(os.getpid(), 9)"
-    submitted = await backend.submit(job(code, kind="trainer"), token="mine", secrets={})
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+        ("raise SystemExit(78)", "exited with 78"),
+    ],
+)
+async def test_however_a_trainer_ends_badly_it_fails_its_job(backend: Backend, end: str, said: str) -> None:
+    """It would begin anew from nothing, and has no members to spare; whoever started the job may try again."""
+    submitted = await backend.submit(
+        job(f"import os; print('reading'); {end}", kind="trainer"), token="mine", secrets={}
+    )
     status = await ended(backend)
-    assert (status.phase, status.reason) == ("failed", "instance 0 was killed by SIGKILL")
+    assert (status.phase, status.reason) == ("failed", f"instance 0 {said}")
     assert (status.last_lines, status.instances[0].restarts) == (("reading",), 0)
     assert not submitted.elastic
 

@@ -21,10 +21,13 @@ def test_the_owner_stands_before_the_try(token: str, owner: str) -> None:
 
 @pytest.mark.on_pods
 async def test_a_later_try_of_the_owner_takes_the_job_over(backend: Backend) -> None:
-    """The same owner's next try adopts what runs, or replaces it when the spec has changed."""
-    first = await backend.submit(job(WAITS), token="task/1", secrets={})
-    second = await backend.submit(job(WAITS), token="task/2", secrets={})
-    assert (second.created_at, second.token) == (first.created_at, "task/2")
+    """The same owner's next try adopts what runs, as anybody does what was started by hand, or replaces another spec."""
+    first = await backend.submit(job(WAITS), token="by-hand", secrets={})
+    await says(backend, "up")
+    for token in ("task/1", "task/2"):
+        later = await backend.submit(job(WAITS), token=token, secrets={})
+        assert (later.created_at, later.token, (await backend.get("job")).token) == (first.created_at, token, token)
+    assert await lines(backend) == [(0, "up")]
     third = await backend.submit(job(WAITS, instances=2), token="task/3", secrets={})
     assert third.created_at > first.created_at
 
@@ -59,9 +62,3 @@ async def test_a_job_that_has_ended_is_anybodys(backend: Backend, code: str) -> 
     await backend.submit(job(code, kind="trainer"), token="task/1", secrets={})
     await ended(backend)
     assert (await backend.submit(job(code, kind="trainer"), token="other/1", secrets={})).token == "other/1"
-
-
-async def test_a_job_without_an_owner_is_anybodys(backend: Backend) -> None:
-    """What was started by hand, with a plain token, can be taken over."""
-    await backend.submit(job(WAITS), token="by-hand", secrets={})
-    assert (await backend.submit(job(WAITS), token="task/1", secrets={})).token == "task/1"

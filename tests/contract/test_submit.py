@@ -22,16 +22,6 @@ async def test_a_submitted_job_runs_with_the_wanted_instances(backend: Backend) 
     assert [status.name for status in await backend.list()] == ["job"]
 
 
-async def test_a_job_submitted_twice_is_one_job_of_the_later_token(backend: Backend) -> None:
-    """The second submit adopts what runs, as it runs, and takes it over."""
-    first = await backend.submit(job(WAITS), token="first", secrets={})
-    await says(backend, "up")
-    second = await backend.submit(job(WAITS), token="second", secrets={})
-    assert second.created_at == first.created_at
-    assert second.token == (await backend.get("job")).token == "second"
-    assert await lines(backend) == [(0, "up")]
-
-
 @pytest.mark.on_pods
 async def test_submits_at_once_make_one_job(backend: Backend) -> None:
     """Of several submits at the same time one creates the job and the others adopt it."""

@@ -15,7 +15,7 @@ import pytest
 from kubernetes_asyncio.client import ApiClient, Configuration
 from support.backends.jobs import WAITS, ended, eventually, job, reach
 from support.cluster.cluster import Cluster
-from support.cluster.pod_faults import kubeconfig_with, quota, server_of, token_of
+from support.cluster.pod_faults import kubeconfig_with, server_of, token_of
 from support.network.proxy import Proxy, running_proxy
 
 from edl_runtime.backends.base import Backend
@@ -166,23 +166,6 @@ async def test_a_pool_is_not_judged_by_the_pods_of_the_one_before(
         await plain.submit(job(WAITS), token="second", secrets={})
         status = await reach(followed, "job", lambda status: status.token == "second")
     assert status.phase == "running"
-
-
-@pytest.mark.deep
-async def test_why_pods_cannot_be_created_is_told_without_asking(
-    cluster: Cluster, plain: KubernetesBackend, requests: list[str]
-) -> None:
-    """A quota that is full, as the Job's events say."""
-    async with quota(cluster, {"pods": "0"}), plain.following() as followed:
-        await followed.submit(job(WAITS, kind="trainer"), token="mine", secrets={})
-        status = await reach(followed, "job", lambda status: bool(status.reason))
-        requests.clear()
-        for _ in range(100):
-            await followed.get("job")
-        asked = [*requests]
-    assert status.reason.startswith("its pods can't be created: ")
-    assert "exceeded quota: tight" in status.reason
-    assert asked == []
 
 
 async def test_an_api_server_that_is_away_and_back(

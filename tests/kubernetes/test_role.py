@@ -184,18 +184,6 @@ async def test_the_role_has_the_verbs_that_are_used_and_no_other(
 
 
 @pytest.mark.deep
-async def test_to_apply_what_is_not_there_takes_the_verb_create(home: Cluster, tmp_path: Path) -> None:
-    """As the test above takes for granted; and who lacks a verb is told which."""
-    objects = manifests("role.yaml", home.namespace)
-    (rule,) = [rule for rule in the("Role", objects)["rules"] if rule["resources"] == ["secrets"]]
-    rule["verbs"].remove("create")
-    await create(home, *objects)
-    backend = (await as_account(home, tmp_path)).backend()
-    with pytest.raises(BackendError, match=r"cannot create resource .secrets.* in the namespace"):
-        await backend.submit(job(WAITS), token="mine", secrets={"WORD": "x"})
-
-
-@pytest.mark.deep
 async def test_capacity_is_the_quotas_until_the_nodes_may_be_seen(home: Cluster, limited: Cluster) -> None:
     """Without cluster-role.yaml only what the quota limits is known; with it the nodes limit the rest."""
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}

@@ -41,6 +41,7 @@ PULL = (
 )
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
 START = 'OCI runtime create failed: runc create failed: exec: "nosuchprogram": executable file not found in $PATH'
+ROOT = 'breaks non-root policy (pod: "job-0_ml(1b4e)", container: instance)'
 RESULT = {"checkpoint": "/data/1", "metrics": {"loss": 0.5}}
 
 
@@ -175,6 +176,11 @@ def test_a_job_tells_what_it_was_given() -> None:
             pod(0, waiting("CreateContainerConfigError", 'secret "aws" not found'), "Pending"),
             "pending", None, 'instance 0 can\'t start: CreateContainerConfigError: secret "aws" not found', False,
             id="no such secret yet",
+        ),
+        pytest.param(
+            pod(0, waiting("CreateContainerConfigError", f"container's runAsUser {ROOT}"), "Pending"),
+            "pending", None, f"instance 0 can't start: CreateContainerConfigError: container's runAsUser {ROOT}", True,
+            id="root where that must not be",
         ),
         pytest.param(
             pod(0, ended(128, "StartError", START), "Failed"),
