@@ -21,7 +21,7 @@ def test_the_owner_stands_before_the_try(token: str, owner: str) -> None:
 
 @pytest.mark.on_pods
 async def test_a_later_try_of_the_owner_takes_the_job_over(backend: Backend) -> None:
-    """The same owner's next try adopts what runs, as anybody does what was started by hand, or replaces another spec."""
+    """The same owner's next try adopts what runs, as anybody does what runs by hand, or replaces another spec."""
     first = await backend.submit(job(WAITS), token="by-hand", secrets={})
     await says(backend, "up")
     for token in ("task/1", "task/2"):

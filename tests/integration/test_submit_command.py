@@ -75,7 +75,7 @@ class Submitting:
         """Return the exit status, what was printed and what was complained of."""
         return self._edl("submit", "-f", file, *words)
 
-    def ended(self, *names: str, within_s: float = 60) -> dict[str, str]:
+    def ended(self, *names: str, within_s: float = 100) -> dict[str, str]:
         """Return how these jobs have ended."""
         deadline = time.monotonic() + within_s
         while True:

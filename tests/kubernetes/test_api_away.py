@@ -98,7 +98,6 @@ async def test_a_rescaling_meanwhile_changes_nothing_and_the_next_one_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is given up before what it was decided by is old, and so is one that is cut off before its resizes."""
-    monkeypatch.setattr("edl_runtime.autoscale.rescale.PASS_S", 5.0)
     await near.submit(msgspec.structs.replace(job(WAITS, kind="trainer"), elastic=True), token="mine", secrets={})
     windows = to_windows({"windows": [], "default": {"jobs": {"job": 3}}})
 
@@ -110,8 +109,10 @@ async def test_a_rescaling_meanwhile_changes_nothing_and_the_next_one_all(
     async with connect(redis_service.url) as client:
         proxy.cut()
         for policy in (decide, cut_off):
-            with pytest.raises(RescalingError, match="has not ended within 5 s"):
-                await rescale(far, client, "away", Rules(windows=windows), policy=policy)
+            with monkeypatch.context() as soon:
+                soon.setattr("edl_runtime.autoscale.rescale.PASS_S", 5.0)
+                with pytest.raises(RescalingError, match="has not ended within 5 s"):
+                    await rescale(far, client, "away", Rules(windows=windows), policy=policy)
             proxy.mend()
         assert (await near.get("job")).wanted == 1
         await rescale(far, client, "away", Rules(windows=windows))
@@ -158,7 +159,7 @@ async def test_who_follows_goes_on_when_a_connection_is_lost_and_nobody_says_so(
     proxy.lose()
     before = len(seen)
     assert SILENT_S <= 60
-    async with asyncio.timeout(SILENT_S + 15):
+    async with asyncio.timeout(SILENT_S + 120):
         while len(seen) < before + 100:
             assert not following.done()
             await asyncio.sleep(0.1)

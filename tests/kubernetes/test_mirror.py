@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
@@ -172,7 +171,6 @@ async def test_an_api_server_that_is_away_and_back(
     plain: KubernetesBackend, proxied: tuple[Cluster, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was known last, which says so; an error after a while; and all that has happened since when it is back."""
-    monkeypatch.setattr(mirror, "OUTAGE_S", 3.0)
     monkeypatch.setattr(mirror, "AWAY_S", 0.5)
     way, proxy = proxied
     await plain.submit(job(WAITS), token="first", secrets={})
@@ -196,13 +194,12 @@ async def test_an_api_server_that_is_away_and_back(
     async with way.backend().following() as followed:
         before = await followed.get("job")
         proxy.cut()
-        cut_at = time.monotonic()
         assert (await followed.get("job")).created_at == before.created_at
         await plain.submit(job(WAITS), token="second", secrets={})
         assert (await followed.get("job")).token == "first"
         await eventually(is_told, "that nobody answers")
+        monkeypatch.setattr(mirror, "OUTAGE_S", 1.0)
         await eventually(is_lost, "an error")
-        assert time.monotonic() - cut_at >= 3.0
         proxy.mend()
         await eventually(is_back, "the state of now")
 
@@ -251,6 +248,7 @@ async def test_nothing_is_left_open(proxied: tuple[Cluster, Proxy], monkeypatch:
     async with backend.following() as followed:
         assert not await knows(followed, "job")
         await eventually(all_closed, "the end of all connections")
+        monkeypatch.undo()
         assert not await knows(followed, "job")
         async with backend.following():
             pass

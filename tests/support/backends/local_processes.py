@@ -11,7 +11,7 @@ from support.backends.jobs import eventually
 from edl_runtime.backends.local.folders import WorkFolder
 from edl_runtime.specs import Bounds, JobKind, JobSpec
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 def job(code: str, work_dir: Path, *, kind: JobKind = "pool", instances: int = 1, grace_s: float = 5.0) -> JobSpec:

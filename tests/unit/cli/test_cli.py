@@ -54,7 +54,7 @@ def submit(backend: LocalBackend, name: str, code: str) -> JobStatus:
             await asyncio.sleep(0.02)
         return status
 
-    return asyncio.run(asyncio.wait_for(start(), timeout=30))
+    return asyncio.run(asyncio.wait_for(start(), timeout=100))
 
 
 def test_help_loads_no_subcommand() -> None:
@@ -163,7 +163,7 @@ def test_jobs_are_listed(edl: Edl) -> None:
     assert all(word in table for word in ("pool", "running", "2/2"))
     [listed] = msgspec.json.decode(edl("jobs", "--json")[1])
     assert (listed["name"], listed["wanted"], listed["progress"]) == ("pool", 2, None)
-    assert 0 <= listed["age_s"] < 60
+    assert 0 <= listed["age_s"] < 3600
     assert msgspec.json.decode(edl("jobs", "pool", "--json")[1])["digest"] == listed["digest"]
 
 

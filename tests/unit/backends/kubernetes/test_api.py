@@ -69,8 +69,9 @@ async def test_an_outage_is_told_once_and_its_end_once(monkeypatch: pytest.Monke
     assert 0 < told[1]["away_s"] < 60
 
 
-async def test_an_outage_that_is_over_soon_is_not_told() -> None:
+async def test_an_outage_that_is_over_soon_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that breaks now and then is nothing that anybody has to know."""
+    monkeypatch.setattr(outage, "TOLD_AFTER_S", 100.0)
     with structlog.testing.capture_logs() as told:
         async with answering("", f'{HEAD}Content-Length: 15\r\n\r\n{{"kind": "Job"}}') as (api, asked):
             await api.get("Job", "job")

@@ -146,5 +146,5 @@ def test_it_is_run_as_a_module(pod: Pod) -> None:
     (pod.result.parent / "shutil.py").write_text("raise SystemExit('the wrong one')")
     words = [sys.executable, "-P", "-m", "edl_runtime.backends.kubernetes.init", "sh", "-c", "exit 6"]
     environ = {**os.environ, "EDL_RESULT_FILE": str(pod.result)}
-    done = subprocess.run(words, env=environ, cwd=pod.result.parent, capture_output=True, timeout=30, check=False)
+    done = subprocess.run(words, env=environ, cwd=pod.result.parent, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (6, b"")
