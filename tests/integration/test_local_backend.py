@@ -223,17 +223,19 @@ async def test_capacity_is_the_machine_beside_what_instances_reserve(
 
 async def test_the_newest_runs_keep_their_logs(backend: LocalBackend, work_dir: Path) -> None:
     """Logs of old runs are dropped, so that a job run each night does not fill the disk."""
-    for run in range(KEPT_RUNS + 2):
-        spec = job(f"print({run}); raise SystemExit(1)", work_dir, kind="trainer")
-        await backend.submit(spec, token="mine", secrets={})
-        await ended(backend)
+    for run in range(KEPT_RUNS + 1):
+        old = work_dir / "runs" / "job" / f"2020{run:04}"
+        old.mkdir(parents=True)
+        (old / "0.log").write_text(f"{run}\n")
+    await backend.submit(job("print('new'); raise SystemExit(1)", work_dir, kind="trainer"), token="mine", secrets={})
+    await ended(backend)
 
     async def pruned() -> bool:
         return len(below(work_dir / "runs" / "job")) == KEPT_RUNS
 
     await eventually(pruned, "only the newest runs kept")
     kept = below(work_dir / "runs" / "job")
-    assert [(run / "0.log").read_text().strip() for run in kept] == ["2", "3", "4", "5", "6"]
+    assert [(run / "0.log").read_text().strip() for run in kept] == ["2", "3", "4", "5", "new"]
 
 
 async def test_names_that_come_once_dont_fill_the_disk(backend: LocalBackend, work_dir: Path) -> None:

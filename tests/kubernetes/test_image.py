@@ -12,13 +12,12 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import skip_on_a_laptop
-from support.cluster.cluster import Cluster, own_namespace
-from support.cluster.manifests import RESTRICTED, run_pod
+from support.cluster.cluster import Cluster
+from support.cluster.manifests import run_pod
 from support.paths import ROOT
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
@@ -87,18 +86,11 @@ def size_of(text: str) -> float:
     return float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]]
 
 
-@pytest.fixture(scope="module")
-def home(cluster: Cluster) -> Iterator[Cluster]:
-    """A namespace that takes no other pods than those of PodSecurity's level `restricted`."""
-    with own_namespace(cluster.kubeconfig, cluster.image, RESTRICTED) as made:
-        yield made
-
-
-async def test_the_command_runs_without_airflow_and_with_a_read_only_file_system(home: Cluster) -> None:
+async def test_the_command_runs_without_airflow_and_with_a_read_only_file_system(restricted: Cluster) -> None:
     """As another user than root; of Airflow the provider's name alone is there, which holds the version."""
-    status, said = await run_pod(home, "version", ["edl", "--version"])
+    status, said = await run_pod(restricted, "version", ["edl", "--version"])
     assert (status, said.split(",")[0]) == (0, "edl")
-    status, said = await run_pod(home, "writer", ["touch", "/edl/here"])
+    status, said = await run_pod(restricted, "writer", ["touch", "/edl/here"])
     assert (status, "Read-only file system" in said) == (1, True)
     find = "import importlib.util as u; print([name for name in ('airflow', 'sqlalchemy') if u.find_spec(name)])"
-    assert await run_pod(home, "imports", ["python", "-c", find]) == (0, "[]\n")
+    assert await run_pod(restricted, "imports", ["python", "-c", find]) == (0, "[]\n")

@@ -153,24 +153,9 @@ def test_a_job_tells_what_it_was_given() -> None:
             id="registry away",
         ),
         pytest.param(
-            pod(0, waiting("ImagePullBackOff", 'Back-off pulling image "train:1"'), "Pending"),
-            "pending", None, "instance 0 can't start: ImagePullBackOff: Back-off pulling image \"train:1\"", False,
-            id="registry away for a while",
-        ),
-        pytest.param(
             pod(0, waiting("ErrImagePull", PULL), "Pending"),
             "pending", None, f"instance 0 can't start: ErrImagePull: {PULL}", True,
             id="no such image",
-        ),
-        pytest.param(
-            pod(0, waiting("ErrImageNeverPull", "Container image is not present"), "Pending"),
-            "pending", None, "instance 0 can't start: ErrImageNeverPull: Container image is not present", True,
-            id="image never pulled",
-        ),
-        pytest.param(
-            pod(0, waiting("InvalidImageName"), "Pending"),
-            "pending", None, "instance 0 can't start: InvalidImageName: ", True,
-            id="no name of an image",
         ),
         pytest.param(
             pod(0, waiting("CreateContainerConfigError", 'secret "aws" not found'), "Pending"),
@@ -515,6 +500,10 @@ def test_indexes_are_read_as_a_job_writes_them(text: str | None, indexes: list[i
         (3, 3, "2", 2, 2),
         (3, 3, "1,9", 4, 5),
         (2, 4, "", 1, 1),
+        (3, 0, "", 3, 3),  # it was suspended
+        (3, 0, "", 1, 1),
+        (3, 0, "", 4, 4),
+        (3, 0, "1", 2, 3),
     ],
 )
 def test_a_job_gets_as_many_indexes_as_it_needs(
@@ -1043,11 +1032,3 @@ def test_a_suspended_pool_has_not_failed_whatever_its_last_pods_say() -> None:
     assert (of(thing).phase, of(thing).reason, of(thing).is_suspended) == ("pending", SUSPENDED, True)
     status = of(thing, pod(0, ended(78)))
     assert (status.phase, status.reason, status.attainable) == ("pending", SUSPENDED, 0)
-
-
-def test_a_suspended_job_goes_on_with_as_many_indexes_as_it_is_given() -> None:
-    """Those that were given up before stay so."""
-    assert completions_for(job(3, wanted=0, suspend=True), 3) == 3
-    assert completions_for(job(3, wanted=0, suspend=True), 1) == 1
-    assert completions_for(job(3, wanted=0, suspend=True), 4) == 4
-    assert completions_for(job(3, wanted=0, suspend=True, status={"failedIndexes": "1"}), 2) == 3
