@@ -67,23 +67,16 @@ async def test_a_trainer_job_may_be_suspended_again_and_again(backend: Backend, 
     assert [one.restarts for one in status.instances] == [0, 0]
 
 
-@pytest.mark.parametrize("kind", TRAINER_FIRST)
-async def test_a_suspended_job_is_adopted_as_it_is(backend: Backend, kind: JobKind) -> None:
-    """A try that finds it so waits for what suspended it."""
+@pytest.mark.parametrize("kind", ["pool", pytest.param("trainer", marks=pytest.mark.deep)])
+@pytest.mark.on_pods
+async def test_a_suspended_job_is_adopted_replaced_and_deleted_as_any_other(backend: Backend, kind: JobKind) -> None:
+    """A try that finds it so waits for what suspended it; another job in its place is not suspended."""
     first = await backend.submit(two(kind), token="first", secrets={})
     await suspended(backend)
     second = await backend.submit(two(kind), token="second", secrets={})
     assert (second.created_at, second.token, second.wanted) == (first.created_at, "second", 0)
     assert (await reach(backend, "job", is_empty)).is_suspended
-
-
-@pytest.mark.parametrize("kind", TRAINER_FIRST)
-@pytest.mark.on_pods
-async def test_a_suspended_job_can_be_deleted_and_replaced(backend: Backend, kind: JobKind) -> None:
-    """As any other, and what takes its place is not suspended."""
-    await backend.submit(two(kind), token="mine", secrets={})
-    await suspended(backend)
-    assert not await backend.delete("job", token="other")
+    assert not await backend.delete("job", token="first")
     other = two(kind, f"{WAITS}  # another")
     assert (await backend.submit(other, token="mine", secrets={})).wanted == 2
     assert (await reach(backend, "job", runs)).phase == "running"
