@@ -82,7 +82,7 @@ async def test_a_pool_goes_on_however_often_one_is_killed(tmp_path: Path) -> Non
     killed = Ends(stay=lambda _, lives: lives > 20)
     job = _job(tmp_path, killed, "pool")
     running = asyncio.ensure_future(job.run())
-    while killed.started <= 20:  # noqa: ASYNC110 -- a made-up instance has no events
+    while killed.started <= 20 and not running.done():  # noqa: ASYNC110 -- a made-up instance has no events
         await asyncio.sleep(0)
     assert not running.done()
     job.stop("the test is over")
@@ -104,12 +104,24 @@ async def test_a_pool_of_which_all_keep_breaking_fails(tmp_path: Path, wanted: i
     assert wanted > 1 or broken.started == 5
 
 
+async def test_an_elastic_trainer_that_is_killed_again_and_again_fails_its_job(tmp_path: Path) -> None:
+    """Whatever other instances do: they have no use for one that never comes up."""
+    killed = Ends(stay=lambda index, _: index == 1)
+    job = _job(tmp_path, killed, "trainer", restarts=AT_ONCE, wanted=2)
+    await asyncio.wait_for(job.run(), 60)
+    job.close()
+    status = JobFolder(tmp_path).read_status()
+    assert status
+    assert status.phase == "failed"
+    assert re.fullmatch("instance 0 ended 5 times in a row .*, the last time it was killed by SIGKILL", status.reason)
+
+
 async def test_an_instance_that_keeps_breaking_does_not_end_who_works(tmp_path: Path) -> None:
     """It is tried again and again, and the status says what is wrong with it."""
     broken = Ends(1, stay=lambda index, _: index == 0)
     job = _job(tmp_path, broken, "pool", restarts=AT_ONCE, wanted=2)
     running = asyncio.ensure_future(job.run())
-    while broken.started < 20:  # noqa: ASYNC110 -- a made-up instance has no events
+    while broken.started < 20 and not running.done():  # noqa: ASYNC110 -- a made-up instance has no events
         await asyncio.sleep(0)
     told = job.answer(Resize(2))
     assert isinstance(told, Done)
