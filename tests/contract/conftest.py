@@ -1,4 +1,8 @@
-"""The backends that have to keep the contract."""
+"""The backends that have to keep the contract.
+
+On a cluster CI runs only what is marked `on_pods`, with the backend that operators use, which follows its jobs by
+watches. `make test-deep` runs all of it, with the plain backend too, which asks each time.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,16 @@ from edl_runtime.backends.local import LocalBackend
 ON_A_CLUSTER = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(
-    params=[
-        "local",
-        pytest.param("kubernetes", marks=ON_A_CLUSTER),
-        pytest.param("kubernetes, followed", marks=ON_A_CLUSTER),
-    ]
-)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test with each backend."""
+    if "backend" in metafunc.fixturenames:
+        in_ci = metafunc.definition.get_closest_marker("on_pods") is not None
+        followed = pytest.param("kubernetes, followed", marks=[*ON_A_CLUSTER, *([] if in_ci else [pytest.mark.deep])])
+        plain = pytest.param("kubernetes", marks=[*ON_A_CLUSTER, pytest.mark.deep])
+        metafunc.parametrize("new_backend", ["local", followed, plain], indirect=True)
+
+
+@pytest.fixture
 def new_backend(request: pytest.FixtureRequest, work_dir: Path, tmp_path: Path) -> Backend:
     """Each backend in turn. Its instances can use the test's `tmp_path`."""
     if request.param == "local":

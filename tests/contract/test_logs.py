@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from support.backends.jobs import WAITS, WITHIN_S, ended, job, lines, says
+import pytest
+from support.backends.jobs import WAITS, WITHIN_S, ended, job, lines
 
 from edl_runtime.backends.base import Backend
 
@@ -12,18 +13,12 @@ COUNTS = "import os\nfor n in range(5): print(os.environ['EDL_INSTANCE'], n)"
 
 
 async def test_logs_are_those_of_all_instances_or_of_one(backend: Backend) -> None:
-    """Each line comes with its instance, in the order it was written."""
+    """Each line comes with its instance, in the order it was written; a tail is the end of each log."""
     await backend.submit(job(COUNTS, kind="trainer", instances=2), token="mine", secrets={})
     await ended(backend)
     everything = await lines(backend)
     assert sorted(everything) == [(index, f"{index} {n}") for index in range(2) for n in range(5)]
     assert await lines(backend, instance=1) == [(1, f"1 {n}") for n in range(5)]
-
-
-async def test_a_tail_is_the_end_of_each_log(backend: Backend) -> None:
-    """The last lines of every instance, and no more of them than there are."""
-    await backend.submit(job(COUNTS, kind="trainer", instances=2), token="mine", secrets={})
-    await ended(backend)
     assert sorted(await lines(backend, tail=2)) == [(0, "0 3"), (0, "0 4"), (1, "1 3"), (1, "1 4")]
     assert len(await lines(backend, tail=100)) == 10
     assert await lines(backend, tail=0) == []
@@ -41,6 +36,7 @@ async def test_standard_error_and_broken_text_are_in_the_log(backend: Backend) -
     assert sorted(await lines(backend)) == written
 
 
+@pytest.mark.on_pods
 async def test_following_shows_later_instances_and_ends_with_the_job(backend: Backend) -> None:
     """Whoever follows sees the output of instances that come later, and is let go when the job ends."""
     await backend.submit(job(WAITS), token="mine", secrets={})
@@ -62,14 +58,7 @@ async def test_following_shows_later_instances_and_ends_with_the_job(backend: Ba
     assert seen == [(0, "up"), (1, "up")]
 
 
-async def test_logs_outlive_the_job(backend: Backend) -> None:
-    """The output of a deleted job can still be read."""
-    await backend.submit(job(WAITS), token="mine", secrets={})
-    await says(backend, "up")
-    await backend.delete("job")
-    assert await lines(backend) == [(0, "up")]
-
-
+@pytest.mark.on_pods
 async def test_logs_outlive_a_job_that_had_ended(backend: Backend) -> None:
     """Also when it is deleted at once, whatever its number of instances."""
     await backend.submit(job(COUNTS, kind="trainer", instances=3), token="mine", secrets={})

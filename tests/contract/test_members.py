@@ -32,6 +32,7 @@ async def one_without_a_place(backend: Backend, folder: Path, spec: JobSpec) -> 
     return await reach(backend, "job", gave_up)
 
 
+@pytest.mark.on_pods
 async def test_a_pool_goes_on_without_an_instance_that_can_never_work(backend: Backend, tmp_path: Path) -> None:
     """Exit status 78 gives up that instance alone; the status says why, and how many instances there can still be."""
     status = await one_without_a_place(backend, tmp_path, job(takes_a_place(tmp_path) + WAITS))
@@ -52,6 +53,7 @@ async def test_a_pool_fails_when_none_of_its_instances_can_ever_work(backend: Ba
     assert status.last_lines == ("no such model",)
 
 
+@pytest.mark.on_pods
 async def test_growing_tries_an_instance_that_was_given_up_anew(backend: Backend, tmp_path: Path) -> None:
     """A larger size starts what was given up once more, and leaves the others alone."""
     await one_without_a_place(backend, tmp_path, job(takes_a_place(tmp_path) + WAITS))
@@ -71,13 +73,6 @@ async def test_shrinking_drops_an_instance_that_was_given_up(backend: Backend, t
     assert (status.phase, status.reason, status.last_lines, status.attainable) == ("running", "", (), 1)
 
 
-async def test_a_trainer_that_can_never_work_fails_its_job(backend: Backend) -> None:
-    """A trainer job has no members to spare."""
-    await backend.submit(job(NEVER_AT_1, kind="trainer", instances=2), token="mine", secrets={})
-    status = await ended(backend)
-    assert (status.phase, status.reason) == ("failed", "instance 1 exited with 78")
-
-
 ENDS_WHEN_TOLD = """
 import os, pathlib, sys, time
 print("up")
@@ -88,6 +83,7 @@ sys.exit(int(go.read_text() or 0))
 """
 
 
+@pytest.mark.on_pods
 async def test_elastic_trainers_go_on_without_one_that_gives_up(backend: Backend, tmp_path: Path) -> None:
     """Exit status 78 speaks for that instance alone. A larger number tries anew; the job ends as the others do."""
     code = takes_a_place(tmp_path, "another dataset") + ENDS_WHEN_TOLD

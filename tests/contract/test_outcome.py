@@ -17,14 +17,7 @@ write_result(checkpoint="/tmp/model", metrics={"accuracy": 0.5})
 """
 
 
-async def test_a_trainer_job_succeeds_when_all_instances_exit_with_0(backend: Backend) -> None:
-    """Success is known with the exit code of each instance."""
-    await backend.submit(job("pass", kind="trainer", instances=2), token="mine", secrets={})
-    status = await ended(backend)
-    assert (status.phase, status.reason, status.last_lines, status.result) == ("succeeded", "", (), None)
-    assert [(instance.phase, instance.exit_code) for instance in status.instances] == [("succeeded", 0)] * 2
-
-
+@pytest.mark.on_pods
 async def test_a_failing_trainer_fails_its_job_and_says_why(backend: Backend) -> None:
     """The first instance that fails ends the job; its exit code and last lines are in the status."""
     code = """
@@ -43,16 +36,25 @@ time.sleep(600)
     assert stopped.instances[-1].exit_code == 1
 
 
-async def test_a_trainer_that_is_killed_fails_its_job(backend: Backend) -> None:
-    """It would begin anew from nothing; whoever started the job may try again, a few times."""
-    code = "import os; print('reading'); os.kill(os.getpid(), 9)"
-    submitted = await backend.submit(job(code, kind="trainer"), token="mine", secrets={})
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+        ("raise SystemExit(78)", "exited with 78"),
+    ],
+)
+async def test_however_a_trainer_ends_badly_it_fails_its_job(backend: Backend, end: str, said: str) -> None:
+    """It would begin anew from nothing, and has no members to spare; whoever started the job may try again."""
+    submitted = await backend.submit(
+        job(f"import os; print('reading'); {end}", kind="trainer"), token="mine", secrets={}
+    )
     status = await ended(backend)
-    assert (status.phase, status.reason) == ("failed", "instance 0 was killed by SIGKILL")
+    assert (status.phase, status.reason) == ("failed", f"instance 0 {said}")
     assert (status.last_lines, status.instances[0].restarts) == (("reading",), 0)
     assert not submitted.elastic
 
 
+@pytest.mark.on_pods
 async def test_an_elastic_trainer_that_is_killed_is_started_again(backend: Backend, tmp_path: Path) -> None:
     """A signal, as of the out-of-memory killer or of a node that goes, is nothing that the script has decided."""
     code = f"""
@@ -70,7 +72,7 @@ if os.environ["EDL_INSTANCE"] == "1" and not was_here.exists():
     assert [(instance.restarts, instance.exit_code) for instance in status.instances] == [(0, 0), (1, 0)]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 async def test_an_elastic_trainer_that_is_killed_again_and_again_fails_its_job(backend: Backend) -> None:
     """After five short lives in a row the signal is named as the cause, whatever other instances do."""
     code = "import os, time; time.sleep(600 * int(os.environ['EDL_INSTANCE'])); os.kill(os.getpid(), 9)"
@@ -90,6 +92,7 @@ async def test_a_command_that_is_not_there_fails_the_job(backend: Backend) -> No
     assert "no-such-program" in status.last_lines[-1]
 
 
+@pytest.mark.on_pods
 async def test_an_instance_of_a_pool_is_started_again(backend: Backend, tmp_path: Path) -> None:
     """A pool replaces who ends and counts how often."""
     code = f"""
@@ -107,6 +110,7 @@ time.sleep(600)
     assert (await reach(backend, "job", is_back)).phase == "running"
 
 
+@pytest.mark.on_pods
 async def test_the_newest_result_that_was_left_is_in_the_status(backend: Backend, tmp_path: Path) -> None:
     """What a script leaves by `write_result` outlives it; of several instances the last that left one counts."""
     code = f"""
@@ -122,18 +126,14 @@ if number:
     assert (await ended(backend)).result == {"checkpoint": "/tmp/model", "metrics": {"accuracy": 2}}
 
 
-async def test_instances_are_told_who_they_are(backend: Backend) -> None:
-    """Each has the job's name, its own number and the spec's variables."""
-    code = "import os; print(os.environ['EDL_JOB'], os.environ['EDL_INSTANCE'], os.environ['COLOUR'])"
-    await backend.submit(job(code, kind="trainer", instances=2, env={"COLOUR": "blue"}), token="mine", secrets={})
-    await ended(backend)
-    assert sorted(await lines(backend)) == [(0, "job 0 blue"), (1, "job 1 blue")]
-
-
-async def test_secrets_reach_instances_and_stand_nowhere_else(backend: Backend) -> None:
-    """A secret is in the instances' environment, and in no status."""
-    code = "import os; print(len(os.environ['PASSWORD']))"
-    submitted = await backend.submit(job(code, kind="trainer"), token="mine", secrets={"PASSWORD": "open sesame"})
+@pytest.mark.on_pods
+async def test_instances_are_given_their_environment_and_succeed_when_all_exit_with_0(backend: Backend) -> None:
+    """Each has the job's name, its own number, the spec's variables, and secrets, which stand in no status."""
+    code = "import os; print(*(os.environ[name] for name in ('EDL_JOB', 'EDL_INSTANCE', 'COLOUR', 'PASSWORD')))"
+    spec = job(code, kind="trainer", instances=2, env={"COLOUR": "blue"})
+    submitted = await backend.submit(spec, token="mine", secrets={"PASSWORD": "sesame"})
     status = await ended(backend)
-    assert await lines(backend) == [(0, str(len("open sesame")))]
+    assert (status.phase, status.reason, status.last_lines, status.result) == ("succeeded", "", (), None)
+    assert [(instance.phase, instance.exit_code) for instance in status.instances] == [("succeeded", 0)] * 2
+    assert sorted(await lines(backend)) == [(0, "job 0 blue sesame"), (1, "job 1 blue sesame")]
     assert b"sesame" not in msgspec.json.encode([submitted, status])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from support.backends.jobs import IGNORES_SIGTERM, WAITS, ended, job, reach, says
+from support.backends.jobs import WAITS, WITHIN_S, ended, job, reach, says
 
 from edl_runtime.backends.base import Backend, Scaling
 from edl_runtime.pods import Pod
@@ -22,8 +23,9 @@ def given(scaling: Scaling | None) -> dict[str, float]:
     return {name: much for name, much in scaling.resources.items() if name != "pods"}
 
 
+@pytest.mark.on_pods
 async def test_a_job_tells_what_decides_its_size_until_it_has_ended(backend: Backend) -> None:
-    """Its bounds, priority and weight as they were submitted, and what an instance reserves."""
+    """Its bounds, priority and weight as they were submitted; an instance reserves something though nothing is said."""
     pod = Pod(resources={"cpu": "30m", "memory": "48Mi"})
     asked = msgspec.structs.replace(job(WAITS), priority=-3, weight=2.5, pod=pod)
     submitted = await backend.submit(asked, token="mine", secrets={})
@@ -32,28 +34,31 @@ async def test_a_job_tells_what_decides_its_size_until_it_has_ended(backend: Bac
         assert scaling is not None
         assert (scaling.bounds, scaling.priority, scaling.weight) == (Bounds(1, 4), -3, 2.5)
         assert given(scaling) == pytest.approx({"cpu": 0.03, "memory": 48 * MIB})
-    await backend.submit(job("pass", kind="trainer"), token="mine", secrets={})
+    plain = (await backend.submit(job("pass", kind="trainer"), token="mine", secrets={})).scaling
+    assert plain is not None
+    assert (plain.priority, plain.weight, bool(plain.resources)) == (0, 1.0, True)
+    assert all(much > 0 for much in plain.resources.values())
     assert (await ended(backend)).scaling is None
 
 
-async def test_a_job_that_is_being_deleted_is_nobodys_to_plan(backend: Backend) -> None:
+@pytest.mark.on_pods
+async def test_a_job_that_is_being_deleted_is_nobodys_to_plan(backend: Backend, tmp_path: Path) -> None:
     """From the delete on, as long as its instances take to leave, nothing decides any more how many it has."""
-    await backend.submit(job(IGNORES_SIGTERM, instances=2), token="mine", secrets={})
+    go = tmp_path / "go"
+    code = f"""
+import pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up")
+while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)
+"""
+    await backend.submit(job(code, instances=2, grace_s=WITHIN_S), token="mine", secrets={})
     await says(backend, "up", instances=2)
     deleting = asyncio.create_task(backend.delete("job"))
     leaving = await reach(backend, "job", lambda status: status.scaling is None)
     assert not leaving.has_ended
     assert len(leaving.instances) == 2
+    go.touch()
     assert await deleting
-
-
-async def test_an_instance_always_reserves_something(backend: Backend) -> None:
-    """Also where its job says nothing of it."""
-    submitted = await backend.submit(job(WAITS), token="mine", secrets={})
-    assert submitted.scaling is not None
-    assert all(much > 0 for much in submitted.scaling.resources.values())
-    assert submitted.scaling.resources
-    assert (submitted.scaling.priority, submitted.scaling.weight) == (0, 1.0)
 
 
 @pytest.mark.parametrize(

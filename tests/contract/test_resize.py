@@ -15,6 +15,7 @@ def indices(status: JobStatus) -> list[int]:
     return [instance.index for instance in status.instances]
 
 
+@pytest.mark.on_pods
 async def test_a_pool_grows_without_touching_who_is_there(backend: Backend) -> None:
     """New instances come on top; the old ones are not started again."""
     await backend.submit(job(WAITS), token="mine", secrets={})
@@ -25,6 +26,7 @@ async def test_a_pool_grows_without_touching_who_is_there(backend: Backend) -> N
     assert await lines(backend, instance=0) == [(0, "up")]
 
 
+@pytest.mark.on_pods
 async def test_the_highest_index_leaves_first(backend: Backend) -> None:
     """A smaller pool keeps its lowest indices, and who leaves gets the grace to finish."""
     await backend.submit(job(SAYS_GOODBYE, instances=3), token="mine", secrets={})
@@ -39,6 +41,7 @@ async def test_the_highest_index_leaves_first(backend: Backend) -> None:
         await eventually(all_said, f"the words of those who leave, of {seen}")
 
 
+@pytest.mark.on_pods
 async def test_an_instance_wanted_again_while_it_leaves_comes_back(backend: Backend) -> None:
     """Shrinking and growing at once ends with the wanted number, the leaver replaced by a new instance."""
     await backend.submit(job(SAYS_GOODBYE, instances=2), token="mine", secrets={})
@@ -85,6 +88,7 @@ async def test_a_trainer_job_succeeds_without_the_instances_it_gave_up(backend: 
     assert (status.phase, indices(status)) == ("succeeded", [0])
 
 
+@pytest.mark.on_pods
 async def test_nobody_leaves_while_there_is_one_that_was_given_up(backend: Backend) -> None:
     """As many stay as are asked for, of those that live: else there would be fewer than the bounds' least."""
     spec = job(breaks("0", EX_CONFIG) + WAITS, kind="trainer", elastic=True, instances=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from support.backends.jobs import WAITS, ended, job, lines, reach, says
 
 from edl_runtime.backends.base import Backend
@@ -21,16 +22,7 @@ async def test_a_submitted_job_runs_with_the_wanted_instances(backend: Backend) 
     assert [status.name for status in await backend.list()] == ["job"]
 
 
-async def test_a_job_submitted_twice_is_one_job_of_the_later_token(backend: Backend) -> None:
-    """The second submit adopts what runs, as it runs, and takes it over."""
-    first = await backend.submit(job(WAITS), token="first", secrets={})
-    await says(backend, "up")
-    second = await backend.submit(job(WAITS), token="second", secrets={})
-    assert second.created_at == first.created_at
-    assert second.token == (await backend.get("job")).token == "second"
-    assert await lines(backend) == [(0, "up")]
-
-
+@pytest.mark.on_pods
 async def test_submits_at_once_make_one_job(backend: Backend) -> None:
     """Of several submits at the same time one creates the job and the others adopt it."""
     statuses = await asyncio.gather(*(backend.submit(job(WAITS), token=str(n), secrets={}) for n in range(3)))
@@ -39,6 +31,7 @@ async def test_submits_at_once_make_one_job(backend: Backend) -> None:
     assert await lines(backend) == [(0, "up")]
 
 
+@pytest.mark.on_pods
 async def test_a_job_that_succeeded_is_adopted(backend: Backend) -> None:
     """What is done is not done again; its new owner gets the old outcome."""
     spec = job("print('done')", kind="trainer")
@@ -50,6 +43,7 @@ async def test_a_job_that_succeeded_is_adopted(backend: Backend) -> None:
     assert await lines(backend) == [(0, "done")]
 
 
+@pytest.mark.on_pods
 async def test_a_job_that_failed_is_started_anew(backend: Backend) -> None:
     """The same spec after a failure is a new job, and the old one's reason is gone."""
     first = await backend.submit(job(FAILS, kind="trainer"), token="first", secrets={})
@@ -59,6 +53,7 @@ async def test_a_job_that_failed_is_started_anew(backend: Backend) -> None:
     assert (second.phase, second.reason) == ("running", "")
 
 
+@pytest.mark.on_pods
 async def test_another_spec_stops_the_old_job_first(backend: Backend) -> None:
     """A changed spec of the same name replaces the job, after the old one's instances were told to go."""
     await backend.submit(job(WAITS), token="first", secrets={})

@@ -12,6 +12,8 @@ from edl_runtime.backends.base import SUSPENDED, Backend, JobStatus
 from edl_runtime.specs import Bounds, JobKind, JobSpec
 
 KINDS: tuple[JobKind, ...] = ("pool", "trainer")
+TRAINER_FIRST = ("trainer", pytest.param("pool", marks=pytest.mark.deep))
+"""Pools in `make test-deep` only."""
 
 
 def two(kind: JobKind, code: str = WAITS, *, elastic: bool = False) -> JobSpec:
@@ -34,6 +36,7 @@ async def suspended(backend: Backend) -> JobStatus:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.on_pods
 async def test_a_suspended_job_has_no_instances_and_goes_on_with_as_many_as_it_is_given(
     backend: Backend, kind: JobKind
 ) -> None:
@@ -52,7 +55,7 @@ async def test_a_suspended_job_has_no_instances_and_goes_on_with_as_many_as_it_i
     assert (status.created_at, status.digest) == (submitted.created_at, submitted.digest)
 
 
-@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize("elastic", [pytest.param(False, marks=pytest.mark.deep), True])
 async def test_a_trainer_job_may_be_suspended_again_and_again(backend: Backend, *, elastic: bool) -> None:
     """More often than an instance may fail: that it was told to leave is no failure of its."""
     await backend.submit(two("trainer", elastic=elastic), token="mine", secrets={})
@@ -64,22 +67,16 @@ async def test_a_trainer_job_may_be_suspended_again_and_again(backend: Backend, 
     assert [one.restarts for one in status.instances] == [0, 0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_suspended_job_is_adopted_as_it_is(backend: Backend, kind: JobKind) -> None:
-    """A try that finds it so waits for what suspended it."""
+@pytest.mark.parametrize("kind", ["pool", pytest.param("trainer", marks=pytest.mark.deep)])
+@pytest.mark.on_pods
+async def test_a_suspended_job_is_adopted_replaced_and_deleted_as_any_other(backend: Backend, kind: JobKind) -> None:
+    """A try that finds it so waits for what suspended it; another job in its place is not suspended."""
     first = await backend.submit(two(kind), token="first", secrets={})
     await suspended(backend)
     second = await backend.submit(two(kind), token="second", secrets={})
     assert (second.created_at, second.token, second.wanted) == (first.created_at, "second", 0)
     assert (await reach(backend, "job", is_empty)).is_suspended
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_suspended_job_can_be_deleted_and_replaced(backend: Backend, kind: JobKind) -> None:
-    """As any other, and what takes its place is not suspended."""
-    await backend.submit(two(kind), token="mine", secrets={})
-    await suspended(backend)
-    assert not await backend.delete("job", token="other")
+    assert not await backend.delete("job", token="first")
     other = two(kind, f"{WAITS}  # another")
     assert (await backend.submit(other, token="mine", secrets={})).wanted == 2
     assert (await reach(backend, "job", runs)).phase == "running"
@@ -88,7 +85,8 @@ async def test_a_suspended_job_can_be_deleted_and_replaced(backend: Backend, kin
     assert await backend.list() == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAINER_FIRST)
+@pytest.mark.on_pods
 async def test_instances_of_a_suspended_job_get_their_grace(backend: Backend, kind: JobKind) -> None:
     """Who follows the log sees their last words, and those of who comes when the job goes on."""
     await backend.submit(two(kind, SAYS_GOODBYE), token="mine", secrets={})
@@ -105,7 +103,8 @@ async def test_instances_of_a_suspended_job_get_their_grace(backend: Backend, ki
         await eventually(all_said, f"the words of all, of {seen}")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAINER_FIRST)
+@pytest.mark.on_pods
 async def test_a_job_may_be_resumed_while_its_instances_leave(backend: Backend, kind: JobKind) -> None:
     """They leave, and others take their places."""
     await backend.submit(two(kind, SAYS_GOODBYE), token="mine", secrets={})

@@ -7,30 +7,62 @@ import os
 import shutil
 import stat
 import tempfile
+import textwrap
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
-from support.backends.jobs import IGNORES_SIGTERM, WAITS, ended, lines, says
-from support.backends.local_processes import below, job, processes, start_begun, supervisor, wait_until_gone
+from support.backends.jobs import WAITS, WITHIN_S, breaks, ended, eventually, lines, reach, says
+from support.backends.local_processes import below, job, processes, supervisor, wait_until_gone
 
+from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
+from edl_runtime.backends.local.launch import launch
+from edl_runtime.backends.local.locks import hold
+from edl_runtime.backends.local.messages import Start
+from edl_runtime.backends.local.retention import KEPT_RUNS, KEPT_RUNS_IN_ALL
 from edl_runtime.errors import SubmitError
+from edl_runtime.specs import JobKind, JobSpec
+
+WAITS_FOR = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up")
+while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.02)
+raise SystemExit(1)
+"""
 
 
-async def test_secrets_are_on_no_disk_and_in_no_argument(backend: LocalBackend, work_dir: Path) -> None:
+def until_it_is_there(file: Path, work_dir: Path, *, kind: JobKind = "pool", instances: int = 1) -> JobSpec:
+    """Return a job that ignores SIGTERM and fails once there is a file."""
+    spec = job(WAITS_FOR, work_dir, kind=kind, instances=instances, grace_s=WITHIN_S)
+    return msgspec.structs.replace(spec, command=(*spec.command, str(file)))
+
+
+async def test_secrets_are_on_no_disk_and_in_no_argument(backend: LocalBackend, work_dir: Path, tmp_path: Path) -> None:
     """While a job runs and when it has failed, no file of the work folder and no command line has its secret."""
 
     def content() -> bytes:
-        files = b"".join(path.read_bytes() for path in below(work_dir, "**/*") if path.is_file())
-        return files + "".join(word for process in processes(work_dir) for word in process.cmdline()).encode()
+        found = []
+        for path in below(work_dir, "**/*"):
+            with suppress(FileNotFoundError):  # a status is being replaced by the next
+                found += [path.read_bytes()] if path.is_file() else []
+        return b"".join(found)
 
-    code = "import os, time; print(len(os.environ['PASSWORD'])); time.sleep(0.5); raise SystemExit(1)"
-    await backend.submit(job(code, work_dir, kind="trainer"), token="token", secrets={"PASSWORD": "open sesame"})
-    await says(backend, "11")
+    go = tmp_path / "go"
+    secrets = {"PASSWORD": "open sesame"}
+    await backend.submit(until_it_is_there(go, work_dir, kind="trainer"), token="token", secrets=secrets)
+    await says(backend, "up")
+    (of_instance,) = [one for one in processes(work_dir) if str(go) in one.cmdline() and not one.children()]
+    assert of_instance.environ()["PASSWORD"] == "open sesame"
+    arguments = [word for process in processes(work_dir) for word in process.cmdline()]
     while_running = content()
+    go.touch()
     await ended(backend)
+    assert "sesame" not in " ".join(arguments)
     assert b"token" in while_running
     assert b"sesame" not in while_running + content()
 
@@ -115,48 +147,70 @@ async def test_a_supervisor_that_cant_come_up_says_why(
     assert await backend.list() == []
 
 
-async def test_a_cancelled_submit_finishes_the_start_it_has_begun(backend: LocalBackend, work_dir: Path) -> None:
+@pytest.fixture
+def held_launch(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Starts of jobs set the first of these events and wait for the second, in whatever thread they are."""
+    begun, go = threading.Event(), threading.Event()
+
+    def held(start: Start) -> JobStatus:
+        begun.set()
+        assert go.wait(WITHIN_S)
+        return launch(start)
+
+    monkeypatch.setattr("edl_runtime.backends.local.backend.launch", held)
+    return begun, go
+
+
+async def test_a_cancelled_submit_finishes_the_start_it_has_begun(
+    backend: LocalBackend, work_dir: Path, held_launch: tuple[threading.Event, threading.Event]
+) -> None:
     """There is no half-started job: whoever comes next adopts a whole one."""
+    begun, go = held_launch
     submitting = asyncio.create_task(backend.submit(job(WAITS, work_dir), token="first", secrets={}))
-    await start_begun(work_dir)
+    assert await asyncio.to_thread(begun.wait, WITHIN_S)
     submitting.cancel()
+    go.set()
     with pytest.raises(asyncio.CancelledError):
         await submitting
     assert (await backend.get("job")).token == "first"
     assert (await backend.submit(job(WAITS, work_dir), token="second", secrets={})).token == "second"
 
 
-async def test_starting_and_stopping_leave_the_event_loop_free(backend: LocalBackend, work_dir: Path) -> None:
+async def test_starting_and_stopping_leave_the_event_loop_free(
+    backend: LocalBackend, work_dir: Path, tmp_path: Path, held_launch: tuple[threading.Event, threading.Event]
+) -> None:
     """A triggerer runs thousands of coroutines in one loop: they go on while a job starts and while it stops."""
-    beats = 0
 
-    async def beat() -> None:
-        nonlocal beats
-        while True:
+    async def others_run() -> None:
+        for _ in range(20):
             await asyncio.sleep(0.001)
-            beats += 1
 
-    async with asyncio.TaskGroup() as group:
-        beating = group.create_task(beat())
-        await backend.submit(job(IGNORES_SIGTERM, work_dir, grace_s=0.5), token="mine", secrets={})
-        while_starting = beats
-        await says(backend, "up")
-        beats = 0
-        await backend.delete("job")
-        while_stopping = beats
-        beating.cancel()
-    assert while_starting > 20
-    assert while_stopping > 20
+    begun, go = held_launch
+    submitting = asyncio.create_task(
+        backend.submit(until_it_is_there(tmp_path / "go", work_dir), token="t", secrets={})
+    )
+    assert await asyncio.to_thread(begun.wait, WITHIN_S)
+    await others_run()
+    go.set()
+    await submitting
+    await says(backend, "up")
+    deleting = asyncio.create_task(backend.delete("job"))
+    await others_run()
+    assert not deleting.done()
+    (tmp_path / "go").touch()
+    assert await deleting
 
 
-async def test_capacity_is_the_machine_beside_what_instances_reserve(backend: LocalBackend, work_dir: Path) -> None:
+async def test_capacity_is_the_machine_beside_what_instances_reserve(
+    backend: LocalBackend, work_dir: Path, tmp_path: Path
+) -> None:
     """A core each where nothing is said; whoever was told to leave counts as gone, though it takes its time."""
     (empty,) = (await backend.capacity()).nodes
     cores = os.cpu_count()
     assert cores
     assert (empty.total["cpu"], empty.total["memory"]) == (cores, psutil.virtual_memory().total)
     assert empty.free == empty.total
-    await backend.submit(job(IGNORES_SIGTERM, work_dir, instances=2, grace_s=2.0), token="mine", secrets={})
+    await backend.submit(until_it_is_there(tmp_path / "go", work_dir, instances=2), token="mine", secrets={})
     await says(backend, "up", instances=2)
     (node,) = (await backend.capacity()).nodes
     assert node.free == {**empty.free, "cpu": max(0, cores - 2)}
@@ -164,3 +218,75 @@ async def test_capacity_is_the_machine_beside_what_instances_reserve(backend: Lo
     assert [(one.node, one.leaving) for one in leaving.instances] == [(node.name, True)] * 2
     (node,) = (await backend.capacity()).nodes
     assert node.free == empty.free
+    (tmp_path / "go").touch()
+
+
+async def test_the_newest_runs_keep_their_logs(backend: LocalBackend, work_dir: Path) -> None:
+    """Logs of old runs are dropped, so that a job run each night does not fill the disk."""
+    for run in range(KEPT_RUNS + 1):
+        old = work_dir / "runs" / "job" / f"2020{run:04}"
+        old.mkdir(parents=True)
+        (old / "0.log").write_text(f"{run}\n")
+    await backend.submit(job("print('new'); raise SystemExit(1)", work_dir, kind="trainer"), token="mine", secrets={})
+    await ended(backend)
+
+    async def pruned() -> bool:
+        return len(below(work_dir / "runs" / "job")) == KEPT_RUNS
+
+    await eventually(pruned, "only the newest runs kept")
+    kept = below(work_dir / "runs" / "job")
+    assert [(run / "0.log").read_text().strip() for run in kept] == ["2", "3", "4", "5", "new"]
+
+
+async def test_names_that_come_once_dont_fill_the_disk(backend: LocalBackend, work_dir: Path) -> None:
+    """Of all jobs that are gone the newest runs are kept; no lock of theirs is, and who is there keeps its run."""
+    await backend.submit(msgspec.structs.replace(job(WAITS, work_dir), name="older"), token="mine", secrets={})
+    for number in range(KEPT_RUNS_IN_ALL + 2):
+        (work_dir / "runs" / f"night-{number:03}" / f"2020{number:04}").mkdir(parents=True)
+        (work_dir / "locks" / f"night-{number:03}").touch()
+    (work_dir / "runs" / "busy" / "1999").mkdir(parents=True)
+    async with hold(work_dir / "locks" / "busy"):
+        await backend.submit(job(WAITS, work_dir), token="mine", secrets={})
+
+        async def pruned() -> bool:
+            return [lock.name for lock in below(work_dir / "locks")] == ["busy", "job", "older"]
+
+        await eventually(pruned, "locks of no use are gone")
+    names = {run.parent.name for run in below(work_dir, "runs/*/*")}
+    assert names == {"busy", "job", "older"} | {f"night-{number:03}" for number in range(2, KEPT_RUNS_IN_ALL + 2)}
+    assert below(work_dir / "runs", "night-000") == []
+    await says(backend, "up", name="older")
+
+
+async def test_what_an_instance_wrote_beside_it_outlives_the_job(backend: LocalBackend, work_dir: Path) -> None:
+    """A checkpoint given by a relative path can be read after the delete, for as long as the logs can."""
+    code = """
+from pathlib import Path
+from edl_runtime.result import write_result
+Path("model").write_text("trained")
+write_result(checkpoint=str(Path("model").absolute()))
+"""
+    await backend.submit(job(code, work_dir, kind="trainer"), token="mine", secrets={})
+    result = (await ended(backend)).result
+    await backend.delete("job")
+    assert result is not None
+    [model] = below(work_dir, "runs/job/*/work/0/model")
+    assert (str(model), model.read_text()) == (result["checkpoint"], "trained")
+
+
+@pytest.mark.deep
+async def test_an_instance_that_keeps_breaking_does_not_end_who_works(
+    backend: LocalBackend, work_dir: Path, tmp_path: Path
+) -> None:
+    """It is tried again and again, and the status says what is wrong with it until it has come up after all."""
+    mended = tmp_path / "mended"
+    code = f"import os\nif not os.path.exists({str(mended)!r}):\n" + textwrap.indent(breaks("1", 1), "  ") + WAITS
+    await backend.submit(job(code, work_dir, instances=2), token="mine", secrets={})
+    status = await reach(backend, "job", lambda status: any(one.restarts == 5 for one in status.instances))
+    assert (status.phase, status.wanted, status.attainable) == ("running", 2, 2)
+    assert status.reason == "instance 1 ended 5 times in a row within 10 s of its start, the last time it exited with 1"
+    assert status.last_lines[-1] == "no such model"
+    mended.touch()
+    status = await reach(backend, "job", lambda status: not status.reason)
+    assert (status.phase, status.last_lines) == ("running", ())
+    assert await lines(backend, instance=0) == [(0, "up")]

@@ -45,7 +45,7 @@ async def test_a_delete_leaves_no_descendant(backend: LocalBackend, work_dir: Pa
     """Grandchildren go with their instance, also those in sessions of their own and orphans."""
     await backend.submit(family(work_dir, lives_s=600), token="mine", secrets={})
     await says(backend, "up")
-    assert len(processes(work_dir)) == 1 + 2 + 3  # supervisor, wrapper and command, descendants
+    wait_until(lambda: len(processes(work_dir)) == 1 + 2 + 3)  # supervisor, wrapper and command, descendants
     keeper = supervisor(work_dir).pid
     await backend.delete("job")
     assert [process for process in processes(work_dir) if process.pid != keeper] == []
@@ -109,10 +109,10 @@ async def test_a_stuck_supervisor_is_killed(
     backend: LocalBackend, work_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A supervisor that does not answer can't keep its job from being deleted."""
-    monkeypatch.setattr("edl_runtime.backends.local.backend.REPLY_WITHIN_S", 0.3)
     await backend.submit(job(WAITS, work_dir), token="mine", secrets={})
     await says(backend, "up")
     supervisor(work_dir).suspend()
+    monkeypatch.setattr("edl_runtime.backends.local.backend.REPLY_WITHIN_S", 0.1)
     assert await backend.delete("job")
     wait_until_gone(work_dir)
 
@@ -201,5 +201,5 @@ async def test_a_caller_killed_while_it_starts_a_job_leaves_one_job_or_none(
     await caller.wait()
     await backend.submit(job(WAITS, work_dir), token="second", secrets={})
     await says(backend, "up")
-    assert len(processes(work_dir)) == 3
+    wait_until(lambda: len(processes(work_dir)) == 3)
     assert (await backend.get("job")).token == "second"

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.backends.local_processes import wait_until_gone
+from support.edl_command import Edl, edl_command
 from support.paths import EXAMPLES
 
 from edl_runtime.backends.base import JobStatus
@@ -23,7 +22,6 @@ from edl_runtime.errors import EX_CONFIG
 from edl_runtime.settings import RuntimeSettings
 
 MANIFEST = EXAMPLES / "training_job" / "examplejob.yaml"
-EDL = [sys.executable, "-P", "-m", "edl_runtime.cli"]
 
 TELLS = """
 import json, os, sys
@@ -62,14 +60,10 @@ spec:
 class Submitting:
     """`edl submit` in a folder with a manifest and a script."""
 
-    def __init__(self, folder: Path, work_dir: Path, settings: RuntimeSettings) -> None:
+    def __init__(self, folder: Path, work_dir: Path, edl: Edl) -> None:
         self.folder = folder
-        self.work_dir = work_dir
         self.backend = LocalBackend(work_dir)
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
-        quiet = {"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        own = {"EDL_NAMESPACE": settings.namespace, "EDL_REDIS_URL": settings.redis_url, "EDL_WORK_DIR": str(work_dir)}
-        self.environ = {**clean, **quiet, **own, "SHELL_HAS": "it"}
+        self._edl = edl
         (folder / "src").mkdir(parents=True)
 
     def write(self, script: str, text: str) -> None:
@@ -77,18 +71,11 @@ class Submitting:
         (self.folder / "src" / "script.py").write_text(script)
         (self.folder / "job.yaml").write_text(text)
 
-    def __call__(self, *words: str, file: Path | str = "job.yaml", **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*EDL, "submit", "-f", str(file), *words],
-            env={**self.environ, **environ},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+    def __call__(self, *words: str, file: Path | str = "job.yaml") -> tuple[int, str, str]:
+        """Return the exit status, what was printed and what was complained of."""
+        return self._edl("submit", "-f", file, *words)
 
-    def ended(self, *names: str, within_s: float = 60) -> dict[str, str]:
+    def ended(self, *names: str, within_s: float = 100) -> dict[str, str]:
         """Return how these jobs have ended."""
         deadline = time.monotonic() + within_s
         while True:
@@ -118,23 +105,35 @@ class Submitting:
 
 
 @pytest.fixture
-def submit(tmp_path: Path, work_dir: Path, settings: RuntimeSettings) -> Iterator[Submitting]:
+def submit(
+    tmp_path: Path,
+    work_dir: Path,
+    settings: RuntimeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Submitting]:
     """`edl submit` as a person runs it; nothing is left behind."""
-    submitting = Submitting(tmp_path / "mine", work_dir, settings)
-    yield submitting
-    names = [status.name for status in asyncio.run(submitting.backend.list())]
-    for name in names:
-        asyncio.run(submitting.backend.delete(name))
+    for name in [name for name in os.environ if name.startswith("EDL_")]:
+        monkeypatch.delenv(name)
+    with edl_command(monkeypatch, capsys) as edl:
+        own = {"EDL_NAMESPACE": settings.namespace, "EDL_REDIS_URL": settings.redis_url, "EDL_WORK_DIR": str(work_dir)}
+        for name, value in {**own, "OMP_NUM_THREADS": "1", "SHELL_HAS": "it"}.items():
+            monkeypatch.setenv(name, value)
+        submitting = Submitting(tmp_path / "mine", work_dir, edl)
+        monkeypatch.chdir(submitting.folder)
+        yield submitting
+    for status in asyncio.run(submitting.backend.list()):
+        asyncio.run(submitting.backend.delete(status.name))
     wait_until_gone(work_dir)
 
 
 def test_a_manifest_is_run_as_it_says(submit: Submitting) -> None:
     """Its folder, environment and arguments are the script's; the shell's are not; and what is outdated is said."""
     submit.write(TELLS, manifest("digits"))
-    done = submit("--checkpoint", "kept", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["name"] == "digits"
-    assert "edl: spec.pserver means nothing any more: every trainer holds the whole model" in done.stderr
+    status, printed, complaint = submit("--checkpoint", "kept", "--json")
+    assert status == 0, complaint
+    assert json.loads(printed)["name"] == "digits"
+    assert "edl: spec.pserver means nothing any more: every trainer holds the whole model" in complaint
     assert submit.told("digits") == {
         "EDL_CHECKPOINT": str(submit.folder / "kept" / "digits"),
         "PADDLE_JOB_NAME": "digits",
@@ -148,14 +147,14 @@ def test_a_manifest_is_run_as_it_says(submit: Submitting) -> None:
 def test_each_document_is_a_job_and_begins_with_as_many_as_are_wanted(submit: Submitting) -> None:
     """Each can be resized within its bounds."""
     submit.write(WAITS, manifest("one", "two"))
-    done = submit("--start", "2", "--priority", "-2", "--weight", "0.5")
-    assert done.returncode == 0, done.stderr
-    assert "one is started; `edl logs -f one` shows what it writes\ntwo is started" in done.stdout
+    status, printed, complaint = submit("--start", "2", "--priority", "-2", "--weight", "0.5")
+    assert status == 0, complaint
+    assert "one is started; `edl logs -f one` shows what it writes\ntwo is started" in printed
     for name in ("one", "two"):
-        status = asyncio.run(submit.backend.get(name))
-        assert (status.wanted, status.elastic, status.kind) == (2, True, "trainer")
-        assert status.scaling
-        assert (status.scaling.priority, status.scaling.weight) == (-2, 0.5)
+        job = asyncio.run(submit.backend.get(name))
+        assert (job.wanted, job.elastic, job.kind) == (2, True, "trainer")
+        assert job.scaling
+        assert (job.scaling.priority, job.scaling.weight) == (-2, 0.5)
     assert asyncio.run(submit.backend.resize("one", 1)).wanted == 1
     (submit.folder / "src" / "go").touch()
     assert submit.ended("one", "two") == {"one": "succeeded", "two": "succeeded"}
@@ -164,43 +163,48 @@ def test_each_document_is_a_job_and_begins_with_as_many_as_are_wanted(submit: Su
 def test_a_copy_runs_beside_the_first_under_another_name(submit: Submitting) -> None:
     """A second one of the same name is refused while the first runs, and none of the others starts either."""
     submit.write(WAITS, manifest("digits"))
-    assert submit().returncode == 0
-    refused = submit()
-    assert refused.returncode == 1
-    assert "a job 'digits' runs" in refused.stderr
-    assert submit("--name", "digits-2").returncode == 0
+    assert submit()[0] == 0
+    status, _, complaint = submit()
+    assert (status, "a job 'digits' runs" in complaint) == (1, True)
+    assert submit("--name", "digits-2")[0] == 0
     (submit.folder / "job.yaml").write_text(manifest("first", "digits"))
-    assert "a job 'digits' runs" in submit().stderr
+    assert "a job 'digits' runs" in submit()[2]
     (submit.folder / "src" / "go").touch()
     assert submit.ended("digits", "digits-2") == {"digits": "succeeded", "digits-2": "succeeded"}
-    assert {status.name for status in asyncio.run(submit.backend.list())} == {"digits", "digits-2"}
+    assert {job.name for job in asyncio.run(submit.backend.list())} == {"digits", "digits-2"}
     submit.write(TELLS, manifest("digits"))
-    assert submit("--workspace", "src").returncode == 0  # an ended one makes way
+    assert submit("--workspace", "src")[0] == 0  # an ended one makes way
     assert submit.told("digits")["cwd"] == str(submit.folder / "src")
 
 
+AWAY = "redis://:sesame@127.0.0.1:1/0"
+
+
 @pytest.mark.parametrize(
-    ("text", "words", "environ", "said"),
+    ("text", "words", "redis_url", "refused"),
     [
-        (manifest("digits"), [], {"EDL_REDIS_URL": ""}, "EDL_REDIS_URL: got '', allowed is the Redis"),
-        (manifest("digits"), ["--start", "3"], {}, "instances: got 3, allowed is 1 to 2"),
-        (manifest("one", "two"), ["--name", "x"], {}, "name: got 'x', allowed is no name for several TrainingJobs"),
-        (manifest("digits", entrypoint="python a && b"), [], {}, "spec.trainer.entrypoint: got '&&'"),
-        ("", ["-f", "none.yaml"], {}, "manifest: got 'none.yaml', allowed is a file that can be read (No such file"),
+        (manifest("digits"), [], "", (EX_CONFIG, "EDL_REDIS_URL: got '', allowed is the Redis")),
+        (manifest("digits"), [], AWAY, (1, "Redis at 127.0.0.1:1")),
+        (manifest("digits"), ["--start", "3"], AWAY, (EX_CONFIG, "instances: got 3, allowed is 1 to 2")),
+        (manifest("one", "two"), ["--name", "x"], AWAY, (EX_CONFIG, "name: got 'x', allowed is no name for several")),
+        (manifest("digits", entrypoint="a && b"), [], AWAY, (EX_CONFIG, "spec.trainer.entrypoint: got '&&'")),
+        ("", ["-f", "none.yaml"], AWAY, (EX_CONFIG, "manifest: got 'none.yaml', allowed is a file that can be read")),
     ],
 )
 def test_what_can_not_work_is_said_before_anything_runs(
-    submit: Submitting, text: str, words: list[str], environ: dict[str, str], said: str
+    submit: Submitting, text: str, words: list[str], redis_url: str, refused: tuple[int, str]
 ) -> None:
-    """With the exit status that says that a restart won't help."""
+    """With the exit status that says whether a restart could help, and without the password."""
+    os.environ["EDL_REDIS_URL"] = redis_url  # until the fixture's end
     submit.write(TELLS, text)
-    refused = submit(*words, **environ)
-    assert refused.returncode == EX_CONFIG
-    assert said in refused.stderr
+    status, _, complaint = submit(*words)
+    assert status == refused[0]
+    assert refused[1] in complaint
+    assert "sesame" not in complaint
     assert asyncio.run(submit.backend.list()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(400)
 def test_the_example_trains_in_several_copies(submit: Submitting) -> None:
     """As the tutorial does: one file, submitted again under other names, each a training of its own."""
@@ -209,8 +213,8 @@ def test_the_example_trains_in_several_copies(submit: Submitting) -> None:
         shutil.copytree(EXAMPLES / folder, submit.folder / folder, ignore=shutil.ignore_patterns("data", "__pycache__"))
     words = ["--workspace", "elastic_train", "--checkpoint", "kept"]
     for copy in ([], ["--name", "example-2", "--start", "2"], ["--name", "example-3"]):
-        done = submit(*words, *copy, file=MANIFEST)
-        assert done.returncode == 0, done.stderr
+        status, _, complaint = submit(*words, *copy, file=MANIFEST)
+        assert status == 0, complaint
     names = ["example", "example-2", "example-3"]
     assert asyncio.run(submit.backend.get("example-2")).wanted == 2
     assert submit.ended(*names, within_s=300) == dict.fromkeys(names, "succeeded")

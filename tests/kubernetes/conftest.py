@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import skip_on_a_laptop
-from support.cluster.cluster import PADDLE_IMAGE, Cluster, RedisService
+from support.cluster.cluster import PADDLE_IMAGE, Cluster, RedisService, own_namespace
+from support.cluster.manifests import RESTRICTED
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +26,10 @@ def paddle_image() -> str:
     if not image:
         skip_on_a_laptop(f"{PADDLE_IMAGE} names no image with Paddle that the cluster has; see deploy/Dockerfile")
     return image
+
+
+@pytest.fixture(scope="module")
+def restricted(cluster: Cluster) -> Iterator[Cluster]:
+    """A namespace that takes no other pods than those of PodSecurity's level `restricted`."""
+    with own_namespace(cluster.kubeconfig, cluster.image, RESTRICTED) as made:
+        yield made

@@ -14,6 +14,7 @@ import pytest
 from support.backends.jobs import WAITS, eventually, job, reach, says
 from support.cluster.cluster import Cluster, RedisService
 from support.cluster.pod_faults import kubeconfig_with, leaving_nothing, server_of
+from support.depth import examples
 from support.network.proxy import Proxy, running_proxy
 
 from edl_runtime.autoscale.jobs import Target
@@ -31,7 +32,7 @@ from edl_runtime.store.client import connect
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
-AWAY_S = 30.0
+AWAY_S = examples(3, 30)
 
 COUNTS = "import time\nfor number in range(900):\n    print(number)\n    time.sleep(0.05)"
 """A program that writes a line now and then for longer than the outage."""
@@ -62,7 +63,7 @@ def far(cluster: Cluster, proxy: Proxy, tmp_path: Path) -> Backend:
 async def test_verbs_that_are_asked_for_meanwhile_are_done_when_it_is_back(
     near: Backend, far: Backend, proxy: Proxy, cluster: Cluster
 ) -> None:
-    """Half a minute without an API server is a wait and no failure; each verb has done its work, once."""
+    """An absence of the API server is a wait and no failure (half a minute in deep); each verb is done once."""
     for name in ("stays", "goes"):
         await near.submit(job(WAITS, name=name), token="mine", secrets={})
     await far.get("stays")
@@ -88,6 +89,7 @@ async def test_verbs_that_are_asked_for_meanwhile_are_done_when_it_is_back(
     assert len(await cluster.found("jobs")) == 1
 
 
+@pytest.mark.deep
 async def test_a_rescaling_meanwhile_changes_nothing_and_the_next_one_all(
     near: Backend,
     far: Backend,
@@ -96,7 +98,6 @@ async def test_a_rescaling_meanwhile_changes_nothing_and_the_next_one_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is given up before what it was decided by is old, and so is one that is cut off before its resizes."""
-    monkeypatch.setattr("edl_runtime.autoscale.rescale.PASS_S", 5.0)
     await near.submit(msgspec.structs.replace(job(WAITS, kind="trainer"), elastic=True), token="mine", secrets={})
     windows = to_windows({"windows": [], "default": {"jobs": {"job": 3}}})
 
@@ -108,14 +109,17 @@ async def test_a_rescaling_meanwhile_changes_nothing_and_the_next_one_all(
     async with connect(redis_service.url) as client:
         proxy.cut()
         for policy in (decide, cut_off):
-            with pytest.raises(RescalingError, match="has not ended within 5 s"):
-                await rescale(far, client, "away", Rules(windows=windows), policy=policy)
+            with monkeypatch.context() as soon:
+                soon.setattr("edl_runtime.autoscale.rescale.PASS_S", 5.0)
+                with pytest.raises(RescalingError, match="has not ended within 5 s"):
+                    await rescale(far, client, "away", Rules(windows=windows), policy=policy)
             proxy.mend()
         assert (await near.get("job")).wanted == 1
         await rescale(far, client, "away", Rules(windows=windows))
     assert (await near.get("job")).wanted == 3
 
 
+@pytest.mark.deep
 async def test_who_follows_sees_each_line_once(near: Backend, far: Backend, proxy: Proxy) -> None:
     """Lines that are written while the API server is away come later, also those of instances that have begun then."""
     await near.submit(job(COUNTS, kind="trainer", elastic=True), token="mine", secrets={})
@@ -138,7 +142,7 @@ async def test_who_follows_sees_each_line_once(near: Backend, far: Backend, prox
     assert seen == {index: [str(number) for number in range(900)] for index in (0, 1)}
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 async def test_who_follows_goes_on_when_a_connection_is_lost_and_nobody_says_so(
     near: Backend, far: Backend, proxy: Proxy
 ) -> None:
@@ -155,7 +159,7 @@ async def test_who_follows_goes_on_when_a_connection_is_lost_and_nobody_says_so(
     proxy.lose()
     before = len(seen)
     assert SILENT_S <= 60
-    async with asyncio.timeout(SILENT_S + 15):
+    async with asyncio.timeout(SILENT_S + 120):
         while len(seen) < before + 100:
             assert not following.done()
             await asyncio.sleep(0.1)
@@ -168,6 +172,7 @@ async def _so(look: Callable[[], bool]) -> bool:
     return look()
 
 
+@pytest.mark.deep
 async def test_a_connection_that_breaks_all_the_time_doubles_nothing(
     near: Backend, far: Backend, proxy: Proxy, cluster: Cluster
 ) -> None:
@@ -201,6 +206,7 @@ async def test_a_connection_that_breaks_all_the_time_doubles_nothing(
         await breaking
 
 
+@pytest.mark.deep
 async def test_an_api_server_that_stays_away_is_told(
     near: Backend, far: Backend, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import yaml
 from support.backends.jobs import WAITS, job, reach, says
 from support.cluster.cluster import Cluster
 from support.cluster.pod_faults import kubeconfig_with, leaving_nothing, token_of
@@ -47,6 +46,7 @@ async def edl(*arguments: str, env: dict[str, str]) -> tuple[int | None, str, st
     return process.returncode, out.decode(), err.decode()
 
 
+@pytest.mark.deep
 async def test_logs_of_pods_that_never_start_say_why_and_end(backend: Backend, cluster: Cluster) -> None:
     """A name that no image can have fails the job; whoever follows its log sees that, and is let go."""
     spec = msgspec.structs.replace(job(WAITS, kind="trainer"), pod=Pod(image="docker.io/UPPER:1"))
@@ -57,6 +57,7 @@ async def test_logs_of_pods_that_never_start_say_why_and_end(backend: Backend, c
     assert "docker.io/UPPER:1" in err
 
 
+@pytest.mark.deep
 async def test_logs_end_quietly_when_nobody_reads_on(backend: Backend, cluster: Cluster) -> None:
     """As with `head`."""
     await backend.submit(job(WRITES, kind="trainer"), token="mine", secrets={})
@@ -90,6 +91,7 @@ async def test_pods_are_monitored(backend: Backend, cluster: Cluster) -> None:
     assert all(0 < float(line[3].removesuffix("%")) <= 100 for line in lines[1:])
 
 
+@pytest.mark.deep
 async def test_jobs_are_monitored_where_nodes_may_not_be_seen(
     backend: Backend, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -107,6 +109,7 @@ async def test_jobs_are_monitored_where_nodes_may_not_be_seen(
     assert (seen["trainers"], seen["use"]) == ({"job": 1}, {})
 
 
+@pytest.mark.deep
 async def test_a_stop_says_that_the_log_could_not_be_kept(backend: Backend, cluster: Cluster, tmp_path: Path) -> None:
     """The job is gone all the same."""
     rights = {"batch/jobs": ["*"], "apps/deployments": ["*"], "/pods": ["*"], "/configmaps": ["get", "list"]}
@@ -117,17 +120,3 @@ async def test_a_stop_says_that_the_log_could_not_be_kept(backend: Backend, clus
     status, out, err = await edl("stop", "unkept", env=weak)
     assert await backend.list() == []
     assert (status, out) == (0, "unkept is gone; what it wrote could not be kept\n"), err
-
-
-async def test_nothing_is_submitted_without_its_redis(backend: Backend, cluster: Cluster, tmp_path: Path) -> None:
-    """Trainers would wait for it for ever, and all would look well."""
-    trainer = {"entrypoint": "python train.py", "workspace": "/tmp", "min-instance": 1, "max-instance": 2}
-    manifest = {"apiVersion": "paddlepaddle.org/v1", "kind": "TrainingJob", "metadata": {"name": "job"}}
-    file = tmp_path / "job.yaml"
-    file.write_text(yaml.safe_dump({**manifest, "spec": {"image": cluster.image, "trainer": trainer}}))
-    env = environ(cluster, EDL_REDIS_URL="redis://:secret@127.0.0.1:1/0")
-    status, _, err = await edl("submit", "-f", str(file), env=env)
-    assert status == 1
-    assert "Redis at 127.0.0.1:1" in err
-    assert "secret" not in err
-    assert await backend.list() == []

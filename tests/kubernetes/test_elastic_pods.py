@@ -73,7 +73,7 @@ async def claim(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Place]:
 def object_store(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """A bucket of an S3 server in a pod, which refuses whoever has not the key in the Secret."""
     if not os.environ.get(S3_IMAGE):
-        skip_on_a_laptop(f"{S3_IMAGE} names no image with an S3 server that the cluster has; see s3/Dockerfile")
+        skip_on_a_laptop(f"{S3_IMAGE} names no image with an S3 server that the cluster has; see services/Dockerfile")
     with ObjectStoreService(cluster) as service:
         for name, value in service.environ.items():
             monkeypatch.setenv(name, value)
@@ -117,6 +117,7 @@ async def test_a_job_grows_and_shrinks_with_checkpoints_on_a_claim(
     record_property(PAUSES, await grow_and_shrink(backend, redis_service, claim, tmp_path))
 
 
+@pytest.mark.deep
 async def test_a_job_grows_and_shrinks_with_checkpoints_on_s3(
     backend: KubernetesBackend,
     redis_service: RedisService,
@@ -143,6 +144,7 @@ async def test_a_job_grows_and_shrinks_with_checkpoints_on_s3(
         stranger.ls(BUCKET)
 
 
+@pytest.mark.deep
 async def test_a_training_that_is_suspended_goes_on_where_it_was(
     backend: KubernetesBackend, redis_service: RedisService, claim: Place, tmp_path: Path
 ) -> None:

@@ -12,13 +12,12 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import skip_on_a_laptop
-from support.cluster.cluster import Cluster, own_namespace
-from support.cluster.manifests import RESTRICTED, run_pod
+from support.cluster.cluster import Cluster
+from support.cluster.manifests import run_pod
 from support.paths import ROOT
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
@@ -53,6 +52,7 @@ def told(engine: str, *command: str) -> str:
     return subprocess.run([engine, *command], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.deep
 def test_our_own_layer_is_small_and_nobody_is_root(engine: str) -> None:
     """What was installed before comes from other layers, which stay when only our code changes."""
     (image,) = json.loads(told(engine, "image", "inspect", BUILT))
@@ -63,6 +63,7 @@ def test_our_own_layer_is_small_and_nobody_is_root(engine: str) -> None:
     assert 0 < sum(size_of(size) for size, _ in steps[:others]) < OUR_LAYER  # the newest come first
 
 
+@pytest.mark.deep
 def test_the_code_in_it_is_this(engine: str, tmp_path: Path) -> None:
     """No layer of an earlier build is taken for that of another source."""
     made = told(engine, "create", BUILT).strip()
@@ -85,22 +86,11 @@ def size_of(text: str) -> float:
     return float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]]
 
 
-@pytest.fixture(scope="module")
-def home(cluster: Cluster) -> Iterator[Cluster]:
-    """A namespace that takes no other pods than those of PodSecurity's level `restricted`."""
-    with own_namespace(cluster.kubeconfig, cluster.image, RESTRICTED) as made:
-        yield made
-
-
-async def test_the_command_runs_with_a_file_system_that_nobody_writes_to(home: Cluster) -> None:
-    """As another user than root, who could not write there either."""
-    status, said = await run_pod(home, "version", ["edl", "--version"])
+async def test_the_command_runs_without_airflow_and_with_a_read_only_file_system(restricted: Cluster) -> None:
+    """As another user than root; of Airflow the provider's name alone is there, which holds the version."""
+    status, said = await run_pod(restricted, "version", ["edl", "--version"])
     assert (status, said.split(",")[0]) == (0, "edl")
-    status, said = await run_pod(home, "writer", ["touch", "/edl/here"])
+    status, said = await run_pod(restricted, "writer", ["touch", "/edl/here"])
     assert (status, "Read-only file system" in said) == (1, True)
-
-
-async def test_there_is_no_airflow_in_the_image(home: Cluster) -> None:
-    """Nor what it brings; the provider's name alone is there, which holds the version."""
     find = "import importlib.util as u; print([name for name in ('airflow', 'sqlalchemy') if u.find_spec(name)])"
-    assert await run_pod(home, "imports", ["python", "-c", find]) == (0, "[]\n")
+    assert await run_pod(restricted, "imports", ["python", "-c", find]) == (0, "[]\n")

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-import yaml
 from kubernetes_asyncio.client import ApiClient, Configuration
 from support.backends.jobs import WAITS, ended, eventually, job, reach
 from support.cluster.cluster import Cluster
+from support.cluster.pod_faults import kubeconfig_with, server_of, token_of
 from support.network.proxy import Proxy, running_proxy
 
 from edl_runtime.backends.base import Backend
 from edl_runtime.backends.kubernetes import KubernetesBackend, mirror
 from edl_runtime.backends.kubernetes.api import Api, Change
 from edl_runtime.errors import BackendError, ClusterUnavailableError, UnknownJobError
-from edl_runtime.pods import Pod, Volume
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
-
-SOON_S = 1.0
-"""Within which a change that somebody else has made is seen."""
 
 
 @pytest.fixture
@@ -57,13 +51,8 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def proxied(cluster: Cluster, tmp_path: Path) -> Iterator[tuple[Cluster, Proxy]]:
     """The same cluster by a way that can be cut."""
-    kubeconfig = yaml.safe_load(Path(cluster.kubeconfig).read_text())
-    server = kubeconfig["clusters"][0]["cluster"]
-    host, port = server["server"].removeprefix("https://").split(":")
-    with running_proxy(host, int(port)) as proxy:
-        server["server"] = f"https://127.0.0.1:{proxy.port}"
-        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
-        way = Cluster(str(tmp_path / "kubeconfig"), cluster.image)
+    with running_proxy(*server_of(cluster)) as proxy:
+        way = Cluster(kubeconfig_with(cluster, tmp_path / "kubeconfig", port=proxy.port), cluster.image)
         way.namespace = cluster.namespace
         yield way, proxy
 
@@ -99,38 +88,14 @@ async def test_a_thousand_looks_cost_what_one_costs(plain: KubernetesBackend, re
         for name in ("first", "second"):
             await one.get(name)
         at_first = len(requests)
-        began = time.monotonic()
-        for _ in range(500):
+        for _ in range(200):
             assert (await one.get("first")).wanted == 1
             assert (await other.get("second")).wanted == 1
             assert not await knows(other, "third")
+            assert [status.name for status in await other.list()] == ["first", "second"]
             await asyncio.sleep(0.002)
-        took_s = time.monotonic() - began
     assert at_first == 5 + 5 + 2, requests  # a list and a watch of each kind, and once each job's pods
     assert requests[at_first:] == []
-    assert took_s < 20
-
-
-async def test_all_jobs_are_looked_at_without_asking(plain: KubernetesBackend, requests: list[str]) -> None:
-    """As surely as one is: what was done by the same backend is seen at once."""
-
-    async def names() -> list[str]:
-        return [status.name for status in await followed.list()]
-
-    async with plain.following() as followed:
-        assert await names() == []
-        for name in ("second", "first"):
-            await followed.submit(job(WAITS, name=name), token="mine", secrets={})
-            assert name in await names()
-            await reach(followed, name, lambda status: [one.phase for one in status.instances] == ["running"])
-        assert await followed.list() == [await followed.get(name) for name in ("first", "second")]
-        requests.clear()
-        for _ in range(100):
-            assert await names() == ["first", "second"]
-            await asyncio.sleep(0.002)
-        assert requests == []
-        await followed.delete("first")
-        assert await names() == ["second"]
 
 
 async def test_what_others_do_is_seen_soon(plain: KubernetesBackend) -> None:
@@ -138,9 +103,9 @@ async def test_what_others_do_is_seen_soon(plain: KubernetesBackend) -> None:
     async with plain.following() as followed:
         assert not await knows(followed, "job")
         await plain.submit(job(WAITS), token="theirs", secrets={})
-        await eventually(lambda: knows(followed, "job"), "the job", SOON_S)
+        await eventually(lambda: knows(followed, "job"), "the job")
         await plain.resize("job", 2)
-        await reach(followed, "job", lambda status: status.wanted == 2, SOON_S)
+        await reach(followed, "job", lambda status: status.wanted == 2)
         await reach(followed, "job", lambda status: [one.phase for one in status.instances] == ["running"] * 2)
         assert (await followed.get("job")).instances == (await plain.get("job")).instances
         await plain.delete("job")
@@ -148,9 +113,10 @@ async def test_what_others_do_is_seen_soon(plain: KubernetesBackend) -> None:
         async def is_gone() -> bool:
             return not await knows(followed, "job")
 
-        await eventually(is_gone, "the end of the job", SOON_S)
+        await eventually(is_gone, "the end of the job")
 
 
+@pytest.mark.deep
 async def test_what_one_has_done_oneself_is_seen_at_once(
     plain: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +139,7 @@ async def test_what_one_has_done_oneself_is_seen_at_once(
             await followed.get("job")
 
 
+@pytest.mark.deep
 async def test_a_job_that_has_ended_is_told_with_what_its_pods_have_left(
     plain: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +153,7 @@ async def test_a_job_that_has_ended_is_told_with_what_its_pods_have_left(
     assert [one.phase for one in status.instances] == ["succeeded"]
 
 
+@pytest.mark.deep
 async def test_a_pool_is_not_judged_by_the_pods_of_the_one_before(
     plain: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,58 +163,14 @@ async def test_a_pool_is_not_judged_by_the_pods_of_the_one_before(
         await followed.submit(job("raise SystemExit(78)"), token="first", secrets={})
         assert (await ended(followed)).phase == "failed"
         await plain.submit(job(WAITS), token="second", secrets={})
-        status = await reach(followed, "job", lambda status: status.token == "second", 10)
+        status = await reach(followed, "job", lambda status: status.token == "second")
     assert status.phase == "running"
-
-
-async def test_why_pods_cannot_be_created_is_told_without_asking(
-    cluster: Cluster, plain: KubernetesBackend, requests: list[str]
-) -> None:
-    """A quota that is full, as the Job's events say."""
-    quotas = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas"
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}, "spec": {"hard": {"pods": "0"}}}
-    await cluster.ask("POST", quotas, quota)
-
-    async def in_force() -> bool:
-        found = await cluster.ask("GET", f"{quotas}/full")
-        return bool(found.get("status", {}).get("hard"))
-
-    try:
-        await eventually(in_force, "the quota")
-        async with plain.following() as followed:
-            await followed.submit(job(WAITS, kind="trainer"), token="mine", secrets={})
-            status = await reach(followed, "job", lambda status: bool(status.reason))
-            requests.clear()
-            for _ in range(100):
-                await followed.get("job")
-            asked = [*requests]
-    finally:
-        await cluster.ask("DELETE", f"{quotas}/full")
-    assert status.reason.startswith("its pods can't be created: ")
-    assert "exceeded quota: full" in status.reason
-    assert asked == []
-
-
-async def test_what_delays_a_pod_is_told_without_asking(plain: KubernetesBackend, requests: list[str]) -> None:
-    """A volume that nothing can fill, as the pod's events say."""
-    volume = Volume(path="/user", source={"secret": {"secretName": "nosuch"}})
-    spec = msgspec.structs.replace(job(WAITS), pod=Pod(volumes=[volume]))
-    async with plain.following() as followed:
-        await followed.submit(spec, token="mine", secrets={})
-        status = await reach(followed, "job", lambda status: bool(status.reason))
-        requests.clear()
-        for _ in range(100):
-            await followed.get("job")
-        asked = [*requests]
-    assert status.reason.startswith("instance 0 can't start yet: FailedMount: ")
-    assert asked == []
 
 
 async def test_an_api_server_that_is_away_and_back(
     plain: KubernetesBackend, proxied: tuple[Cluster, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was known last, which says so; an error after a while; and all that has happened since when it is back."""
-    monkeypatch.setattr(mirror, "OUTAGE_S", 3.0)
     monkeypatch.setattr(mirror, "AWAY_S", 0.5)
     way, proxy = proxied
     await plain.submit(job(WAITS), token="first", secrets={})
@@ -270,17 +194,17 @@ async def test_an_api_server_that_is_away_and_back(
     async with way.backend().following() as followed:
         before = await followed.get("job")
         proxy.cut()
-        cut_at = time.monotonic()
         assert (await followed.get("job")).created_at == before.created_at
         await plain.submit(job(WAITS), token="second", secrets={})
         assert (await followed.get("job")).token == "first"
-        await eventually(is_told, "that nobody answers", 10)
-        await eventually(is_lost, "an error", 10)
-        assert time.monotonic() - cut_at >= 3.0
+        await eventually(is_told, "that nobody answers")
+        monkeypatch.setattr(mirror, "OUTAGE_S", 1.0)
+        await eventually(is_lost, "an error")
         proxy.mend()
-        await eventually(is_back, "the state of now", 10)
+        await eventually(is_back, "the state of now")
 
 
+@pytest.mark.deep
 async def test_a_watch_that_has_lost_its_place_lists_anew(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server forgets what was long ago."""
     find = Api.list
@@ -300,6 +224,7 @@ async def test_a_watch_that_has_lost_its_place_lists_anew(cluster: Cluster, monk
     assert [seen[0], *seen[-2:]] == [("LISTED", True), ("LISTED", False), ("OPENED", False)]
 
 
+@pytest.mark.deep
 async def test_nothing_is_left_open(proxied: tuple[Cluster, Proxy], monkeypatch: pytest.MonkeyPatch) -> None:
     """No task and no connection: once nobody asks, and when nobody follows any more."""
     way, proxy = proxied
@@ -315,39 +240,29 @@ async def test_nothing_is_left_open(proxied: tuple[Cluster, Proxy], monkeypatch:
         assert asyncio.all_tasks() > tasks
         assert proxy._peers
     assert asyncio.all_tasks() == tasks
-    await eventually(all_closed, "the end of all connections", 5)
+    await eventually(all_closed, "the end of all connections")
     with pytest.raises(BackendError, match="not followed any more"):
         await followed.get("job")
 
     monkeypatch.setattr(mirror, "IDLE_S", 0.5)
     async with backend.following() as followed:
         assert not await knows(followed, "job")
-        await eventually(all_closed, "the end of all connections", 5)
+        await eventually(all_closed, "the end of all connections")
+        monkeypatch.undo()
         assert not await knows(followed, "job")
         async with backend.following():
             pass
         assert asyncio.all_tasks() > tasks
     assert asyncio.all_tasks() == tasks
-    await eventually(all_closed, "the end of all connections", 5)
+    await eventually(all_closed, "the end of all connections")
 
 
+@pytest.mark.deep
 async def test_a_token_that_has_expired_is_renewed(cluster: Cluster, plain: KubernetesBackend) -> None:
     """Who follows for hours outlives the token that he began with."""
-    service = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "follower"}}
-    role = {"kind": "ClusterRole", "name": "view", "apiGroup": "rbac.authorization.k8s.io"}
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": "follower"},
-        "subjects": [{"kind": "ServiceAccount", "name": "follower", "namespace": cluster.namespace}],
-        "roleRef": role,
-    }
-    within = f"namespaces/{cluster.namespace}"
-    await cluster.ask("POST", f"/api/v1/{within}/serviceaccounts", service)
-    await cluster.ask("POST", f"/apis/rbac.authorization.k8s.io/v1/{within}/rolebindings", binding)
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    answer = await cluster.ask("POST", f"/api/v1/{within}/serviceaccounts/follower/token", asked)
-    tokens = ["expired", answer["status"]["token"]]
+    reads = ("get", "list", "watch")
+    rights = dict.fromkeys(("batch/jobs", "apps/deployments", "/pods", "/events"), reads)
+    tokens = ["expired", await token_of(cluster, rights)]
     connect = by_tokens(cluster, tokens)
     await plain.submit(job(WAITS), token="mine", secrets={})
     async with KubernetesBackend(connect, namespace=cluster.namespace).following() as followed:
@@ -370,6 +285,7 @@ def by_tokens(cluster: Cluster, tokens: list[str]) -> Callable[[], Any]:
     return connect
 
 
+@pytest.mark.deep
 def test_an_event_loop_that_is_closed_at_once_leaves_no_connection(proxied: tuple[Cluster, Proxy]) -> None:
     """Nobody waits for the API server to say goodbye, which it may never do."""
     way, proxy = proxied

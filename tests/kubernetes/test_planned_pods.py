@@ -9,12 +9,15 @@ from support.cluster.cluster import Cluster, RedisService
 
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.autoscale.rescale import rescale
+from edl_runtime.backends.kubernetes import names
+from edl_runtime.errors import BackendError
 from edl_runtime.pods import Pod
 from edl_runtime.store.client import connect
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 
+@pytest.mark.deep
 async def test_a_job_reserves_what_a_limit_range_gives_its_pods(cluster: Cluster) -> None:
     """Once it has one, whatever its template leaves open."""
     limits = f"/api/v1/namespaces/{cluster.namespace}/limitranges"
@@ -33,6 +36,7 @@ async def test_a_job_reserves_what_a_limit_range_gives_its_pods(cluster: Cluster
         await cluster.ask("DELETE", f"{limits}/small")
 
 
+@pytest.mark.deep
 async def test_a_job_that_has_never_run_begins_as_soon_as_there_is_room(
     cluster: Cluster, redis_service: RedisService, namespace: str
 ) -> None:
@@ -57,3 +61,23 @@ async def test_a_job_that_has_never_run_begins_as_soon_as_there_is_room(
             label = {"metadata": {"labels": {"edl-test/place": None}}}
             await cluster.ask("PATCH", node, label, content="application/merge-patch+json")
             await backend.delete("job")
+
+
+async def test_a_job_that_waits_in_a_queue_stays_there_whatever_its_size(cluster: Cluster) -> None:
+    """On a cluster without Kueue for ever: a resize that let it begin would pass others by."""
+    backend = cluster.backend()
+    queued = msgspec.structs.replace(job(WAITS, kind="trainer", elastic=True), pod=Pod(labels={names.QUEUE: "gpus"}))
+    submitted = await backend.submit(queued, token="mine", secrets={})
+    try:
+        assert (submitted.phase, submitted.wanted, submitted.is_suspended) == ("pending", 1, False)
+        assert submitted.reason == "suspended: it waits in Kueue's queue 'gpus'"
+        assert submitted.scaling is not None
+        assert (submitted.scaling.queue, submitted.scaling.resumes) == ("gpus", False)
+        with pytest.raises(BackendError, match="in Kueue's queue 'gpus', which alone says when it is suspended"):
+            await backend.resize("job", 0)
+        resized = await backend.resize("job", 3)
+        assert (resized.phase, resized.wanted) == ("pending", 3)
+        (owner,) = await cluster.found("jobs")
+        assert (owner["spec"]["suspend"], owner["spec"]["completions"]) == (True, 3)
+    finally:
+        await backend.delete("job")

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from support.backends.jobs import WAITS, ended, job, says
-from support.cluster.cluster import Cluster, own_namespace
-from support.cluster.manifests import RESTRICTED, create
+from support.cluster.cluster import Cluster
+from support.cluster.manifests import create
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def home(cluster: Cluster) -> Iterator[Cluster]:
-    """A namespace that enforces the level."""
-    with own_namespace(cluster.kubeconfig, cluster.image, RESTRICTED) as made:
-        yield made
-
-
-async def test_pools_and_trainers_run_where_restricted_is_enforced(home: Cluster) -> None:
-    """A pool and an elastic trainer job come up, and the trainers end well."""
-    backend = home.backend()
+async def test_pools_and_trainers_run_where_restricted_is_enforced(restricted: Cluster) -> None:
+    """A pool and an elastic trainer job come up, and the trainers end well; a careless pod is refused."""
+    careless = {"containers": [{"name": "main", "image": restricted.image}]}
+    with pytest.raises(RuntimeError, match="violates PodSecurity"):
+        await create(
+            restricted, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "careless"}, "spec": careless}
+        )
+    backend = restricted.backend()
     await backend.submit(job(WAITS, name="pool", instances=2), token="mine", secrets={"WORD": "x"})
     trainer = job("print('up')", name="trainer", kind="trainer", instances=2, elastic=True)
     await backend.submit(trainer, token="mine", secrets={})
     await says(backend, "up", name="pool", instances=2)
     assert (await ended(backend, "trainer")).phase == "succeeded"
     await says(backend, "up", name="trainer", instances=2)
-
-
-async def test_other_pods_are_refused_there(home: Cluster) -> None:
-    """So that the test above shows something."""
-    spec = {"containers": [{"name": "main", "image": home.image}]}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "careless"}, "spec": spec}
-    with pytest.raises(RuntimeError, match="violates PodSecurity"):
-        await create(home, pod)

@@ -1,17 +1,17 @@
 """deploy/redis.yaml and deploy/discovery.yaml in a namespace that takes none but `restricted` pods.
 
-EDL_TEST_REDIS_IMAGE names an image with a redis-server that the cluster has, or can pull: see redis/Dockerfile.
+EDL_TEST_REDIS_IMAGE names an image with a redis-server that the cluster has, or can pull: see services/Dockerfile.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster.cluster import REDIS_IMAGE, Cluster, own_namespace
-from support.cluster.manifests import RESTRICTED, create, manifests, path_of, ready_pod, remove, run_pod
+from support.cluster.cluster import REDIS_IMAGE, Cluster
+from support.cluster.manifests import create, manifests, path_of, ready_pod, remove, run_pod
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -88,22 +88,19 @@ def volume(home: Cluster, folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def home(cluster: Cluster) -> Iterator[Cluster]:
-    """A namespace that takes no other pods than those of PodSecurity's level `restricted`."""
-    with own_namespace(cluster.kubeconfig, cluster.image, RESTRICTED) as made:
-        yield made
-
-
 @pytest.fixture
-async def redis(home: Cluster, tmp_path: Path) -> AsyncIterator[dict[str, Any]]:
+async def redis(restricted: Cluster, tmp_path: Path) -> AsyncIterator[dict[str, Any]]:
     """The pod of a Redis that is ready."""
-    objects = [volume(home, tmp_path / "data"), secret("edl-redis", password=PASSWORD), *a_redis(home.namespace)]
-    await create(home, *objects)
+    objects = [
+        volume(restricted, tmp_path / "data"),
+        secret("edl-redis", password=PASSWORD),
+        *a_redis(restricted.namespace),
+    ]
+    await create(restricted, *objects)
     try:
-        yield await ready_pod(home, "app.kubernetes.io/name=edl-redis")
+        yield await ready_pod(restricted, "app.kubernetes.io/name=edl-redis")
     finally:
-        await remove(home, *objects)
+        await remove(restricted, *objects)
 
 
 def url(password: str = "") -> str:
@@ -115,16 +112,18 @@ async def ask(home: Cluster, name: str, address: str, *words: str) -> tuple[int,
     return status, said.strip()
 
 
-async def test_redis_and_discovery_ask_who_comes_and_redis_keeps_its_data(home: Cluster, redis: dict[str, Any]) -> None:
+async def test_redis_and_discovery_ask_who_comes_and_redis_keeps_its_data(
+    restricted: Cluster, redis: dict[str, Any]
+) -> None:
     """By its Service, from other pods; what was written before its pod was deleted is there in the next."""
     for name, password in (("nobody", ""), ("stranger", "wrong")):
-        status, said = await ask(home, name, url(password), "get", "word")
+        status, said = await ask(restricted, name, url(password), "get", "word")
         assert (status, said[:8]) == (1, "refused:")
-    assert await ask(home, "writer", url(PASSWORD), "set", "word", "kept") == (0, "True")
-    await home.ask("DELETE", path_of(home, "Pod", redis["metadata"]["name"]))
-    await ready_pod(home, "app.kubernetes.io/name=edl-redis", other_than=redis["metadata"]["uid"])
-    assert await ask(home, "reader", url(PASSWORD), "get", "word") == (0, "b'kept'")
-    await discovery_needs_its_token(home)
+    assert await ask(restricted, "writer", url(PASSWORD), "set", "word", "kept") == (0, "True")
+    await restricted.ask("DELETE", path_of(restricted, "Pod", redis["metadata"]["name"]))
+    await ready_pod(restricted, "app.kubernetes.io/name=edl-redis", other_than=redis["metadata"]["uid"])
+    assert await ask(restricted, "reader", url(PASSWORD), "get", "word") == (0, "b'kept'")
+    await discovery_needs_its_token(restricted)
 
 
 async def discovery_needs_its_token(home: Cluster) -> None:

@@ -12,11 +12,12 @@ from support.cluster.cluster import Cluster
 from support.elastic.resize_results import check_resumed
 from support.paths import BENCHMARKS
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
-
 BENCHMARK = BENCHMARKS / "resize.py"
 
 
+@pytest.mark.kubernetes
+@pytest.mark.deep
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("paddle_image")
 def test_changes_of_pods_are_measured(cluster: Cluster, tmp_path: Path) -> None:
     """Training goes on after each, live, from the same step; how fast is for people to judge."""
@@ -32,6 +33,6 @@ def test_changes_of_pods_are_measured(cluster: Cluster, tmp_path: Path) -> None:
 def test_without_a_cluster_it_says_what_is_missing() -> None:
     """Before anything is made."""
     command = [sys.executable, str(BENCHMARK), "--pods", "--kubeconfig", "/nowhere"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "KUBECONFIG names /nowhere, which is not there" in done.stderr

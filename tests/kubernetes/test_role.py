@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-import yaml
 from kubernetes_asyncio.client import ApiClient
 from support.backends.jobs import WAITS, add_places, eventually, followed, job, lines, reach, says, takes_a_place
 from support.cluster.cluster import Cluster, own_namespace
 from support.cluster.manifests import create, manifests, path_of, remove
+from support.cluster.pod_faults import kubeconfig_with
 
 from edl_runtime.backends.kubernetes import KubernetesBackend, archive, names
 from edl_runtime.backends.kubernetes.api import Api
@@ -119,19 +119,7 @@ async def limited(home: Cluster, tmp_path: Path) -> Cluster:
 async def as_account(home: Cluster, folder: Path) -> Cluster:
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
     token = await home.ask("POST", f"{path_of(home, 'ServiceAccount', 'edl')}/token", request)
-    async with home.connect() as client:
-        server, authority = client.configuration.host, client.configuration.ssl_ca_cert
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "here", "cluster": {"server": server, "certificate-authority": authority}}],
-        "users": [{"name": "edl", "user": {"token": token["status"]["token"]}}],
-        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "edl"}}],
-        "current-context": "here",
-    }
-    file = folder / "kubeconfig"
-    file.write_text(yaml.safe_dump(config))
-    made = Cluster(str(file), home.image)
+    made = Cluster(kubeconfig_with(home, folder / "kubeconfig", token=token["status"]["token"]), home.image)
     made.namespace = home.namespace
     return made
 
@@ -195,17 +183,7 @@ async def test_the_role_has_the_verbs_that_are_used_and_no_other(
     assert sorted(recorder.used) == sorted(verbs_of(role))
 
 
-async def test_to_apply_what_is_not_there_takes_the_verb_create(home: Cluster, tmp_path: Path) -> None:
-    """As the test above takes for granted; and who lacks a verb is told which."""
-    objects = manifests("role.yaml", home.namespace)
-    (rule,) = [rule for rule in the("Role", objects)["rules"] if rule["resources"] == ["secrets"]]
-    rule["verbs"].remove("create")
-    await create(home, *objects)
-    backend = (await as_account(home, tmp_path)).backend()
-    with pytest.raises(BackendError, match=r"cannot create resource .secrets.* in the namespace"):
-        await backend.submit(job(WAITS), token="mine", secrets={"WORD": "x"})
-
-
+@pytest.mark.deep
 async def test_capacity_is_the_quotas_until_the_nodes_may_be_seen(home: Cluster, limited: Cluster) -> None:
     """Without cluster-role.yaml only what the quota limits is known; with it the nodes limit the rest."""
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}

@@ -8,11 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
+from support.backends.jobs import ended
 from support.cluster.cluster import Cluster, RedisService
 from support.paths import EXAMPLES
 
@@ -49,14 +49,6 @@ def told(tmp_path: Path) -> Path:
     (tmp_path / "told").write_text("by the node")
     tmp_path.chmod(0o777)
     return tmp_path
-
-
-async def _ended(backend: KubernetesBackend, name: str) -> JobStatus:
-    deadline = time.monotonic() + 300
-    while not (status := await backend.get(name)).has_ended:
-        assert time.monotonic() < deadline, status
-        await asyncio.sleep(0.5)
-    return status
 
 
 async def test_a_pod_has_what_the_manifest_asks_for(cluster: Cluster, told: Path) -> None:
@@ -145,7 +137,7 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_example_trains_in_several_copies(
     cluster: Cluster, redis_service: RedisService, paddle_image: str, workspace: Path
 ) -> None:
@@ -198,5 +190,5 @@ def test_the_example_trains_in_several_copies(
 
 
 async def _end_of(backend: KubernetesBackend, name: str) -> tuple[JobStatus, list[str]]:
-    status = await _ended(backend, name)
+    status = await ended(backend, name, within_s=300)
     return status, [line.text async for line in backend.logs(name)]

@@ -60,6 +60,7 @@ async def test_jobs_make_way_for_a_third(cluster: Cluster, redis_service: RedisS
         await tutorial.play(env, cpus, OTHER_LOAD)
 
 
+@pytest.mark.deep
 async def test_a_resize_that_no_node_can_hold_is_taken_back(
     cluster: Cluster, redis_service: RedisService, namespace: str
 ) -> None:

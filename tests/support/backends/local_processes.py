@@ -6,25 +6,18 @@ import time
 from pathlib import Path
 
 import psutil
-from support.backends.jobs import eventually
+from support.backends import jobs
 
 from edl_runtime.backends.local.folders import WorkFolder
-from edl_runtime.specs import Bounds, JobKind, JobSpec
+from edl_runtime.specs import JobKind, JobSpec
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 def job(code: str, work_dir: Path, *, kind: JobKind = "pool", instances: int = 1, grace_s: float = 5.0) -> JobSpec:
     """Return the spec of a job of which all processes can be told from others; see `processes`."""
-    return JobSpec(
-        name="job",
-        kind=kind,
-        command=("python", "-c", code),
-        bounds=Bounds(1, 4),
-        instances=instances,
-        env={"STARTED_BY_TEST_IN": str(work_dir)},
-        grace_s=grace_s,
-    )
+    env = {"STARTED_BY_TEST_IN": str(work_dir)}
+    return jobs.job(code, kind=kind, instances=instances, env=env, grace_s=grace_s)
 
 
 def processes(work_dir: Path) -> list[psutil.Process]:
@@ -63,4 +56,4 @@ async def start_begun(work_dir: Path) -> None:
     async def has_begun() -> bool:
         return bool(below(work_dir, "jobs/*") + below(work_dir, "jobs/.*"))
 
-    await eventually(has_begun, "a start")
+    await jobs.eventually(has_begun, "a start")

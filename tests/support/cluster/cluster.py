@@ -32,8 +32,11 @@ KINDS = {
 }
 """All that belongs to a job, with where the API has it."""
 
-COLLECTED_WITHIN_S = 15.0
+COLLECTED_WITHIN_S = 60.0
 """For so long what a job owned may outlive it: the cluster's garbage collector has to come by."""
+
+ANSWERS_WITHIN_S = 120.0
+"""For so long a server in a pod may take to answer, its image included."""
 
 
 class Cluster:
@@ -158,25 +161,28 @@ def why_none(kubeconfig: str) -> str:
     return ""
 
 
-class RedisService:
-    """A Redis in a pod behind the Service `edl-redis` of a cluster's namespace. `host`: its address for everybody."""
+class PodService:
+    """A server in a pod, behind a Service of its name in a cluster's namespace. `host`: its address for everybody."""
 
-    name = "edl-redis"
-    port = 6379
+    name: str
+    port: int
 
-    def __init__(self, cluster: Cluster, password: str) -> None:
-        self.password = password
+    def __init__(self, cluster: Cluster, **container: Any) -> None:
         self.host = ""
-        self.inside = f"{self.name}.{cluster.namespace}.svc:{self.port}"
         self._cluster = cluster
+        self._container = {
+            **container,
+            "readinessProbe": {"tcpSocket": {"port": self.port}, "periodSeconds": 1},
+            "resources": {"requests": {"cpu": "20m"}},
+        }
+        space = f"/namespaces/{cluster.namespace}"
+        self._deployments = f"/apis/apps/v1{space}/deployments"
+        self._services = f"/api/v1{space}/services"
 
     @property
-    def url(self) -> str:
-        return f"redis://:{self.password}@{self.host}:{self.port}/0"
-
-    @property
-    def url_inside(self) -> str:
-        return f"redis://:{self.password}@{self.inside}/0"
+    def inside(self) -> str:
+        """Its address for pods, with its port."""
+        return f"{self.name}.{self._cluster.namespace}.svc:{self.port}"
 
     def __enter__(self) -> Self:
         asyncio.run(self._start())
@@ -187,57 +193,52 @@ class RedisService:
 
     async def _start(self) -> None:
         labels = {"app": self.name}
-        container = {
-            "name": "redis",
-            "image": REDIS_IMAGE,
-            "args": ["redis-server", "--requirepass", self.password, "--save", "", "--protected-mode", "no"],
-            "readinessProbe": {"tcpSocket": {"port": self.port}, "periodSeconds": 1},
-            "resources": {"requests": {"cpu": "20m"}},
-        }
-        space = f"/namespaces/{self._cluster.namespace}"
+        about = {"metadata": {"name": self.name}}
+        template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": self.name, **self._container}]}}
+        deployment = {**about, "spec": {"selector": {"matchLabels": labels}, "template": template}}
         await self._cluster.ask(
-            "POST",
-            f"/apis/apps/v1{space}/deployments",
-            {
-                "apiVersion": "apps/v1",
-                "kind": "Deployment",
-                "metadata": {"name": self.name},
-                "spec": {
-                    "selector": {"matchLabels": labels},
-                    "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
-                },
-            },
+            "POST", self._deployments, {"apiVersion": "apps/v1", "kind": "Deployment", **deployment}
         )
-        service = await self._cluster.ask(
-            "POST",
-            f"/api/v1{space}/services",
-            {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": {"name": self.name},
-                "spec": {"selector": labels, "ports": [{"port": self.port}]},
-            },
-        )
-        self.host = service["spec"]["clusterIP"]
-        await asyncio.to_thread(self._wait)
+        service = {**about, "spec": {"selector": labels, "ports": [{"port": self.port}]}}
+        made = await self._cluster.ask("POST", self._services, {"apiVersion": "v1", "kind": "Service", **service})
+        self.host = made["spec"]["clusterIP"]
+        async with asyncio.timeout(ANSWERS_WITHIN_S):
+            while not await asyncio.to_thread(self._answers):  # noqa: ASYNC110 -- another machine makes it so
+                await asyncio.sleep(0.2)
 
     async def _stop(self) -> None:
-        space = f"/namespaces/{self._cluster.namespace}"
-        await self._cluster.ask("DELETE", f"/apis/apps/v1{space}/deployments/{self.name}")
-        await self._cluster.ask("DELETE", f"/api/v1{space}/services/{self.name}")
+        for path in (self._deployments, self._services):
+            await self._cluster.ask("DELETE", f"{path}/{self.name}")
 
-    def _wait(self) -> None:
+    def _answers(self) -> bool:
+        raise NotImplementedError
+
+
+class RedisService(PodService):
+    """A Redis with a password."""
+
+    name = "edl-redis"
+    port = 6379
+
+    def __init__(self, cluster: Cluster, password: str) -> None:
+        args = ["redis-server", "--requirepass", password, "--save", "", "--protected-mode", "no"]
+        super().__init__(cluster, image=REDIS_IMAGE, args=args)
+        self.password = password
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self.password}@{self.host}:{self.port}/0"
+
+    @property
+    def url_inside(self) -> str:
+        return f"redis://:{self.password}@{self.inside}/0"
+
+    def _answers(self) -> bool:
         from redis import Redis
         from redis.exceptions import RedisError
 
-        deadline = time.monotonic() + 120
         with Redis.from_url(self.url, socket_timeout=2.0, socket_connect_timeout=2.0) as client:
-            while True:
-                try:
-                    client.ping()
-                except RedisError:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.2)
-                else:
-                    return
+            try:
+                return bool(client.ping())
+            except RedisError:
+                return False

@@ -1,15 +1,12 @@
-"""An S3 server in a pod, which takes nobody but its one user: see tests/kubernetes/services."""
+"""An S3 server in a pod, which takes nobody but its one user: see kubernetes/s3/Dockerfile."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import time
-from typing import Any, Self
 
-from support.cluster.cluster import Cluster
-from support.cluster.manifests import create, remove
+from support.cluster.cluster import Cluster, PodService
 
 S3_IMAGE = "EDL_TEST_S3_IMAGE"
 """The variable that names an image with an S3 server that the cluster has."""
@@ -18,11 +15,9 @@ BUCKET = "runs"
 _UNCHECKED = 4
 """Actions that the server takes from anybody: those by which `_admit` makes the user and the bucket."""
 
-_WITHIN_S = 120.0
 
-
-class ObjectStoreService:
-    """A server behind the Service `edl-s3` of a cluster's namespace, with an empty bucket.
+class ObjectStoreService(PodService):
+    """An S3 server with an empty bucket.
 
     - `secret`: the Secret with all that its user's pods need in their environment.
     - `environ`: the same for this machine.
@@ -33,59 +28,35 @@ class ObjectStoreService:
     port = 5000
 
     def __init__(self, cluster: Cluster) -> None:
-        self.environ: dict[str, str] = {}
-        self._cluster = cluster
-        labels = {"app": self.name}
-        container = {
-            "name": "s3",
-            "image": os.environ[S3_IMAGE],
-            "args": ["moto_server", "--host", "0.0.0.0", "--port", str(self.port)],
-            "env": [
-                {"name": "INITIAL_NO_AUTH_ACTION_COUNT", "value": str(_UNCHECKED)},
-                {"name": "S3_IGNORE_SUBDOMAIN_BUCKETNAME", "value": "true"},  # its Service's name is no bucket's
-            ],
-            "readinessProbe": {"tcpSocket": {"port": self.port}, "periodSeconds": 1},
-            "resources": {"requests": {"cpu": "20m"}},
-        }
-        template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
-        self._objects: list[dict[str, Any]] = [
-            {
-                "apiVersion": "apps/v1",
-                "kind": "Deployment",
-                "metadata": {"name": self.name},
-                "spec": {"selector": {"matchLabels": labels}, "template": template},
-            },
-            {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": {"name": self.name},
-                "spec": {"selector": labels, "ports": [{"port": self.port}]},
-            },
+        env = [
+            {"name": "INITIAL_NO_AUTH_ACTION_COUNT", "value": str(_UNCHECKED)},
+            {"name": "S3_IGNORE_SUBDOMAIN_BUCKETNAME", "value": "true"},  # its Service's name is no bucket's
         ]
-
-    def __enter__(self) -> Self:
-        asyncio.run(self._start())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run(remove(self._cluster, *self._objects))
+        args = ["moto_server", "--host", "0.0.0.0", "--port", str(self.port)]
+        super().__init__(cluster, image=os.environ[S3_IMAGE], args=args, env=env)
+        self.environ: dict[str, str] = {}
+        self._secrets = f"/api/v1/namespaces/{cluster.namespace}/secrets"
 
     async def _start(self) -> None:
-        await create(self._cluster, *self._objects)
-        space = f"/api/v1/namespaces/{self._cluster.namespace}"
-        service = await self._cluster.ask("GET", f"{space}/services/{self.name}")
-        here = f"http://{service['spec']['clusterIP']}:{self.port}"
+        await super()._start()
+        here = f"http://{self.host}:{self.port}"
         user = await asyncio.to_thread(_admit, here)
         self.environ = {"AWS_ENDPOINT_URL_S3": here, **user}
-        inside = f"http://{self.name}.{self._cluster.namespace}.svc:{self.port}"
-        secret = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": self.secret},
-            "stringData": {**user, "AWS_ENDPOINT_URL_S3": inside},
-        }
-        await create(self._cluster, secret)
-        self._objects.append(secret)
+        texts = {**user, "AWS_ENDPOINT_URL_S3": f"http://{self.inside}"}
+        await self._cluster.ask("POST", self._secrets, {"metadata": {"name": self.secret}, "stringData": texts})
+
+    async def _stop(self) -> None:
+        await super()._stop()
+        await self._cluster.ask("DELETE", f"{self._secrets}/{self.secret}")
+
+    def _answers(self) -> bool:
+        from urllib.request import urlopen
+
+        try:
+            with urlopen(f"http://{self.host}:{self.port}/moto-api/", timeout=5):
+                return True
+        except OSError:
+            return False
 
 
 def _admit(url: str) -> dict[str, str]:
@@ -101,7 +72,6 @@ def _admit(url: str) -> dict[str, str]:
         "region_name": region["AWS_DEFAULT_REGION"],
         "config": Config(retries={"total_max_attempts": 1}),  # each answered attempt counts
     }
-    _wait(url)
     statement = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
     policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
     iam = boto3.client("iam", **anybody)
@@ -110,19 +80,3 @@ def _admit(url: str) -> dict[str, str]:
     key = iam.create_access_key(UserName="trainer")["AccessKey"]
     boto3.client("s3", **anybody).create_bucket(Bucket=BUCKET)
     return {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"], **region}
-
-
-def _wait(url: str) -> None:
-    """Return when the server answers by its Service."""
-    from urllib.error import URLError
-    from urllib.request import urlopen
-
-    deadline = time.monotonic() + _WITHIN_S
-    while True:
-        try:
-            with urlopen(f"{url}/moto-api/", timeout=5):
-                return
-        except (URLError, OSError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)

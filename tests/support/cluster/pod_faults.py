@@ -70,14 +70,6 @@ async def quota(cluster: Cluster, hard: dict[str, str]) -> AsyncIterator[None]:
             await cluster.ask("DELETE", f"{path}/tight")
 
 
-async def admit_only_restricted(cluster: Cluster) -> None:
-    """Let the namespace admit only pods that keep PodSecurity's strictest level."""
-    path = f"/api/v1/namespaces/{cluster.namespace}"
-    namespace = await cluster.ask("GET", path)
-    namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "restricted"
-    await cluster.ask("PUT", path, namespace)
-
-
 def kubeconfig_with(cluster: Cluster, file: Path, *, port: int = 0, token: str = "") -> str:
     """Write a kubeconfig of the cluster that goes by another port of this machine, or as the owner of a token."""
     import yaml

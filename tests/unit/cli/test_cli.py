@@ -54,7 +54,7 @@ def submit(backend: LocalBackend, name: str, code: str) -> JobStatus:
             await asyncio.sleep(0.02)
         return status
 
-    return asyncio.run(asyncio.wait_for(start(), timeout=30))
+    return asyncio.run(asyncio.wait_for(start(), timeout=100))
 
 
 def test_help_loads_no_subcommand() -> None:
@@ -163,7 +163,7 @@ def test_jobs_are_listed(edl: Edl) -> None:
     assert all(word in table for word in ("pool", "running", "2/2"))
     [listed] = msgspec.json.decode(edl("jobs", "--json")[1])
     assert (listed["name"], listed["wanted"], listed["progress"]) == ("pool", 2, None)
-    assert 0 <= listed["age_s"] < 60
+    assert 0 <= listed["age_s"] < 3600
     assert msgspec.json.decode(edl("jobs", "pool", "--json")[1])["digest"] == listed["digest"]
 
 
@@ -210,31 +210,18 @@ def test_logs_say_who_wrote_what(edl: Edl, work_dir: Path) -> None:
 
 
 @pytest.mark.usefixtures("pool")
-def test_a_pool_is_resized(edl: Edl) -> None:
-    """The wish is recorded and confirmed."""
+def test_a_pool_is_resized_within_its_bounds_and_suspended(edl: Edl) -> None:
+    """The wish is confirmed; 0 suspends, and the list says so; what is not allowed is a configuration error."""
     assert edl("resize", "pool", "3") == (0, "pool will have 3 instances\n", "")
-    assert msgspec.json.decode(edl("resize", "pool", "1", "--json")[1])["wanted"] == 1
-
-
-@pytest.mark.usefixtures("pool")
-def test_a_pool_is_suspended_and_goes_on(edl: Edl) -> None:
-    """By 0 instances, which are within no bounds; the list of jobs says what it waits for."""
+    for number in ("4", "-1"):
+        status, _, complaint = edl("resize", "pool", number)
+        assert (status, complaint) == (EX_CONFIG, f"edl: instances: got {number}, allowed is 0, or 1 to 3\n")
     said = "pool is suspended; `edl resize pool N` lets it go on, as a rescaling does\n"
     assert edl("resize", "pool", "0") == (0, said, "")
     _, table, _ = edl("jobs")
-    assert "pending" in table
-    assert "/0 " in table
-    assert "suspended: it goes on when it is given instances" in table
-    assert edl("resize", "pool", "1")[0] == 0
-
-
-@pytest.mark.usefixtures("pool")
-def test_a_number_outside_the_bounds_is_a_configuration_error(edl: Edl) -> None:
-    """The exit status tells scripts that trying again is pointless."""
-    status, _, complaint = edl("resize", "pool", "4")
-    assert (status, complaint) == (EX_CONFIG, "edl: instances: got 4, allowed is 0, or 1 to 3\n")
-    status, _, complaint = edl("resize", "pool", "-1")
-    assert (status, complaint) == (EX_CONFIG, "edl: instances: got -1, allowed is 0, or 1 to 3\n")
+    for words in ("pending", "/0 ", "suspended: it goes on when it is given instances"):
+        assert words in table
+    assert msgspec.json.decode(edl("resize", "pool", "1", "--json")[1])["wanted"] == 1
 
 
 @pytest.mark.usefixtures("pool")

@@ -282,9 +282,11 @@ async def test_what_comes_after_the_last_lines_is_not_lost(
     assert found == [*(expected if written else []), "three", "four", "five"]
 
 
-async def test_a_line_that_is_being_written_when_a_log_ends_is_told_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a log ends when its node's kubelet restarts: nobody is told half a line and then the other half."""
+@pytest.mark.parametrize("first", ["half", "half and half\n"])
+async def test_a_log_that_ends_before_its_container_is_read_on(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As logs end when their node's kubelet restarts: each line comes once, and nobody is told half a line."""
     monkeypatch.setattr(logs, "TOLD_WITHIN_S", 0.01)
+    monkeypatch.setattr(logs, "AGAIN_AFTER_S", 0.0)
     at = "2026-11-22T09:08:4"
 
     class Restarting(Broken):
@@ -295,7 +297,7 @@ async def test_a_line_that_is_being_written_when_a_log_ends_is_told_whole(monkey
             self.asked.append({})
             response = web.StreamResponse()
             await response.prepare(request)
-            await response.write(f"{at}1.1Z half".encode())
+            await response.write(f"{at}1.1Z {first}".encode())
             return response
 
     assert await told(Restarting([], [])) == ["half and half"]

@@ -18,7 +18,10 @@ from edl_runtime.backends.kubernetes.status import (
     has_ended,
     interrupts,
     is_being_made,
+    is_never_pulled,
     job_status,
+    lacks_pods,
+    refusals,
     trainer_instances,
     wanted,
 )
@@ -38,6 +41,7 @@ PULL = (
 )
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
 START = 'OCI runtime create failed: runc create failed: exec: "nosuchprogram": executable file not found in $PATH'
+ROOT = 'breaks non-root policy (pod: "job-0_ml(1b4e)", container: instance)'
 RESULT = {"checkpoint": "/data/1", "metrics": {"loss": 0.5}}
 
 
@@ -149,29 +153,19 @@ def test_a_job_tells_what_it_was_given() -> None:
             id="registry away",
         ),
         pytest.param(
-            pod(0, waiting("ImagePullBackOff", 'Back-off pulling image "train:1"'), "Pending"),
-            "pending", None, "instance 0 can't start: ImagePullBackOff: Back-off pulling image \"train:1\"", False,
-            id="registry away for a while",
-        ),
-        pytest.param(
             pod(0, waiting("ErrImagePull", PULL), "Pending"),
             "pending", None, f"instance 0 can't start: ErrImagePull: {PULL}", True,
             id="no such image",
         ),
         pytest.param(
-            pod(0, waiting("ErrImageNeverPull", "Container image is not present"), "Pending"),
-            "pending", None, "instance 0 can't start: ErrImageNeverPull: Container image is not present", True,
-            id="image never pulled",
-        ),
-        pytest.param(
-            pod(0, waiting("InvalidImageName"), "Pending"),
-            "pending", None, "instance 0 can't start: InvalidImageName: ", True,
-            id="no name of an image",
-        ),
-        pytest.param(
             pod(0, waiting("CreateContainerConfigError", 'secret "aws" not found'), "Pending"),
             "pending", None, 'instance 0 can\'t start: CreateContainerConfigError: secret "aws" not found', False,
             id="no such secret yet",
+        ),
+        pytest.param(
+            pod(0, waiting("CreateContainerConfigError", f"container's runAsUser {ROOT}"), "Pending"),
+            "pending", None, f"instance 0 can't start: CreateContainerConfigError: container's runAsUser {ROOT}", True,
+            id="root where that must not be",
         ),
         pytest.param(
             pod(0, ended(128, "StartError", START), "Failed"),
@@ -221,6 +215,43 @@ def test_an_instance_says_what_is_wrong_with_it(
     assert (instance.phase, instance.exit_code) == (phase, exit_code)
     assert (status.reason, status.mistaken) == (reason, mistaken)
     assert status.phase == ("failed" if mistaken or exit_code is not None else "running")
+
+
+TRIED = 'failed to pull and unpack image "train:1": failed to resolve reference "docker.io/library/train:1"'
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("InvalidImageName", "Failed to apply default image tag"),
+        ("ErrImageNeverPull", "Container image is not present with pull policy of Never"),
+        ("ErrImagePull", f"rpc error: code = NotFound desc = {TRIED}: docker.io/library/train:1: not found"),
+        ("ErrImagePull", "pull access denied, repository does not exist or may require authorization"),
+        ("ErrImagePull", f"{TRIED}: unexpected status from HEAD request to https://r/v2/train: 401 Unauthorized"),
+        ("ErrImagePull", f"{TRIED}: failed to fetch oauth token: unexpected status: 403 Forbidden"),
+        ("ImagePullBackOff", "Back-off pulling image: ErrImagePull: reading manifest 1: manifest unknown"),
+        ("ErrImagePull", f"{TRIED}: no match for platform in manifest: not found"),
+    ],
+)
+def test_a_registry_that_answers_that_there_is_none_ends_the_wait(reason: str, message: str) -> None:
+    """The image has to be given another name, or the pod a pull secret."""
+    assert is_never_pulled(reason, message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        f'{TRIED}: failed to do request: Head "https://r/v2/train": dial tcp: lookup r on 10.0.0.1:53: no such host',
+        f'{TRIED}: failed to do request: Head "https://r/v2/train": dial tcp 10.0.0.2:443: i/o timeout',
+        f'{TRIED}: failed to do request: Head "https://r/v2/train": dial tcp 10.0.0.2:443: connect: connection refused',
+        f"{TRIED}: unexpected status from HEAD request to https://r/v2/train: 503 Service Unavailable",
+        f"{TRIED}: 429 Too Many Requests - Server message: toomanyrequests: You have reached your pull rate limit",
+        'Back-off pulling image "registry.example/notfound:1"',
+    ],
+)
+def test_a_registry_that_does_not_answer_is_waited_for(message: str) -> None:
+    """It, or the way to it, may be there again soon."""
+    assert not is_never_pulled("ErrImagePull", message)
 
 
 MOUNT = 'MountVolume.SetUp failed for volume "v" : secret "nosuch" not found'
@@ -469,6 +500,10 @@ def test_indexes_are_read_as_a_job_writes_them(text: str | None, indexes: list[i
         (3, 3, "2", 2, 2),
         (3, 3, "1,9", 4, 5),
         (2, 4, "", 1, 1),
+        (3, 0, "", 3, 3),  # it was suspended
+        (3, 0, "", 1, 1),
+        (3, 0, "", 4, 4),
+        (3, 0, "1", 2, 3),
     ],
 )
 def test_a_job_gets_as_many_indexes_as_it_needs(
@@ -487,14 +522,50 @@ def test_a_job_is_pending_while_it_is_suspended() -> None:
     assert of(job(labels={"kueue.x-k8s.io/queue-name": "gpus"})).reason == ""
 
 
+QUOTA = 'pods "job-1" is forbidden: exceeded quota: tight, requested: pods=1, used: pods=1, limited: pods=1'
+SECURITY = 'pods "job-1" is forbidden: violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)'
+
+
+def refused(*told: tuple[int, str], made: tuple[int, ...] = ()) -> JobStatus:
+    """Return the status of a job of two whose pods were refused and made, all at seconds of the same minute."""
+    events = [{"lastTimestamp": f"2026-11-22T09:08:{second:02}Z", "message": message} for second, message in told]
+    pods = [pod(index, RUNNING, created=f"2026-11-22T09:08:{second:02}Z") for index, second in enumerate(made)]
+    return of(job(2), *pods, refusals=tuple(refusals(events, pods)))
+
+
 def test_pods_that_cannot_be_created_are_told_of() -> None:
-    """As when the quota is used up; the last refusal says most."""
-    status = of(job(), refusals=("first", "exceeded quota: gpus"))
-    assert (status.phase, status.reason) == ("running", "its pods can't be created: exceeded quota: gpus")
-    refused = pool(conditions={"ReplicaFailure": {"reason": "FailedCreate", "message": "exceeded quota"}})
-    told = ("running", "its pods can't be created: exceeded quota")
-    assert (of(refused).phase, of(refused).reason) == told
+    """As when the quota is used up; a Deployment says so itself, of a Job only events do, of which the last counts."""
+    quota = f"its pods can't be created: {QUOTA}"
+    in_force = pool(conditions={"ReplicaFailure": {"reason": "FailedCreate", "message": QUOTA}})
+    for status in (refused((2, QUOTA), (1, "no such service account")), of(in_force)):
+        assert (status.phase, status.reason, status.mistaken) == ("running", quota, False)
     assert of(job(conditions={"Complete": {}}), refusals=("old",)).reason == ""
+
+
+@pytest.mark.parametrize(
+    ("thing", "pods", "lacks"),
+    [(job(2), 1, True), (job(2), 2, False), (job(2), 3, False), (job(2, suspend=True), 1, False), (pool(2), 1, False)],
+)
+def test_only_a_job_that_lacks_pods_is_asked_why(thing: dict[str, Any], pods: int, *, lacks: bool) -> None:
+    """Its events cost a request; a Deployment says it itself, and a suspended Job wants none."""
+    assert lacks_pods(thing, [pod(index) for index in range(pods)]) is lacks
+
+
+def test_a_refusal_from_before_the_newest_pod_is_not_told() -> None:
+    """The cluster keeps events for an hour; since then it has created a pod, whichever of the job's that is."""
+    for made in ((3, 9), (9, 3), (9,)):
+        assert refused((6, QUOTA), made=made).reason == ""
+    for made in ((3, 6), (3,)):
+        assert refused((6, QUOTA), made=made).reason.endswith(QUOTA)
+
+
+def test_what_is_refused_for_ever_fails_a_job_that_has_no_pods() -> None:
+    """Nobody can mend it but whoever wrote the job; what has begun before goes on, as a rule may have come later."""
+    status = refused((1, SECURITY))
+    assert (status.phase, status.mistaken) == ("failed", True)
+    status = refused((2, SECURITY), made=(1,))
+    assert (status.phase, status.mistaken) == ("running", False)
+    assert SECURITY in status.reason
 
 
 def test_a_job_has_succeeded_when_it_says_so() -> None:
@@ -507,10 +578,11 @@ def test_a_job_has_succeeded_when_it_says_so() -> None:
     assert [of(done, *pods).phase for pods in (all_done, all_done[:1], [])] == ["succeeded"] * 3
 
 
-@pytest.mark.parametrize("kind", ["Failed", "FailureTarget"])
-def test_a_job_that_failed_by_its_policy_tells_of_the_instance_that_did_it(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "elastic"), [("Failed", False), ("FailureTarget", False), ("FailureTarget", True)])
+def test_a_job_that_failed_by_its_policy_tells_of_the_instance_that_did_it(kind: str, *, elastic: bool) -> None:
     """Others were deleted, or just are; without any pod the Job's own words have to do."""
-    failed = job(3, conditions={kind: {"reason": "PodFailurePolicy", "message": "Container instance failed with 1"}})
+    conditions = {kind: {"reason": "PodFailurePolicy", "message": "Container instance failed with 1"}}
+    failed = job(3, elastic=elastic, conditions=conditions)
     culprit = pod(1, ended(1, message="Traceback\nValueError: bad\n"), "Failed")
     others = [pod(0, ended(143), "Failed"), pod(2, RUNNING)]
     for pods in ([culprit], [*others, culprit]):
@@ -677,6 +749,13 @@ def test_what_the_cluster_ends_too_often_fails_the_job(*, elastic: bool) -> None
     assert of(job(2, elastic=elastic, most_disruptions=0), hit(0, 0), pod(1, RUNNING)).phase == "failed"
 
 
+def test_what_the_cluster_ends_is_no_mistake_of_the_jobs() -> None:
+    """Its successor may find what it lacked, as an image that is there on another node."""
+    bare = ended(1, message="No module named edl_runtime")
+    assert of(job(), hit(0, 0, state=bare, phase="Failed")).phase == "running"
+    assert not of(job(), hit(0, 0, state=bare, phase="Failed")).mistaken
+
+
 def test_the_limit_is_one_of_each_instance() -> None:
     """A node that takes many along is one trouble of each."""
     pods = [pod(index, RUNNING, disruptions=2) for index in range(4)]
@@ -801,6 +880,15 @@ def test_a_pool_fails_when_it_has_no_instance_to_go_on_with(
     assert status.last_lines == (("bad",) if reason and instance[1] in (3, 78) else status.last_lines)
     both = of(pool(2), given, replica("b", RUNNING))
     assert (both.phase, both.reason) == ("running", reason)
+
+
+def test_a_pool_without_an_instance_to_go_on_with_tells_of_the_youngest() -> None:
+    """It was the last to be tried."""
+    older, younger = crashed(78, 1, "old\n"), crashed(78, 1, "new\n")
+    younger["metadata"] |= {"name": "b", "creationTimestamp": "2026-11-22T09:08:45Z"}
+    status = of(pool(2), younger, older)
+    assert (status.phase, status.last_lines) == ("failed", ("new",))
+    assert status.reason.startswith("instance 1 exited with 78")
 
 
 def test_the_instances_of_a_pool_are_numbered_by_age() -> None:
@@ -944,11 +1032,3 @@ def test_a_suspended_pool_has_not_failed_whatever_its_last_pods_say() -> None:
     assert (of(thing).phase, of(thing).reason, of(thing).is_suspended) == ("pending", SUSPENDED, True)
     status = of(thing, pod(0, ended(78)))
     assert (status.phase, status.reason, status.attainable) == ("pending", SUSPENDED, 0)
-
-
-def test_a_suspended_job_goes_on_with_as_many_indexes_as_it_is_given() -> None:
-    """Those that were given up before stay so."""
-    assert completions_for(job(3, wanted=0, suspend=True), 3) == 3
-    assert completions_for(job(3, wanted=0, suspend=True), 1) == 1
-    assert completions_for(job(3, wanted=0, suspend=True), 4) == 4
-    assert completions_for(job(3, wanted=0, suspend=True, status={"failedIndexes": "1"}), 2) == 3

@@ -1,4 +1,4 @@
-"""What becomes of a job's log when the job is deleted, by a real HTTP server that speaks as the API server does."""
+"""What the backend asks and says, by a real HTTP server that speaks as the API server does."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes_asyncio.client import ApiClient, Configuration
 
-from edl_runtime.backends.kubernetes import KubernetesBackend, api
+from edl_runtime.backends.kubernetes import KubernetesBackend, api, names
 
-JOB = {"metadata": {"name": "job", "uid": "one", "resourceVersion": "1", "annotations": {}}}
+JOB = {
+    "metadata": {"name": "job", "uid": "one", "resourceVersion": "1", "labels": {names.JOB: "job"}, "annotations": {}},
+    "spec": {"completions": 2},
+}
 
 
 class Cluster:
-    """Has one Job, without pods, in the namespace "ns", and answers for some kinds with a status that refuses."""
+    """Has one Job, and `has` by plural, in the namespace "ns"; answers for some kinds with a status that refuses."""
 
-    def __init__(self, refuses: dict[str, int]) -> None:
+    def __init__(self, refuses: dict[str, int], **has: Any) -> None:
         self.refuses = refuses
-        self.jobs = [JOB]
+        self.has = {"jobs": [JOB], **has}
         self.kept: list[Any] = []
         self.closing = asyncio.Event()
 
@@ -37,12 +40,12 @@ class Cluster:
             await self.closing.wait()
             return response
         if request.method == "DELETE":
-            self.jobs = []
+            self.has = {}
         elif request.method == "POST":
             self.kept.append(await request.json())
         elif "name" in request.match_info:
             return web.json_response({}, status=404)
-        return web.json_response({"items": self.jobs if kind == "jobs" else [], "metadata": {"resourceVersion": "1"}})
+        return web.json_response({"items": self.has.get(kind, []), "metadata": {"resourceVersion": "1"}})
 
     @asynccontextmanager
     async def backend(self) -> AsyncIterator[KubernetesBackend]:
@@ -74,8 +77,30 @@ async def test_a_job_is_deleted_though_its_log_is_lost(
     with structlog.testing.capture_logs() as told:
         async with cluster.backend() as backend:
             assert await backend.delete("job")
-    assert cluster.jobs == []
+    assert cluster.has == {}
     assert len(cluster.kept) == kept
     found = [(one["job"], one["cause"]) for one in told if one["event"] == "log.not_kept"]
     assert len(found) == (cause is not None)
     assert all(job == "job" and str(cause) in why for job, why in found)
+
+
+@pytest.mark.parametrize(("second", "told"), [(1, ""), (3, "its pods can't be created: exceeded quota")])
+@pytest.mark.parametrize("followed", [False, True])
+async def test_only_what_was_refused_since_the_newest_pod_is_told(second: int, told: str, *, followed: bool) -> None:
+    """The cluster keeps events for an hour, and the quota may have been raised long ago."""
+    about = {"uid": "pod", "resourceVersion": "1", "labels": {names.JOB: "job"}}
+    pod = {"metadata": {**about, "name": "job-0", "creationTimestamp": "2026-01-01T12:00:02Z"}}
+    event = {
+        "metadata": {"name": "refusal", "uid": "event", "resourceVersion": "1"},
+        "involvedObject": {"kind": "Job", "uid": "one"},
+        "reason": "FailedCreate",
+        "message": "exceeded quota",
+        "lastTimestamp": f"2026-01-01T12:00:0{second}Z",
+    }
+    cluster = Cluster({}, pods=[pod], events=[event])
+    async with cluster.backend() as backend:
+        if followed:
+            async with backend.following() as watching:
+                assert (await watching.get("job")).reason == told
+        else:
+            assert (await backend.get("job")).reason == told

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import structlog
 
-from edl_runtime.backends.base import LogLine
-from edl_runtime.backends.kubernetes import KubernetesBackend, names, outage
+from edl_runtime.backends.kubernetes import KubernetesBackend, outage
 from edl_runtime.backends.kubernetes.api import AT_ONCE, MOST_LISTS, Api
-from edl_runtime.backends.kubernetes.logs import Source, _Pods, _read_all
 from edl_runtime.errors import GoneError, UnknownJobError
 
 HEAD = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
@@ -71,8 +69,9 @@ async def test_an_outage_is_told_once_and_its_end_once(monkeypatch: pytest.Monke
     assert 0 < told[1]["away_s"] < 60
 
 
-async def test_an_outage_that_is_over_soon_is_not_told() -> None:
+async def test_an_outage_that_is_over_soon_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that breaks now and then is nothing that anybody has to know."""
+    monkeypatch.setattr(outage, "TOLD_AFTER_S", 100.0)
     with structlog.testing.capture_logs() as told:
         async with answering("", f'{HEAD}Content-Length: 15\r\n\r\n{{"kind": "Job"}}') as (api, asked):
             await api.get("Job", "job")
@@ -117,28 +116,6 @@ async def test_an_outage_is_told_once_by_all_that_a_backend_does(monkeypatch: py
                 )
     assert [found[:2], type(found[2])] == [[[], []], UnknownJobError]
     assert [(one["event"], one["address"]) for one in told] == [("cluster.away", host), ("cluster.back", host)]
-
-
-async def test_a_log_that_ends_before_its_container_is_read_on() -> None:
-    """A kubelet that restarts ends the logs of all its containers, as if these had ended; each line comes once."""
-    first, second = (f"2026-01-01T12:00:00.00000000{number}Z {number}\n" for number in (1, 2))
-    lines: asyncio.Queue[LogLine | None] = asyncio.Queue()
-    pods, opened = _Pods(), asyncio.Event()
-    await pods.renew(_pod("running"))
-    async with answering(f"{HEAD}\r\n{first}", f"{HEAD}\r\n{first}{second}") as (api, asked):
-        reading = asyncio.create_task(_read_all(api, Source(0, "pod", opened.set), pods, lines, None))
-        assert [await lines.get(), await lines.get()] == [LogLine(0, "1"), LogLine(0, "2")]
-        await pods.renew(_pod("terminated"))
-        await reading
-    assert opened.is_set()
-    assert lines.empty()
-    assert "sinceTime=2026-01-01T12" in asked[1]
-
-
-def _pod(state: str) -> dict[str, Any]:
-    phase = "Running" if state == "running" else "Succeeded"
-    container = {"name": names.CONTAINER, "state": {state: {}}}
-    return {"pod": {"status": {"phase": phase, "containerStatuses": [container]}}}
 
 
 def _page(*names_there: str, more: str = "") -> str:
