@@ -13,6 +13,8 @@ from edl_runtime.errors import EX_CONFIG
 from edl_runtime.specs import Bounds
 
 RUNNING_POOL = job_status("digits", kind="pool")
+ALONE = work_of(pool="", pool_job=None, ends_at=1000.0, stop_grace_s=60.0)
+RUNNING = View(trainer=job_status("student"), started=True)
 
 
 def _ends(decision: object) -> str:
@@ -190,3 +192,36 @@ def test_a_suspended_training_is_followed_until_its_time_to_train_is_over() -> N
     leaving = (InstanceStatus(index=0, phase="running", started_at=1.0),)
     still = suspended("student", instances=leaving)
     assert decide(work, View(trainer=still, started=True), 1000.0) == "end_trainer"
+
+
+def test_a_training_without_a_pool_starts_at_once() -> None:
+    """And is followed to its end."""
+    assert decide(ALONE, View(), 0) == "start_trainer"
+    assert decide(ALONE, RUNNING, 999.9) == "wait"
+    done = View(trainer=job_status("student", phase="succeeded"), started=True)
+    outcome = decide(ALONE, done, 5000)
+    assert isinstance(outcome, Outcome)
+    assert outcome.ended == "succeeded"
+
+
+def test_when_its_time_is_over_it_is_asked_to_end_and_then_ended() -> None:
+    """Asked until its grace is over, which begins with the first time; the task's own limit holds besides."""
+    asked = msgspec.structs.replace(RUNNING, asked_at=1010.0)
+    assert decide(ALONE, RUNNING, 1000) == "end_trainer"
+    assert decide(ALONE, RUNNING, 5000) == "end_trainer"
+    assert decide(ALONE, asked, 1069.9) == "end_trainer"
+    ended = decide(ALONE, asked, 1070)
+    assert isinstance(ended, Outcome)
+    assert (ended.ended, ended.name) == ("stopped", "student")
+    assert "within 60 s" in ended.reason
+    limited = decide(msgspec.structs.replace(ALONE, deadline=1010), RUNNING, 1010)
+    assert isinstance(limited, Outcome)
+    assert limited.ended == "timed_out"
+
+
+def test_a_try_after_its_time_starts_nothing() -> None:
+    """What the try before has left running is asked to end."""
+    late = decide(ALONE, View(), 1000)
+    assert isinstance(late, Outcome)
+    assert (late.ended, late.reason) == ("stopped", "the time to train was over before it could begin")
+    assert decide(ALONE, RUNNING, 1000) == "end_trainer"

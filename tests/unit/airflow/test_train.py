@@ -14,13 +14,11 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from support.airflow.fakes import MadeUpSite, deferred_by, event_of, job_status, landed, rendered, work_of
 from support.airflow.templates import SURROUNDINGS
 
-from edl_airflow import conductor
-from edl_airflow.decisions import View, decide
-from edl_airflow.failures import failure_of
+from edl_airflow.decisions import View
 from edl_airflow.identity import checkpoint_stream, job_name, try_token
 from edl_airflow.operators.train import EdlTrainOperator
-from edl_airflow.work import LandedCheckpoint, Outcome, Training, Work
-from edl_runtime.errors import JobFailedError, RegistryUnavailableError, SpecError
+from edl_airflow.work import Outcome, Training, Work
+from edl_runtime.errors import JobFailedError, SpecError
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
@@ -232,156 +230,6 @@ def test_what_it_returns_of_a_script_that_leaves_a_model_of_its_own(context: Any
     result = _train(job="digits").execute_complete(context, event_of(deferred, ended))
     assert (result["checkpoint"], result["step"], result["epoch"]) == ("/own/model", 43, 4)
     assert result["metrics"] == {"accuracy": 0.9}
-
-
-@pytest.mark.parametrize(
-    ("found", "counts"),
-    [
-        (landed(7, at=1100.0), 7),
-        (landed(7, at=999.0), None),  # last night's, of the same name
-        (landed(7, at=1100.0, job="other"), None),
-    ],
-)
-async def test_only_what_this_run_of_the_job_has_left_counts(
-    site: MadeUpSite, found: LandedCheckpoint, counts: int | None
-) -> None:
-    """One that is ended by force without a checkpoint of its own has failed."""
-    site.landed = [found, landed(8, at=1100.0, job="beside")]
-    site.backend.jobs = {"student": job_status("student", created_at=1000.0)}
-    outcome = await conductor.conduct(msgspec.structs.replace(ALONE, stop_grace_s=0.01), site, lambda _: None)
-    assert outcome.ended == "stopped"
-    assert (outcome.landed["step"] if outcome.landed else None) == counts
-    assert isinstance(failure_of(outcome, 5), JobFailedError) is (counts is None)
-
-
-async def test_a_try_after_its_time_finds_what_the_try_before_has_left(site: MadeUpSite) -> None:
-    """Since the run has started."""
-    site.landed = [landed(7, at=500.0)]
-    outcome = await conductor.begin(msgspec.structs.replace(ALONE, began_at=400.0), site)
-    assert outcome
-    assert (outcome.ended, outcome.landed) == ("stopped", landed(7, at=500.0))
-    outcome = await conductor.begin(msgspec.structs.replace(ALONE, began_at=600.0), site)
-    assert outcome
-    assert outcome.landed is None
-
-
-def test_a_training_without_a_pool_starts_at_once() -> None:
-    """And is followed to its end."""
-    assert decide(ALONE, View(), 0) == "start_trainer"
-    assert decide(ALONE, RUNNING, 999.9) == "wait"
-    done = View(trainer=job_status("student", phase="succeeded"), started=True)
-    outcome = decide(ALONE, done, 5000)
-    assert isinstance(outcome, Outcome)
-    assert outcome.ended == "succeeded"
-
-
-def test_when_its_time_is_over_it_is_asked_to_end_and_then_ended() -> None:
-    """Asked until its grace is over, which begins with the first time; the task's own limit holds besides."""
-    asked = msgspec.structs.replace(RUNNING, asked_at=1010.0)
-    assert decide(ALONE, RUNNING, 1000) == "end_trainer"
-    assert decide(ALONE, RUNNING, 5000) == "end_trainer"
-    assert decide(ALONE, asked, 1069.9) == "end_trainer"
-    ended = decide(ALONE, asked, 1070)
-    assert isinstance(ended, Outcome)
-    assert (ended.ended, ended.name) == ("stopped", "student")
-    assert "within 60 s" in ended.reason
-    limited = decide(msgspec.structs.replace(ALONE, deadline=1010), RUNNING, 1010)
-    assert isinstance(limited, Outcome)
-    assert limited.ended == "timed_out"
-
-
-def test_a_try_after_its_time_starts_nothing() -> None:
-    """What the try before has left running is asked to end."""
-    late = decide(ALONE, View(), 1000)
-    assert isinstance(late, Outcome)
-    assert (late.ended, late.reason) == ("stopped", "the time to train was over before it could begin")
-    assert decide(ALONE, RUNNING, 1000) == "end_trainer"
-
-
-async def test_who_follows_a_training_after_its_time_asks_before_it_ends_it(
-    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A triggerer that was restarted, or a try that has taken over, may come when the grace would have been over."""
-    now = {"at": 5000.0}
-    monkeypatch.setattr(conductor, "clock", lambda: now["at"])
-    site.backend.jobs, site.trainings = {"student": job_status("student")}, {"student": Training()}
-
-    def say(_: str) -> None:
-        now["at"] += 60
-
-    outcome = await conductor.conduct(ALONE, site, say)
-    assert (outcome.ended, site.asked) == ("stopped", [("student", "its time to train is over")])
-    assert site.backend.deeds == [("delete", "student")]
-
-
-async def test_a_checkpoint_that_is_written_when_instances_leave_is_the_last(
-    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They leave when the training is ended by force; what counts is known after that."""
-    site.backend.jobs, site.landed = {"student": job_status("student")}, [landed(7)]
-    delete = site.backend.delete
-
-    async def leave(name: str, *, token: str | None = None) -> bool:
-        site.landed.append(landed(9))
-        deleted: bool = await delete(name, token=token)
-        return deleted
-
-    monkeypatch.setattr(site.backend, "delete", leave)
-    outcome = await conductor.conduct(msgspec.structs.replace(ALONE, stop_grace_s=0.01), site, lambda _: None)
-    assert (outcome.ended, outcome.landed) == ("stopped", landed(9))
-
-
-async def test_it_is_asked_once_as_soon_as_somebody_hears(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis may be away when the time comes, and the instances may still load."""
-    now = {"at": 1000.0}
-    monkeypatch.setattr(conductor, "clock", lambda: now["at"])
-    site.backend.jobs = {"student": job_status("student")}
-    site.away = True
-    said: list[str] = []
-    looks = iter(range(100))
-
-    async def training(job: str) -> Training | None:  # noqa: ARG001
-        return site.trainings.get("student")
-
-    async def ask(job: str, reason: str) -> bool:
-        look = next(looks)
-        if look < 2:
-            raise RegistryUnavailableError("nowhere:1", "refused")
-        if look < 4:
-            return False
-        site.asked.append((job, reason))
-        site.away = False
-        site.trainings["student"] = Training(members=(0,), ended="stopped", reason=reason)
-        site.landed = [landed(7)]
-        site.backend.jobs = {"student": job_status("student", phase="succeeded")}
-        return True
-
-    monkeypatch.setattr(site, "ask_to_end", ask)
-    monkeypatch.setattr(site, "training", training)
-    outcome = await conductor.conduct(ALONE, site, said.append)
-    assert site.asked == [("student", "its time to train is over")]
-    assert (outcome.ended, outcome.landed) == ("succeeded", landed(7))
-    assert outcome.training
-    assert outcome.training.ended == "stopped"
-    assert len([line for line in said if "asked to end" in line]) == 1
-
-
-async def test_it_is_asked_until_it_ends(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first time may be heard by instances that are dead, and forgotten by those that take their place."""
-    monkeypatch.setattr(conductor, "clock", lambda: 1000.0)
-    site.backend.jobs, site.trainings = {"student": job_status("student")}, {"student": Training()}
-    said: list[str] = []
-
-    async def ask(job: str, reason: str) -> bool:
-        site.asked.append((job, reason))
-        if len(site.asked) == 3:
-            site.backend.jobs = {"student": job_status("student", phase="succeeded")}
-        return True
-
-    monkeypatch.setattr(site, "ask_to_end", ask)
-    outcome = await conductor.conduct(ALONE, site, said.append)
-    assert (outcome.ended, len(site.asked)) == ("succeeded", 3)
-    assert len([line for line in said if "asked to end" in line]) == 1
 
 
 def test_one_that_does_not_end_is_ended_by_force(context: Any, site: MadeUpSite) -> None:
