@@ -70,7 +70,6 @@ async def main():
                 teachers=1, waiting=0.38, limit="teachers", quarantined={"b:1": "b:1: timed out"},
             )
             await publish(client, settings.namespace, settings.job, progress)
-            await asyncio.sleep(0.7)
 
 asyncio.run(main())
 """
@@ -86,6 +85,8 @@ class World:
         self.work_dir = folder / "edl"
         self.backend = LocalBackend(self.work_dir)
         self._monkeypatch = monkeypatch
+        for module in ("conductor", "waiting"):
+            monkeypatch.setattr(f"edl_airflow.{module}.LOOK_EVERY_S", 0.1)
         for name, text in (("answers", MODEL), ("student", STUDENT), ("reports", REPORTS)):
             (folder / f"{name}.py").write_text(text)
         self.connect_to(redis_url)
