@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 from airflow.sdk.execution_time.task_runner import _run_execute_callable
 from support.airflow.world import (
     World,
@@ -74,7 +74,12 @@ def test_the_whole_in_one_task(world: World, deferrable: bool) -> None:  # noqa:
 
 @pytest.mark.slow
 def test_a_pool_in_steps(world: World) -> None:
-    """Start, wait, grow, shrink, stop: each returns the teachers that are registered."""
+    """Start, wait, grow, shrink, stop: each returns the teachers that are registered.
+
+    They start in the DAGs' folder, and no file there takes the place of a library.
+    """
+    for library in ("redis", "numpy", "json", "logging"):
+        (world.folder / f"{library}.py").write_text("raise SystemExit('the wrong one')")
     context = world.context()
     start = EdlTeacherPoolOperator(
         task_id="start", dag=world.dag(), teacher_pool="digits", teacher=world.teacher(), teachers="1:2"
@@ -90,6 +95,8 @@ def test_a_pool_in_steps(world: World) -> None:
         EdlResizeOperator(task_id="beyond", teacher_pool="digits", instances=3).execute(context)
     EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits").execute(context)
     assert world.jobs() == {}
+    with pytest.raises(AirflowSkipException, match="'digits' has ended"):
+        EdlResizeOperator(task_id="late", teacher_pool="digits", instances=1).execute(context)
 
 
 @pytest.mark.slow

@@ -14,9 +14,8 @@ from support.paths import DAGS
 from edl_airflow.approval import answer_of, ask, subject, table, targets_in
 from edl_airflow.failures import is_passing
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator, rows
-from edl_airflow.plugin import pages
 from edl_airflow.work import RescalingTarget
-from edl_runtime.autoscale.plan import JobTarget, Plan
+from edl_runtime.autoscale.plan import Plan
 from edl_runtime.autoscale.rescale import Rescaled
 from edl_runtime.errors import ClusterUnavailableError, SpecError
 
@@ -163,25 +162,6 @@ def test_a_reason_does_not_add_rows_to_the_table() -> None:
 def test_an_answer_is_a_persons_or_the_default(event: dict[str, Any], answer: tuple[bool, str]) -> None:
     """Only a person's has a name."""
     assert answer_of(event) == answer
-
-
-def test_the_page_shows_the_plan_and_escapes_it() -> None:
-    """Capacity, window, and of each job what it had and should have; nothing of it is a script for the browser."""
-    first = JobTarget(name="first", kind="trainer", instances=4, target=1, reason="shrinks: <script>alert(1)</script>")
-    pool = JobTarget(name="teachers", kind="pool", instances=1, target=2, reason="grows from 1 to 2")
-    capacity = {"cpu": 1.5, "memory": 3 * 2.0**30}
-    plan = Plan(at=1.8e9, window="day", until=1.8e9 + 60, why="half of it", capacity=capacity, targets=(first, pool))
-    page = pages.rescaling_page("team", plan, trouble="")
-    assert "window day until 2027-01-15 08:01:00 UTC" in page
-    assert "<td>cpu</td><td>1.5</td>" in page
-    assert "<td>memory</td><td>3.0 GiB</td>" in page
-    assert '/edl/jobs/team/first"' in page
-    assert '/edl/pools/team/teachers"' in page
-    assert 'class="fewer" style="width: 25%"' in page
-    assert 'class="more" style="width: 50%"' in page
-    assert "<script>" not in page
-    assert "Nothing has been rescaled" in pages.rescaling_page("team", None, trouble="")
-    assert "Redis is away" in pages.rescaling_page("team", None, trouble="Redis is away")
 
 
 def test_the_dag_runs_at_each_edge_every_few_minutes_and_when_jobs_come(context: dict[str, Any]) -> None:

@@ -185,6 +185,15 @@ def test_a_pool_of_another_running_task_is_refused(context: Any, site: MadeUpSit
     assert list(site.backend.jobs) == ["digits"]
 
 
+def test_a_retry_with_another_teacher_does_not_adopt_the_student(context: Any) -> None:
+    """What the old teacher has taught is not what the task shall return: it is another job, by its digest."""
+    digests = {
+        rendered(distill(teacher=TeacherSpec(model=model)), context).plan(context, SURROUNDINGS).trainer_job.digest
+        for model in ("models:add", "models:double")
+    }
+    assert len(digests) == 2
+
+
 def test_pool_and_student_have_the_priority_and_weight_of_their_task(context: Any) -> None:
     """A task is one matter, whatever it runs."""
     teacher = TeacherSpec(model="models:add")

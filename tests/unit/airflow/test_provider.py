@@ -10,6 +10,7 @@ from pkgutil import resolve_name
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+from support.depth import DEEP, examples
 from support.paths import ROOT
 
 from edl_airflow.provider_info import get_provider_info
@@ -55,7 +56,7 @@ def test_airflow_lists_the_provider() -> None:
 
 
 def test_importing_an_operator_is_cheap() -> None:
-    """It loads no heavy library and takes at most 0.1 s of the processor's time more than Airflow's own SDK."""
+    """It loads no heavy library, and takes 0.1 s of the processor's time at most beyond Airflow's own SDK, at best."""
     code = """
 import sys, time
 import airflow.sdk
@@ -66,9 +67,9 @@ took_s = time.process_time() - started
 heavy = {"paddle", "kubernetes", "redis", "numpy", "fastapi", "kubernetes_asyncio"} & (set(sys.modules) - before)
 print(took_s, sorted(heavy))
 """.replace("started = time", "before = set(sys.modules)\nstarted = time", 1)
-    measured = [_python(code).split(" ", 1) for _ in range(3)]
+    measured = [_python(code).split(" ", 1) for _ in range(examples(1, 5))]
     assert {heavy for _, heavy in measured} == {"[]"}
-    assert min(float(took_s) for took_s, _ in measured) <= 0.1
+    assert not DEEP or min(float(took_s) for took_s, _ in measured) <= 0.1
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pkgutil import resolve_name
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import stamina
 from support.airflow.fakes import POOL, STUDENT, MadeUpSite, job_status
 
 from edl_airflow.hooks.edl import EdlHook, Surroundings
@@ -217,7 +217,8 @@ async def test_an_api_server_that_restarts_is_waited_for(site: MadeUpSite, monke
         return await look_up(hook)
 
     monkeypatch.setattr(EdlHook, "asurroundings", flaky)
-    assert (await _only_event(_job_trigger())).ended == "succeeded"
+    with stamina.set_testing(True, attempts=3):
+        assert (await _only_event(_job_trigger())).ended == "succeeded"
     assert failures == []
 
 
@@ -228,8 +229,8 @@ async def test_one_that_does_not_come_back_is_an_event(site: MadeUpSite, monkeyp
         raise ConnectionError("refused")
 
     monkeypatch.setattr(EdlHook, "asurroundings", down)
-    monkeypatch.setattr("edl_airflow.triggers.base.LOOK_UP_FOR_S", 0.2)
-    outcome = await _only_event(_job_trigger())
+    with stamina.set_testing(True, attempts=3):
+        outcome = await _only_event(_job_trigger())
     assert (outcome.ended, outcome.permanent) == ("failed", False)
     assert "refused" in outcome.reason
 
@@ -284,11 +285,17 @@ async def test_a_triggerer_that_takes_over_does_not_train_again(site: MadeUpSite
 
 async def test_the_first_event_comes_late_enough(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler may still be busy with the half of the task that has deferred."""
-    monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.3)
+    slept, sleep = list[float](), asyncio.sleep
+
+    async def soon(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 5.0)
+    monkeypatch.setattr(asyncio, "sleep", soon)
     site.backend.jobs = {"student": job_status("student", phase="succeeded")}
-    started = time.monotonic()
-    await _only_event(_job_trigger())
-    assert time.monotonic() - started >= 0.3
+    assert (await _only_event(_job_trigger())).ended == "succeeded"
+    assert 5.0 in slept
 
 
 async def test_a_pool_is_waited_for(site: MadeUpSite) -> None:
