@@ -7,16 +7,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-from support.airflow.world import (
-    World,
-    defer,
-    distill,
-    fired,
-    follow_until_started,
-    registered,
-    resume,
-    trigger_of,
-)
+from support.airflow.world import World, defer, distill, fired, follow_until_started, registered, resume, trigger_of
 
 from edl_airflow.failures import GoneError
 from edl_airflow.operators.resize import EdlResizeOperator

@@ -13,14 +13,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from edl_airflow.joblog import Position
 from edl_airflow.work import LandedCheckpoint, LocalPlace, Outcome, Training, Work
-from edl_runtime.backends.base import (
-    Capacity,
-    InstanceStatus,
-    JobStatus,
-    LogLine,
-    NodeCapacity,
-    refuse_strangers,
-)
+from edl_runtime.backends.base import Capacity, InstanceStatus, JobStatus, LogLine, NodeCapacity, refuse_strangers
 from edl_runtime.errors import EX_CONFIG, RegistryUnavailableError, UnknownJobError
 from edl_runtime.progress import Progress
 from edl_runtime.specs import Bounds, JobSpec

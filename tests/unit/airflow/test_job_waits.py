@@ -313,38 +313,8 @@ def test_a_silent_redis_is_waited_for(context: Any, site: MadeUpSite) -> None:
     deferred_by(EdlCheckpointSensor(task_id="wait", stream="nightly/train", deferrable=True), context)
 
 
-@pytest.mark.parametrize(
-    ("sensor", "mistake"),
-    [
-        (EdlJobSensor, {"job": "No Name"}),
-        (EdlJobSensor, {"job": "student", "phase": "failed"}),
-        (EdlJobSensor, {"job": "student", "at_least": 0}),
-        (EdlCheckpointSensor, {"stream": ""}),
-        (EdlCheckpointSensor, {"stream": "a {b}"}),
-        (EdlCheckpointSensor, {"stream": "s", "job": "No Name"}),
-        (EdlCheckpointSensor, {"stream": "s", "step": -1}),
-        (EdlCheckpointSensor, {"stream": "s", "epoch": "first"}),
-        (EdlCheckpointSensor, {"stream": "s", "metric": "accuracy"}),
-        (EdlCheckpointSensor, {"stream": "s", "max_age": 0}),
-        (EdlCheckpointSensor, {"stream": "s", "max_age": timedelta(0)}),
-        (EdlCheckpointSensor, {"stream": "s", "max_age": "1 h"}),
-    ],
-)
-def test_mistakes_are_found_when_the_dag_is_read(sensor: type[Any], mistake: dict[str, Any]) -> None:
-    """The error names the argument."""
-    with pytest.raises(SpecError, match=list(mistake)[-1]):
-        sensor(task_id="wait", **mistake)
-
-
 def _grow(**changes: Any) -> EdlResizeOperator:
     return EdlResizeOperator(**{"task_id": "grow", "job": "student", "instances": 2, "deferrable": True, **changes})
-
-
-@pytest.mark.parametrize("names", [{}, {"teacher_pool": "digits", "job": "student"}])
-def test_a_resize_is_of_a_pool_or_of_a_job(names: dict[str, str]) -> None:
-    """Exactly one of them; the error names both arguments."""
-    with pytest.raises(SpecError, match="teacher_pool, job"):
-        EdlResizeOperator(task_id="grow", instances=2, **names)
 
 
 def test_a_job_is_resized_until_so_many_train_together(context: Any, site: MadeUpSite) -> None:

@@ -16,7 +16,7 @@ from edl_airflow.identity import job_name, pool_name, try_token
 from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.operators.teacher_pool import EdlTeacherPoolOperator
 from edl_airflow.work import Outcome
-from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError, SpecError
+from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError
 from edl_runtime.progress import Progress
 from edl_runtime.specs import TeacherSpec, TrainerSpec
 
@@ -208,13 +208,3 @@ def test_pool_and_student_have_the_priority_and_weight_of_their_task(context: An
         ("trainer", 4, 0.5),
         ("pool", 4, 0.5),
     ]
-
-
-@pytest.mark.parametrize("mistake", [{"priority": "high"}, {"weight": -1}])
-def test_a_priority_or_weight_that_is_none_is_found_when_the_dag_is_read(mistake: dict[str, Any]) -> None:
-    """By each operator that starts anything."""
-    given: dict[str, Any] = {"task_id": "t", "teacher_pool": "digits", **mistake}
-    with pytest.raises(SpecError, match=next(iter(mistake))):
-        EdlTeacherPoolOperator(**given, teacher=TeacherSpec(model="models:add"), teachers="1")
-    with pytest.raises(SpecError, match=next(iter(mistake))):
-        EdlDistillOperator(**given, student=TrainerSpec(command=("s",)))

@@ -14,7 +14,7 @@ from edl_airflow.failures import GoneError
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
 from edl_airflow.work import Outcome
-from edl_runtime.errors import SpecError, UnknownJobError
+from edl_runtime.errors import UnknownJobError
 
 
 def _grow(**changes: Any) -> EdlResizeOperator:
@@ -111,10 +111,3 @@ def test_the_sensor_fails_with_its_pool(context: Any, site: MadeUpSite) -> None:
     site.backend.jobs = {"digits": failed_status("digits", 78, "no such model")}
     with pytest.raises(AirflowFailException, match="no such model"):
         EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").execute(context)
-
-
-@pytest.mark.parametrize("instances", [0, -1, "many", "1.5"])
-def test_a_size_that_is_no_count_is_refused(instances: int | str) -> None:
-    """When the DAG is read."""
-    with pytest.raises(SpecError, match="instances"):
-        EdlResizeOperator(task_id="grow", teacher_pool="digits", instances=instances)

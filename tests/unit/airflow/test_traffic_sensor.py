@@ -18,7 +18,6 @@ from edl_airflow.triggers.traffic import EdlTrafficTrigger
 from edl_airflow.waiting import judge
 from edl_airflow.windows import as_data, as_windows
 from edl_airflow.work import Outcome
-from edl_runtime.errors import SpecError
 
 WINDOWS = as_windows(
     {
@@ -210,23 +209,3 @@ def test_a_variable_is_read_when_the_task_runs(context: Any, clock: Any, monkeyp
     assert sensor.execute(context) == NIGHT
     with pytest.raises(AirflowFailException, match="window: got 'nihgt', allowed is one of 'day', 'night'"):
         wait_for_night(windows="variable:traffic", window="nihgt").execute(context)
-
-
-@pytest.mark.parametrize(
-    ("mistake", "words"),
-    [
-        ({"window": "nihgt"}, "window: got 'nihgt', allowed is one of 'day', 'night'"),
-        ({"window": None}, "window, at_least: got None"),
-        ({"at_least": {}}, "at_least: got {}"),
-        ({"at_least": {"gpu": 0}}, "at_least.gpu: got 0"),
-        ({"at_least": {"gpu": "four"}}, "at_least.gpu: got 'four'"),
-        ({"at_least": 4}, "at_least: got 4"),
-        ({"windows": {"windows": []}}, "windows: got 'none on mon from 00:00 to 24:00'"),
-        ({"windows": {**as_data(WINDOWS), "time_zone": "Mars/Phobos"}}, "windows, time_zone: got 'Mars/Phobos'"),
-    ],
-)
-def test_mistakes_are_found_when_the_dag_is_read(mistake: dict[str, Any], words: str) -> None:
-    """The error names the argument."""
-    with pytest.raises(SpecError) as caught:
-        wait_for_night(**mistake)
-    assert str(caught.value).startswith(words)

@@ -18,7 +18,7 @@ from edl_airflow.decisions import View
 from edl_airflow.identity import checkpoint_stream, job_name, try_token
 from edl_airflow.operators.train import EdlTrainOperator
 from edl_airflow.work import Outcome, Training, Work
-from edl_runtime.errors import JobFailedError, SpecError
+from edl_runtime.errors import JobFailedError
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
@@ -133,28 +133,6 @@ def test_a_scheduled_run_that_comes_too_late_is_skipped(
         with pytest.raises(AirflowSkipException, match="the time to train was over before the run began"):
             rendered(_train(ends_by="07:00"), context).execute(context)
         assert site.backend.deeds == []
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        {"trainers": "3:1"},
-        {"trainers": 0},
-        {"gear": "fast"},
-        {"job": "No Name"},
-        {"ends_by": "soon"},
-        {"stop_grace_s": 0},
-        {"priority": 1.5},
-        {"weight": 0},
-        {"progress_every_s": "5"},
-        {"checkpoint": ""},
-    ],
-)
-def test_mistakes_are_found_when_the_dag_is_read(mistake: dict[str, Any]) -> None:
-    """The error names the argument, or what it is about."""
-    named = {"trainers": "bounds"}.get(next(iter(mistake)), next(iter(mistake)))
-    with pytest.raises(SpecError, match=named):
-        _train(**mistake)
 
 
 @pytest.mark.parametrize("mistake", [{"trainers": "{{ run_id }}"}, {"ends_by": "{{ run_id }}"}, {"job": "{{ 'A b' }}"}])
