@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import runpy
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from support.airflow.fakes import MadeUpSite, rendered
 from support.airflow.human_questions import ShownQuestions
-from support.paths import DAGS
 
 from edl_airflow.approval import answer_of, ask, subject, table, targets_in
 from edl_airflow.failures import is_passing
@@ -135,15 +133,3 @@ def test_a_reason_does_not_add_rows_to_the_table() -> None:
 def test_an_answer_is_a_persons_or_the_default(event: dict[str, Any], answer: tuple[bool, str]) -> None:
     """Only a person's has a name."""
     assert answer_of(event) == answer
-
-
-def test_the_dag_runs_at_each_edge_every_few_minutes_and_when_jobs_come(context: dict[str, Any]) -> None:
-    """By the clock of the windows; a run by hand may be a dry one, and all else is the same for all runs."""
-    made = runpy.run_path(str(DAGS / "edl_rescale_by_traffic.py"))
-    assert made["TIMES"] == ["*/5 * * * *", "0 7 * * *", "0 22 * * *"]
-    (task,) = made["rescale"].dag.tasks
-    context["params"] = {name: param.value for name, param in made["PARAMS"].items()}
-    task.render_template_fields(context)
-    assert (task.dry_run, task.max_load, task.approve_shrinks) == ("False", 1.0, False)
-    assert task.lead_s == 300
-    assert task.windows["time_zone"] == "UTC"

@@ -50,31 +50,32 @@ def test_the_wait_for_teachers_ends_with_its_limit_and_says_what_lacks() -> None
         assert reason in outcome.reason
 
 
-def test_a_failed_pool_ends_the_wait_at_once() -> None:
-    """Its teachers' last lines say why, and exit status 78 that a retry can't help."""
-    outcome = decide(work_of(), View(pool=failed_status("digits", EX_CONFIG, "no such model")), 0)
-    assert isinstance(outcome, Outcome)
-    assert (outcome.ended, outcome.last_lines, outcome.permanent) == ("failed", ("no such model",), True)
+EVICTED = job_status(
+    "student",
+    phase="failed",
+    instances=(InstanceStatus(index=0, phase="failed", started_at=1.0, disruptions=3),),
+    reason="evicted",
+)
 
 
-def test_a_student_that_the_cluster_ended_too_often_failed_of_what_passes() -> None:
-    """A retry later may well do, and nothing has to be mended first."""
-    instance = InstanceStatus(index=0, phase="failed", started_at=1.0, disruptions=3)
-    job = job_status("student", phase="failed", instances=(instance,), reason="evicted", most_disruptions=2)
-    outcome = decide(work_of(), View(trainer=job, started=True), 0)
+@pytest.mark.parametrize(
+    ("view", "last_lines", "permanent", "passing"),
+    [
+        (View(pool=failed_status("digits", EX_CONFIG, "no such model")), ("no such model",), True, False),
+        (View(trainer=failed_status("student", 1, "boom"), started=True), ("boom",), False, False),
+        (View(trainer=msgspec.structs.replace(EVICTED, most_disruptions=2), started=True), (), False, True),
+        (View(trainer=msgspec.structs.replace(EVICTED, most_disruptions=3), started=True), (), False, False),
+    ],
+    ids=["a pool's mistake", "a student's bad luck", "evicted too often", "evicted seldom"],
+)
+def test_what_has_failed_ends_the_work_at_once(
+    view: View, last_lines: tuple[str, ...], *, permanent: bool, passing: bool
+) -> None:
+    """Its last lines say why, and exit status 78 that a retry can't help; what the cluster ends may pass."""
+    outcome = decide(work_of(), view, 0)
     assert isinstance(outcome, Outcome)
-    assert (outcome.ended, outcome.passing, outcome.permanent) == ("failed", True, False)
-    within = msgspec.structs.replace(job, most_disruptions=3)
-    outcome = decide(work_of(), View(trainer=within, started=True), 0)
-    assert isinstance(outcome, Outcome)
-    assert not outcome.passing
-
-
-def test_a_failed_student_may_be_tried_again() -> None:
-    """Any other exit status is as good as bad luck."""
-    outcome = decide(work_of(), View(trainer=failed_status("student", 1, "boom"), started=True), 0)
-    assert isinstance(outcome, Outcome)
-    assert (outcome.ended, outcome.last_lines, outcome.permanent) == ("failed", ("boom",), False)
+    assert (outcome.ended, outcome.last_lines) == ("failed", last_lines)
+    assert (outcome.permanent, outcome.passing) == (permanent, passing)
 
 
 @pytest.mark.parametrize(

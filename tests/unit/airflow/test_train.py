@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from support.airflow.fakes import MadeUpSite, deferred_by, event_of, job_status, landed, rendered, work_of
 from support.airflow.templates import SURROUNDINGS
 
 from edl_airflow.decisions import View
-from edl_airflow.identity import checkpoint_stream, job_name, try_token
+from edl_airflow.identity import checkpoint_stream, job_name
 from edl_airflow.operators.train import EdlTrainOperator
-from edl_airflow.work import Outcome, Training, Work
+from edl_airflow.work import LandedCheckpoint, Outcome, Training, Work
 from edl_runtime.errors import JobFailedError
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.progress import Progress
@@ -73,15 +71,6 @@ def test_a_job_has_the_priority_and_weight_of_its_task(context: Any) -> None:
     assert job
     assert plain
     assert (job.priority, job.weight, plain.priority, plain.weight) == (-2, 3.0, 0, 1.0)
-
-
-def test_relative_checkpoints_start_from_the_folder_of_the_dag(context: Any) -> None:
-    """Every night's instances start in folders of their own, and all find the same checkpoints."""
-    with DAG("nightly", schedule=None) as dag:
-        operator = _train(checkpoint="checkpoints/digits")
-    dag.fileloc = "/dags/nightly.py"
-    job = rendered(operator, context).plan(context, SURROUNDINGS).trainer_job
-    assert job.env["EDL_CHECKPOINT"] == str(Path("/dags/checkpoints/digits"))
 
 
 def test_templates_in_what_a_pod_needs_are_rendered(context: Any) -> None:
@@ -155,14 +144,6 @@ def test_the_first_half_starts_the_training_and_defers(context: Any, site: MadeU
     }
 
 
-def test_a_job_of_another_running_task_is_refused(context: Any, site: MadeUpSite) -> None:
-    """As overlapping runs with one name would have it; the error says what to do."""
-    site.backend.jobs = {"digits": job_status("digits", "nightly-train-0-abc/try-9")}
-    with pytest.raises(AirflowFailException, match="leave job out"):
-        _train(job="digits").execute(context)
-    assert list(site.backend.jobs) == ["digits"]
-
-
 def test_what_it_returns(context: Any, site: MadeUpSite) -> None:
     """The newest checkpoint, what the script said of it, and how the training has ended."""
     deferred = deferred_by(rendered(_train(job="digits"), context), context)
@@ -189,25 +170,19 @@ def test_what_it_returns(context: Any, site: MadeUpSite) -> None:
     assert site.backend.jobs == {}
 
 
-def test_what_it_returns_of_a_script_that_keeps_no_checkpoints(context: Any, site: MadeUpSite) -> None:  # noqa: ARG001
-    """How far it came stands in its last report; the checkpoint is what it names itself."""
+@pytest.mark.parametrize("before", [None, landed(40, job="digits", metrics={"accuracy": 0.9})])
+def test_what_it_returns_of_a_script_that_leaves_a_model_of_its_own(
+    context: Any, site: MadeUpSite, before: LandedCheckpoint | None
+) -> None:
+    """Its step is how far the script came, and not that of the last checkpoint before, if there is one."""
     deferred = deferred_by(rendered(_train(job="digits"), context), context)
     left = {"checkpoint": "/own/model", "metrics": {}}
     progress = Progress(step=43, epoch=4, updated_at=1.0)
-    ended = Outcome(ended="succeeded", name="digits", result=left, progress=progress, training=Training(ended="done"))
-    result = _train(job="digits").execute_complete(context, event_of(deferred, ended))
-    assert (result["checkpoint"], result["step"], result["epoch"], result["stopped"]) == ("/own/model", 43, 4, False)
-
-
-def test_what_it_returns_of_a_script_that_leaves_a_model_of_its_own(context: Any, site: MadeUpSite) -> None:  # noqa: ARG001
-    """Its step is how far the script came, and not that of the last checkpoint before."""
-    deferred = deferred_by(rendered(_train(job="digits"), context), context)
-    left = {"checkpoint": "/own/model", "metrics": {}}
-    progress, before = Progress(step=43, epoch=4, updated_at=1.0), landed(40, job="digits", metrics={"accuracy": 0.9})
     ended = Outcome(ended="succeeded", name="digits", result=left, progress=progress, landed=before)
     result = _train(job="digits").execute_complete(context, event_of(deferred, ended))
-    assert (result["checkpoint"], result["step"], result["epoch"]) == ("/own/model", 43, 4)
-    assert result["metrics"] == {"accuracy": 0.9}
+    assert (result["checkpoint"], result["step"], result["epoch"], result["stopped"]) == ("/own/model", 43, 4, False)
+    assert result["metrics"] == (before["metrics"] if before else {})
+    assert site.backend.jobs == {}
 
 
 def test_one_that_does_not_end_is_ended_by_force(context: Any, site: MadeUpSite) -> None:
@@ -221,14 +196,3 @@ def test_one_that_does_not_end_is_ended_by_force(context: Any, site: MadeUpSite)
         _train(job="digits").execute_complete(
             context, event_of(deferred, msgspec.structs.replace(stopped, landed=None))
         )
-
-
-def test_a_retry_takes_over_the_training(context: Any, site: MadeUpSite) -> None:
-    """Same spec, so the instances train on."""
-    job = _plan(context, job="digits").trainer_job
-    assert job
-    before = try_token(context["ti"]).replace("try-1", "try-0")
-    site.backend.jobs = {"digits": job_status("digits", before, digest=job.digest)}
-    deferred_by(rendered(_train(job="digits"), context), context)
-    assert ("delete", "digits") not in site.backend.deeds
-    assert site.backend.jobs["digits"].token == try_token(context["ti"])

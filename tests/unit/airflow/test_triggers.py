@@ -89,29 +89,22 @@ async def test_a_job_is_followed_to_its_end(site: MadeUpSite) -> None:
     assert (outcome.ended, outcome.result) == ("succeeded", {"checkpoint": "c"})
 
 
-async def test_trouble_is_an_event(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trigger that raised would leave no chance to stop what was started."""
-
-    async def get(_: str) -> None:
-        raise BackendError("disk is full")
-
-    monkeypatch.setattr(site.backend, "get", get)
-    outcome = await _only_event(_job_trigger())
-    assert (outcome.ended, outcome.permanent) == ("failed", False)
-    assert "disk is full" in outcome.reason
-
-
-async def test_a_cluster_that_is_away_for_long_is_an_event_of_what_passes(
-    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("trouble", "passing"),
+    [(BackendError("disk is full"), False), (ClusterUnavailableError("https://a:6443", "disk is full"), True)],
+)
+async def test_trouble_is_an_event(
+    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch, trouble: Exception, *, passing: bool
 ) -> None:
-    """The retry that follows waits for it."""
+    """A trigger that raised would leave no chance to stop what was started; a retry waits for a cluster."""
 
     async def get(_: str) -> None:
-        raise ClusterUnavailableError("https://a:6443", "refused")
+        raise trouble
 
     monkeypatch.setattr(site.backend, "get", get)
     outcome = await _only_event(_job_trigger())
-    assert (outcome.ended, outcome.permanent, outcome.passing) == ("failed", False, True)
+    assert (outcome.ended, outcome.permanent, outcome.passing) == ("failed", False, passing)
+    assert "disk is full" in outcome.reason
 
 
 async def test_a_connection_that_is_gone_is_an_event_that_says_so(site: MadeUpSite) -> None:  # noqa: ARG001
@@ -122,8 +115,8 @@ async def test_a_connection_that_is_gone_is_an_event_that_says_so(site: MadeUpSi
 
 
 async def test_on_kill_works_in_a_fresh_process_and_spares_the_next_try(site: MadeUpSite) -> None:
-    """All it needs is in the serialized form; a job with another token goes on."""
-    path, kwargs = _job_trigger().serialize()
+    """All it needs is in the serialized form, also without a connection; a job with another token goes on."""
+    path, kwargs = _job_trigger(conn_id="elsewhere").serialize()
     site.backend.jobs = {"student": job_status("student", "try-2")}
     await resolve_name(path)(**kwargs).on_kill()
     assert "student" in site.backend.jobs
@@ -199,13 +192,6 @@ async def test_jobs_that_can_not_be_stopped_are_named_when_airflow_waits_no_long
     assert "is forbidden" in line
 
 
-async def test_on_kill_needs_no_connection(site: MadeUpSite) -> None:
-    """It may have been removed or edited since; all that is needed to stop the job travels along."""
-    site.backend.jobs = {"student": job_status("student", "try-1")}
-    await _job_trigger(conn_id="elsewhere").on_kill()
-    assert site.backend.jobs == {}
-
-
 async def test_an_api_server_that_restarts_is_waited_for(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is looked up again: a healthy training is not stopped for that."""
     site.backend.jobs = {"student": job_status("student", phase="succeeded")}
@@ -273,14 +259,6 @@ async def test_cleanup_and_a_restart_stop_nothing(site: MadeUpSite) -> None:
     assert site.backend.deeds == []
     site.backend.jobs["student"] = job_status("student", phase="succeeded")
     assert (await _only_event(_job_trigger())).ended == "succeeded"
-
-
-async def test_a_triggerer_that_takes_over_does_not_train_again(site: MadeUpSite) -> None:
-    """A student that failed while no triggerer looked has failed."""
-    site.registered = ["a:1"]
-    site.backend.jobs = {"student": job_status("student", phase="failed", reason="exit 1")}
-    assert (await _only_event(_job_trigger())).reason == "exit 1"
-    assert site.backend.deeds == []
 
 
 async def test_the_first_event_comes_late_enough(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
