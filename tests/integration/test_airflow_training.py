@@ -210,9 +210,9 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
 ) -> None:
     """As windows say, and sensors see it. Each step is done, and told of, once, also by the next triggerer."""
     epochs, context = 30, trains.context()
-    running = EdlJobSensor(task_id="wait", job="digits", at_least=1, timeout=100, deferrable=True)
+    running = EdlJobSensor(task_id="wait", job="digits", at_least=1, timeout=200, deferrable=True)
     waits_for = {"stream": STREAM, "job": "digits", "step": 3, "metric": "accuracy>=0.002"}
-    landing = EdlCheckpointSensor(task_id="reached", timeout=100, deferrable=True, **waits_for)
+    landing = EdlCheckpointSensor(task_id="reached", timeout=200, deferrable=True, **waits_for)
     runs, lands = defer(running, context), defer(landing, context)  # long before the job is there
     windows = {
         "windows": [{"name": "rush", "start": "07:00", "end": "22:00", "sizes": {"jobs": {"digits": 0}}}],
@@ -263,9 +263,9 @@ def test_a_job_that_failed_and_was_removed_is_known(trains: World) -> None:
         run_task(_train(trains, 0, deferrable=True), trains.context())
     assert trains.jobs() == {}
     sensors = (
-        EdlJobSensor(task_id="wait", job="digits", timeout=60),
-        EdlJobSensor(task_id="wait", job="digits", phase="succeeded", timeout=60),
-        EdlCheckpointSensor(task_id="wait", stream=STREAM, job="digits", timeout=60),
+        EdlJobSensor(task_id="wait", job="digits", timeout=200),
+        EdlJobSensor(task_id="wait", job="digits", phase="succeeded", timeout=200),
+        EdlCheckpointSensor(task_id="wait", stream=STREAM, job="digits", timeout=200),
     )
     for sensor in sensors:
         for start, fails in ((datetime.now(UTC) - timedelta(minutes=10), True), (datetime.now(UTC), False)):
@@ -292,7 +292,7 @@ def test_students_come_while_they_distil(trains: World) -> None:
         deferrable=True,
         teacher_pool=None,
         teacher=trains.teacher(),
-        wait_timeout_s=60,
+        wait_timeout_s=200,
     )
     context = trains.context()
     deferred = defer(operator, context)
@@ -300,7 +300,7 @@ def test_students_come_while_they_distil(trains: World) -> None:
     following = threading.Thread(target=lambda: events.append(asyncio.run(fired(trigger_of(deferred)))))
     following.start()
     try:
-        run_task(EdlJobSensor(task_id="wait", job="student", timeout=90, deferrable=True), context)
+        run_task(EdlJobSensor(task_id="wait", job="student", timeout=200, deferrable=True), context)
         grow = EdlResizeOperator(task_id="grow", job="student", instances=2, deferrable=True)
         assert run_task(grow, context) == {"job": "student", "instances": 2}
     finally:
@@ -329,7 +329,7 @@ def _watch(stream: str = STREAM) -> EdlCheckpointTrigger:
 
 
 async def _soon(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 (what others keep has no events)
             await asyncio.sleep(0.01)
 

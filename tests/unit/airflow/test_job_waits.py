@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
+from structlog.testing import capture_logs
 from support.airflow.asset_watcher import AssetStates, watching
 from support.airflow.fakes import MadeUpSite, deferred_by, event_of, failed_status, job_status, landed, rendered
 
@@ -369,7 +370,8 @@ async def test_a_silent_redis_makes_no_event_and_no_end(site: MadeUpSite, monkey
     site.away = True
     AssetStates(monkeypatch)
     async with watching(EdlCheckpointTrigger(stream="nightly/train")) as watched:
-        await asyncio.sleep(0.05)
+        while site.refused < 3:  # noqa: ASYNC110 (the made-up site has no events)
+            await asyncio.sleep(0.01)
         site.away = False
         await site.followed.wait()
         site.landed = [landed(1)]
@@ -383,13 +385,16 @@ async def test_a_watcher_waits_for_a_connection_that_is_missing(
     monkeypatch.setattr("edl_airflow.triggers.base.LOOK_UP_AGAIN_S", 0.01)
     given = json.dumps({"conn_type": "edl", "host": "127.0.0.1", "port": 1})
     AssetStates(monkeypatch)
-    async with watching(EdlCheckpointTrigger(stream="nightly/train", edl_conn_id="elsewhere")) as watched:
-        await asyncio.sleep(0.1)
-        assert not site.followed.is_set()
-        monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", given)
-        await site.followed.wait()
-        site.landed = [landed(1)]
-        assert [event["checkpoint"] for event in await watched.fired(1)] == ["/c/1"]
+    trigger = EdlCheckpointTrigger(stream="nightly/train", edl_conn_id="elsewhere")
+    with capture_logs() as said:
+        async with watching(trigger) as watched:
+            while not said:  # noqa: ASYNC110 (what is logged has no events)
+                await asyncio.sleep(0.01)
+            assert not site.followed.is_set()
+            monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", given)
+            await site.followed.wait()
+            site.landed = [landed(1)]
+            assert [event["checkpoint"] for event in await watched.fired(1)] == ["/c/1"]
 
 
 def test_a_watcher_is_the_same_in_every_process() -> None:

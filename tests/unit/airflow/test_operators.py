@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -130,8 +131,9 @@ def test_execution_timeout_travels_along(context: Any) -> None:
 
     for operator in (distill, start):
         assert operator().plan(context, SURROUNDINGS).deadline is None
-        work = operator(execution_timeout=timedelta(seconds=90)).plan(context, SURROUNDINGS)
-        assert work.deadline == pytest.approx(work.pool_deadline - 300 + 90, abs=5)
+        before = time.time()
+        deadline = operator(execution_timeout=timedelta(seconds=90)).plan(context, SURROUNDINGS).deadline
+        assert before <= deadline - 90 <= time.time()
 
 
 def _left_by_an_earlier_try(context: Any, site: MadeUpSite) -> None:
