@@ -49,23 +49,6 @@ def test_growing_by_another_model_fails_at_once_and_spares_the_teachers_there_ar
 
 
 @pytest.mark.deep
-def test_a_pool_that_can_not_have_its_least_size_fails_at_once(world: World) -> None:
-    """One of two comes up; the wait ends in the other one's words, and nothing is left."""
-    _let_the_second_fail(world)
-    start = EdlTeacherPoolOperator(
-        task_id="start",
-        dag=world.dag(),
-        teacher_pool="digits",
-        teacher=world.teacher(),
-        teachers="2",
-        wait_timeout_s=1e6,
-    )
-    with pytest.raises(AirflowFailException, match="no second licence"):
-        start.execute(world.context())
-    assert world.jobs() == {}
-
-
-@pytest.mark.deep
 def test_a_failed_students_error_tells_what_is_wrong_with_its_pool(world: World) -> None:
     """The student knows only its own end of it."""
     _let_the_second_fail(world)

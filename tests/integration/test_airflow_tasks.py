@@ -33,7 +33,7 @@ from edl_airflow.failures import TaskKilledError
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
-from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError
+from edl_runtime.errors import JobFailedError, RegistryUnavailableError
 from edl_runtime.specs import TrainerSpec
 from edl_runtime.store.server import RedisServer
 
@@ -112,13 +112,6 @@ def test_a_bad_model_fails_the_task_at_once_in_the_teachers_words(
     with pytest.raises(AirflowFailException, match="no/such/folder"):
         run_task(operator, world.context())
     assert world.jobs() == {}
-
-
-def test_no_teacher_in_time(world: World) -> None:
-    """The error names the pool, the seconds and where to look; no student was started."""
-    with pytest.raises(NoTeacherError, match=r"'digits' after 1 s.*edl pools"):
-        distill(world, wait_timeout_s=1).execute(world.context())
-    assert world.starts() == []
 
 
 def test_redis_down_at_the_start(world: World) -> None:

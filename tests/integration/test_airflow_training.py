@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import runpy
 import threading
@@ -21,6 +22,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 from support.airflow.asset_watcher import AssetStates, watching
 from support.airflow.world import World, defer, distill, fired, resume, run_task, trigger_of, until
 from support.depth import examples
+from support.object_store import SECRET, files
 from support.paths import DAGS
 
 from edl_airflow import conductor
@@ -32,6 +34,7 @@ from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
 from edl_runtime.backends.base import SUSPENDED
 from edl_runtime.checkpoint import landed
 from edl_runtime.checkpoint.landed import Landed
+from edl_runtime.checkpoint.manifest import MANIFEST
 from edl_runtime.errors import JobFailedError
 from edl_runtime.specs import Checkpoint, TrainerSpec
 from edl_runtime.store.client import connect
@@ -276,6 +279,40 @@ def test_a_job_that_failed_and_was_removed_is_known(trains: World) -> None:
                     sensor.poke(context)
             else:
                 assert not sensor.poke(context)
+
+
+def test_a_training_goes_on_from_an_object_store(
+    bucket: str, trains: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run goes on from the last one's checkpoint; what opens the store is in no spec, trigger, file or log."""
+    connection = json.loads(os.environ["AIRFLOW_CONN_EDL_DEFAULT"])
+    connection["extra"]["pass_on"] = "AWS_*"  # from the worker's environment
+    monkeypatch.setenv("AIRFLOW_CONN_EDL_DEFAULT", json.dumps(connection))
+    given: dict[str, Any] = {"checkpoint": Checkpoint(url=bucket, every_steps=10), "deferrable": True}
+
+    def written() -> bytes:
+        return b"".join(file.read_bytes() for file in trains.work_dir.rglob("*") if file.is_file())
+
+    context = trains.context("night-1")
+    deferred = defer(_train(trains, 3, **given), context)
+    event = asyncio.run(fired(trigger_of(deferred)))
+    kept = written()
+    result = resume(_train(trains, 3, **given), context, deferred, event)
+    assert (result["job"], result["step"]) == ("digits", 24)
+    assert result["checkpoint"].startswith(f"{bucket}/step-000000024-")
+    assert files().exists(f"{result['checkpoint']}/{MANIFEST}")
+    shown = capsys.readouterr().out
+    assert _steps_shown(shown) == list(range(1, 25))
+
+    assert run_task(_train(trains, 5, **given), trains.context("night-2"))["step"] == 40
+    shown_again = capsys.readouterr().out
+    assert _steps_shown(shown_again) == list(range(25, 41))
+
+    assert b"digits" in kept
+    told = json.dumps([deferred.trigger.serialize(), event, result, context["xcoms"]])
+    assert SECRET not in told + shown + shown_again
+    assert SECRET.encode() not in kept + written()
+    assert trains.jobs() == {}
 
 
 @pytest.mark.deep

@@ -13,7 +13,6 @@ from edl_airflow.failures import GoneError
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
-from edl_runtime.errors import RegistryUnavailableError
 
 
 def test_clearing_a_deferred_task_spares_the_next_try(world: World) -> None:
@@ -34,17 +33,6 @@ def test_clearing_a_deferred_task_spares_the_next_try(world: World) -> None:
     assert world.jobs() == {}
 
 
-def test_a_try_with_another_spec_stops_the_old_job_first(world: World) -> None:
-    """The lost worker's student is gone before the new one starts."""
-    with registered(world, "digits", "a:1"):
-        first = defer(distill(world, "waits", deferrable=True), world.context("try-1"))
-        asyncio.run(follow_until_started(world, first))
-        result = distill(world, "ends").execute(world.context("try-2"))
-    assert result["metrics"] == {"accuracy": 0.5}
-    assert len(world.starts()) == 2
-    assert world.processes() == []
-
-
 @pytest.mark.deep
 def test_mapped_tasks_do_not_share_a_pool_by_its_name(world: World) -> None:
     """The second is refused, in words that say what to do; the first goes on and stops its pool."""
@@ -57,32 +45,6 @@ def test_mapped_tasks_do_not_share_a_pool_by_its_name(world: World) -> None:
     result = resume(distill(world), context, first, asyncio.run(fired(trigger_of(first))))
     assert result["metrics"] == {"accuracy": 0.5}
     assert world.jobs() == {}
-
-
-def test_a_retry_that_can_not_begin_stops_what_the_lost_worker_left(world: World) -> None:
-    """Redis is away by then; the student would run for ever."""
-    with registered(world, "digits", "a:1"):
-        first = defer(distill(world, "waits", deferrable=True), world.context("try-1"))
-        asyncio.run(follow_until_started(world, first))
-    world.connect_to("redis://127.0.0.1:1/0")
-    with pytest.raises(RegistryUnavailableError):
-        distill(world, "ends").execute(world.context("try-2"))
-    assert world.jobs() == {}
-    assert world.processes() == []
-
-
-def test_a_running_student_is_taken_over_while_redis_is_away(world: World) -> None:
-    """It is the same process that ends."""
-    with registered(world, "digits", "a:1"):
-        first = defer(distill(world, "waits", deferrable=True), world.context("try-1"))
-        asyncio.run(follow_until_started(world, first))
-    world.connect_to("redis://127.0.0.1:1/0")
-    context = world.context("try-2")
-    second = defer(distill(world, "waits", deferrable=True), context)
-    world.go()
-    result = resume(distill(world), context, second, asyncio.run(fired(trigger_of(second))))
-    assert result["metrics"] == {"accuracy": 0.5}
-    assert len(world.starts()) == 1
 
 
 @pytest.mark.deep
