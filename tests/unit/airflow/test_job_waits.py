@@ -196,22 +196,6 @@ async def test_a_job_that_was_removed_is_not_waited_for_to_write_a_checkpoint(
     assert found.ended == "ready"
 
 
-@pytest.mark.parametrize("lenient", [{"soft_fail": True}, {"never_fail": True}])
-def test_a_lenient_sensor_is_skipped_when_the_job_has_failed(
-    context: Any, site: MadeUpSite, lenient: dict[str, bool]
-) -> None:
-    """At its first look and after it was deferred, waiting here or there."""
-    waits = EdlJobSensor(task_id="wait", job="student", deferrable=True, **lenient)
-    deferred = deferred_by(waits, context)
-    event = event_of(deferred, Outcome(ended="failed", name="student", reason="instance 0 ended with 1"))
-    with pytest.raises(AirflowSkipException):
-        waits.resume_execution(deferred.method_name, {"event": event}, context)
-    site.backend.jobs = {"student": failed_status("student", 1)}
-    for deferrable in (True, False):
-        with pytest.raises(AirflowSkipException):
-            EdlJobSensor(task_id="wait", job="student", deferrable=deferrable, **lenient).execute(context)
-
-
 async def test_what_can_not_be_read_of_a_stream_is_passed_by(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked at once, and hides nothing."""
     site.landed = [landed(1), None]
@@ -258,18 +242,11 @@ def test_the_sensor_of_a_job(context: Any, site: MadeUpSite) -> None:
         EdlJobSensor(task_id="wait", job="student").execute_complete(context, late)
 
 
-@pytest.mark.parametrize(("soft_fail", "error"), [(False, GoneError), (True, AirflowSkipException)])
-def test_a_job_that_has_ended_does_not_run_any_more(
-    context: Any,
-    site: MadeUpSite,
-    soft_fail: bool,  # noqa: FBT001
-    error: type[Exception],
-) -> None:
+def test_a_job_that_has_ended_does_not_run_any_more(context: Any, site: MadeUpSite) -> None:
     """At once, and in words."""
     site.backend.jobs = {"student": DONE}
-    sensor = EdlJobSensor(task_id="wait", job="student", soft_fail=soft_fail, deferrable=True)
-    with pytest.raises(error, match="'student' has ended: it has trained all"):
-        sensor.execute(context)
+    with pytest.raises(GoneError, match="'student' has ended: it has trained all"):
+        EdlJobSensor(task_id="wait", job="student", deferrable=True).execute(context)
 
 
 @pytest.mark.parametrize("deferrable", [False, True])
