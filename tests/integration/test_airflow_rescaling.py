@@ -310,7 +310,9 @@ def test_shrinks_wait_for_a_person_and_growth_does_not(world: World, jobs: Jobs,
     assert {"first", "third"} <= {*result["waiting"]}
 
 
-def test_an_approval_is_for_the_number_that_was_shown(world: World, jobs: Jobs, questions: ShownQuestions) -> None:
+def test_an_approval_is_for_the_number_that_was_shown(
+    world: World, jobs: Jobs, questions: ShownQuestions, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A job that is to have still less by then, or later, shrinks so far, and a question is due for the rest."""
     jobs.submit(first=4)
     given: dict[str, Any] = {"approve_shrinks": True, "approval_timeout_s": 60}
@@ -320,6 +322,7 @@ def test_an_approval_is_for_the_number_that_was_shown(world: World, jobs: Jobs, 
     )
     assert jobs.wanted() == {"first": 3}
     assert result["waiting"] == ["first"]
+    assert "the next run asks whether these shrink: first to 1" in capsys.readouterr().out
     waiting = _asked(_task(world, **given, max_load=jobs.load_of(1)))
     assert [question["subject"] for question in questions.asked] == [
         "Shrink first from 4 to 3?",
@@ -374,20 +377,12 @@ def test_who_was_refused_is_not_asked_about_again_for_a_while(
     assert jobs.wanted() == {"first": 3}
 
 
-def test_questions_of_other_tasks_keep_none_from_asking(world: World, jobs: Jobs, questions: ShownQuestions) -> None:
-    """They are about other connections, or whatever their operators ask."""
-    jobs.submit(first=5)
-    others = (("rescale", "rescale", 0), ("rescale", "other", -1), ("other", "rescale", -1))
-    _asked(_task(world, max_load=jobs.load_of(3), approve_shrinks=True), context(*others))
-    assert len(questions.asked) == 1
-
-
 def test_one_question_at_a_time(
     world: World, jobs: Jobs, questions: ShownQuestions, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """While a run waits for an answer the others make their pass, and say about whom they would ask.
 
-    A dry run asks nobody ever.
+    A dry run asks nobody ever. Questions of other tasks, which are about other connections, keep none from asking.
     """
     jobs.submit(first=5)
     given: dict[str, Any] = {"max_load": jobs.load_of(3), "approve_shrinks": True}
@@ -397,6 +392,9 @@ def test_one_question_at_a_time(
     assert _targets(_task(world, **given, dry_run=True).execute(context())) == {"first": 3}
     assert questions.asked == []
     assert jobs.wanted() == {"first": 5}
+    others = (("rescale", "rescale", 0), ("rescale", "other", -1), ("other", "rescale", -1))
+    _asked(_task(world, **given), context(*others))
+    assert len(questions.asked) == 1
 
 
 @pytest.mark.parametrize("option", ["Approve", "Reject"])
@@ -415,15 +413,3 @@ def test_of_two_questions_the_one_that_a_person_answers_counts(
     assert default != option
     task.go_on(context(), **second.kwargs, event=nobody)
     assert jobs.wanted() == {"first": 3 if option == "Approve" else 5}
-
-
-def test_an_answer_names_what_was_not_asked(
-    world: World, jobs: Jobs, questions: ShownQuestions, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It has come to be due meanwhile, and the next run asks."""
-    jobs.submit(first=5)
-    given: dict[str, Any] = {"approve_shrinks": True}
-    waiting = _asked(_task(world, **given, max_load=jobs.load_of(3)))
-    assert len(questions.asked) == 1
-    _task(world, **given, max_load=jobs.load_of(2)).go_on(context(), **waiting.kwargs, event=_answer("Approve"))
-    assert "the next run asks whether these shrink: first to 2" in capsys.readouterr().out
