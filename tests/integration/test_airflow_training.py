@@ -39,7 +39,7 @@ from edl_runtime.errors import JobFailedError
 from edl_runtime.specs import Checkpoint, TrainerSpec
 from edl_runtime.store.client import connect
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NIGHTLY = DAGS / "edl_nightly_elastic_training.py"
 STREAM = "nightly/distill"
@@ -212,7 +212,7 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
     trains: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As windows say, and sensors see it. Each step is done, and told of, once, also by the next triggerer."""
-    epochs, context = 30, trains.context()
+    epochs, context = 60, trains.context()
     running = EdlJobSensor(task_id="wait", job="digits", at_least=1, timeout=200, deferrable=True)
     waits_for = {"stream": STREAM, "job": "digits", "step": 3, "metric": "accuracy>=0.002"}
     landing = EdlCheckpointSensor(task_id="reached", timeout=200, deferrable=True, **waits_for)
