@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
+from structlog.testing import capture_logs
 from support.airflow.human_questions import ShownQuestions
 from support.airflow.rescaling_task import context, supervisor
 from support.airflow.world import World, until
@@ -27,6 +28,7 @@ from edl_runtime.autoscale.rescale import last_plan
 from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.pods import Pod
 from edl_runtime.specs import Bounds, JobSpec
+from edl_runtime.store import keys
 from edl_runtime.store.client import connect
 from edl_runtime.store.server import RedisServer
 
@@ -91,13 +93,6 @@ def _begun(world: World, **given: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True)
 
 
-def _returned(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    result: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return result
-
-
 def _targets(result: Mapping[str, Any]) -> dict[str, int]:
     return {one["name"]: one["target"] for one in result["targets"]}
 
@@ -139,6 +134,7 @@ def test_a_pass_resizes_jobs_and_says_why(
     assert asyncio.run(kept()) == _targets(result)
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_pass_that_is_killed_half_way_is_completed_by_the_next(world: World, jobs: Jobs) -> None:
     """The task's process is killed when it has resized the first job: the next run reaches what the first meant to."""
@@ -155,60 +151,79 @@ def test_a_pass_that_is_killed_half_way_is_completed_by_the_next(world: World, j
         killed.communicate()
         os.kill(supervisor(world.work_dir, "second"), signal.SIGCONT)
     assert jobs.wanted()["third"] == 1
-    asyncio.run(_forget_the_lock(world))
+    asyncio.run(_let_time_pass(world, keys.rescaling(world.namespace), most_s=65))
     result = _task(world, max_load=load).execute(context())
     assert _targets(result) == meant
     assert jobs.wanted() == meant
     assert not [one for one in _task(world, max_load=load).execute(context())["targets"] if _changes(one)]
 
 
-async def _forget_the_lock(world: World) -> None:
-    """Let the minute pass for which a pass that was killed keeps others away."""
-    from edl_runtime.store import keys
-
+async def _let_time_pass(world: World, key: str, *, most_s: int) -> None:
+    """Let the time be over for which something is kept, which is no longer than that."""
     async with connect(world.redis_url) as client:
-        assert 0 < await client.pttl(keys.rescaling(world.namespace)) <= 65_000
-        await client.delete(keys.rescaling(world.namespace))
+        assert 0 < await client.pttl(key) <= most_s * 1000
+        await client.delete(key)
 
 
 def _changes(one: Mapping[str, Any]) -> bool:
     return bool(one["instances"] != one["target"])
 
 
-@pytest.mark.slow
-def test_two_runs_at_once_come_one_after_the_other(world: World, jobs: Jobs) -> None:
-    """Two processes reach the same targets: one resizes, and the other finds all as it should be."""
+_meanwhile: Callable[[], None] = print
+
+
+def is_slow(
+    given: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
+) -> Mapping[str, Target]:
+    """Decide, and let something happen before anybody is resized."""
+    _meanwhile()
+    return decide(given, nodes, capacity, now_s=now_s, pause_s=pause_s)
+
+
+def _slowly(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None]) -> str:
+    """Return the name of a policy during whose decision this happens."""
+    monkeypatch.setattr(sys.modules[__name__], "_meanwhile", meanwhile)
+    return f"{__name__}:is_slow"
+
+
+def test_two_runs_at_once_come_one_after_the_other(world: World, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both reach the same targets: one resizes, and the other finds all as it should be."""
     jobs.submit(first=5, second=1)
-    given = {"max_load": jobs.load_of(6), "policy": "rescaling_task:waits_for_another"}
-    both = [_begun(world, **given) for _ in range(2)]
-    earlier, later = sorted(map(_returned, both), key=lambda result: result["at"])
+    results: list[dict[str, Any]] = []
+    other = threading.Thread(target=lambda: results.append(_task(world, **given).execute(context())))
+
+    def waits() -> list[Any]:
+        return [line for line in said if line["event"] == "rescaling.waits"]
+
+    def another_begins() -> None:
+        if not other.ident:
+            other.start()
+            until(lambda: waits() or not other.is_alive())
+
+    given = {"max_load": jobs.load_of(6), "policy": _slowly(monkeypatch, another_begins)}
+    with capture_logs() as said:
+        results.append(_task(world, **given).execute(context()))
+        other.join()
+    assert len(waits()) == 1
+    earlier, later = sorted(results, key=lambda result: float(result["at"]))
     assert _targets(earlier) == _targets(later) == {"first": 3, "second": 3}
     assert _counts(earlier) == {"first": 5, "second": 1}
     assert _counts(later) == {"first": 3, "second": 3}
     assert jobs.wanted() == {"first": 3, "second": 3}
 
 
-_world: World | None = None
-
-
-def ends_one(
-    given: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
-) -> Mapping[str, Target]:
-    """Decide, and end the first job before anybody is resized."""
-    assert _world
-    ending = threading.Thread(target=asyncio.run, args=[_world.backend.delete("first")])
-    ending.start()
-    ending.join()
-    return decide(given, nodes, capacity, now_s=now_s, pause_s=pause_s)
-
-
 def test_a_job_that_ends_meanwhile_is_told_and_keeps_nobody(
     world: World, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task succeeds, and the others are resized."""
-    monkeypatch.setattr(sys.modules[__name__], "_world", world)
     jobs.submit(first=5, second=1)
-    result = _task(world, max_load=jobs.load_of(6), policy=f"{__name__}:ends_one").execute(context())
+
+    def first_ends() -> None:
+        ending = threading.Thread(target=asyncio.run, args=[world.backend.delete("first")])
+        ending.start()
+        ending.join()
+
+    result = _task(world, max_load=jobs.load_of(6), policy=_slowly(monkeypatch, first_ends)).execute(context())
     assert jobs.wanted() == {"second": 3}
     assert list(result["refused"]) == ["first"]
     assert "no job or pool named 'first'" in result["refused"]["first"]
@@ -295,7 +310,9 @@ def test_shrinks_wait_for_a_person_and_growth_does_not(world: World, jobs: Jobs,
     assert {"first", "third"} <= {*result["waiting"]}
 
 
-def test_an_approval_is_for_the_number_that_was_shown(world: World, jobs: Jobs, questions: ShownQuestions) -> None:
+def test_an_approval_is_for_the_number_that_was_shown(
+    world: World, jobs: Jobs, questions: ShownQuestions, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A job that is to have still less by then, or later, shrinks so far, and a question is due for the rest."""
     jobs.submit(first=4)
     given: dict[str, Any] = {"approve_shrinks": True, "approval_timeout_s": 60}
@@ -305,6 +322,7 @@ def test_an_approval_is_for_the_number_that_was_shown(world: World, jobs: Jobs, 
     )
     assert jobs.wanted() == {"first": 3}
     assert result["waiting"] == ["first"]
+    assert "the next run asks whether these shrink: first to 1" in capsys.readouterr().out
     waiting = _asked(_task(world, **given, max_load=jobs.load_of(1)))
     assert [question["subject"] for question in questions.asked] == [
         "Shrink first from 4 to 3?",
@@ -339,7 +357,7 @@ def test_who_was_refused_is_not_asked_about_again_for_a_while(
 ) -> None:
     """And nothing shrinks; where nobody has answered, the next run asks again, or shrinks if that was wanted."""
     jobs.submit(first=5)
-    given: dict[str, Any] = {"max_load": jobs.load_of(3), "approve_shrinks": "true", "approval_timeout_s": 2}
+    given: dict[str, Any] = {"max_load": jobs.load_of(3), "approve_shrinks": "true", "approval_timeout_s": 600}
     task = _task(world, **given)
     waiting = _asked(task)
     nobody = {**_answer("Reject"), "responded_by_user": None, "timedout": True}
@@ -350,7 +368,8 @@ def test_who_was_refused_is_not_asked_about_again_for_a_while(
     assert task.execute(context())["waiting"] == ["first"]
     assert len(questions.asked) == 2
     assert jobs.wanted() == {"first": 5}
-    waiting = until(lambda: _asks(task))
+    asyncio.run(_let_time_pass(world, keys.shrink_answer(world.namespace, "first"), most_s=600))
+    waiting = _asked(task)
     willing = _task(world, **given, unanswered="shrink")
     assert _asked(willing).method_name == "go_on"
     assert questions.asked[-1]["defaults"] == ["Approve"]
@@ -358,31 +377,12 @@ def test_who_was_refused_is_not_asked_about_again_for_a_while(
     assert jobs.wanted() == {"first": 3}
 
 
-def _asks(task: EdlAutoscaleOperator) -> TaskAwaitingInput | None:
-    """Return the question of a run, None if it asks none."""
-    try:
-        task.execute(context())
-    except TaskAwaitingInput as waiting:
-        return waiting
-    return None
-
-
-@pytest.mark.parametrize("waits", [("rescale", "rescale", 0), ("rescale", "other", -1), ("other", "rescale", -1)])
-def test_questions_of_other_tasks_keep_none_from_asking(
-    world: World, jobs: Jobs, questions: ShownQuestions, waits: tuple[str, str, int]
-) -> None:
-    """They are about other connections, or whatever their operators ask."""
-    jobs.submit(first=5)
-    _asked(_task(world, max_load=jobs.load_of(3), approve_shrinks=True), context(waits))
-    assert len(questions.asked) == 1
-
-
 def test_one_question_at_a_time(
     world: World, jobs: Jobs, questions: ShownQuestions, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """While a run waits for an answer the others make their pass, and say about whom they would ask.
 
-    A dry run asks nobody ever.
+    A dry run asks nobody ever. Questions of other tasks, which are about other connections, keep none from asking.
     """
     jobs.submit(first=5)
     given: dict[str, Any] = {"max_load": jobs.load_of(3), "approve_shrinks": True}
@@ -392,6 +392,9 @@ def test_one_question_at_a_time(
     assert _targets(_task(world, **given, dry_run=True).execute(context())) == {"first": 3}
     assert questions.asked == []
     assert jobs.wanted() == {"first": 5}
+    others = (("rescale", "rescale", 0), ("rescale", "other", -1), ("other", "rescale", -1))
+    _asked(_task(world, **given), context(*others))
+    assert len(questions.asked) == 1
 
 
 @pytest.mark.parametrize("option", ["Approve", "Reject"])
@@ -410,15 +413,3 @@ def test_of_two_questions_the_one_that_a_person_answers_counts(
     assert default != option
     task.go_on(context(), **second.kwargs, event=nobody)
     assert jobs.wanted() == {"first": 3 if option == "Approve" else 5}
-
-
-def test_an_answer_names_what_was_not_asked(
-    world: World, jobs: Jobs, questions: ShownQuestions, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It has come to be due meanwhile, and the next run asks."""
-    jobs.submit(first=5)
-    given: dict[str, Any] = {"approve_shrinks": True}
-    waiting = _asked(_task(world, **given, max_load=jobs.load_of(3)))
-    assert len(questions.asked) == 1
-    _task(world, **given, max_load=jobs.load_of(2)).go_on(context(), **waiting.kwargs, event=_answer("Approve"))
-    assert "the next run asks whether these shrink: first to 2" in capsys.readouterr().out

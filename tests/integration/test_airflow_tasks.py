@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 from airflow.sdk.execution_time.task_runner import _run_execute_callable
 from support.airflow.world import (
     World,
@@ -28,24 +30,22 @@ from support.airflow.world import (
 )
 
 from edl_airflow.failures import TaskKilledError
-from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
-from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError
+from edl_runtime.errors import JobFailedError, RegistryUnavailableError
 from edl_runtime.specs import TrainerSpec
 from edl_runtime.store.server import RedisServer
 
 
-def _killed_when_started(world: World, operator: EdlDistillOperator) -> threading.Thread:
-    """Send this process what Airflow sends a task, and react as Airflow's task runner does."""
-    signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())
+def _when_started(world: World, do: Callable[[], object]) -> threading.Thread:
+    """Do something in a thread once the student has started."""
 
-    def kill() -> None:
+    def wait_and_do() -> None:
         until(world.starts)
-        os.kill(os.getpid(), signal.SIGTERM)
+        do()
 
-    thread = threading.Thread(target=kill)
+    thread = threading.Thread(target=wait_and_do)
     thread.start()
     return thread
 
@@ -74,7 +74,12 @@ def test_the_whole_in_one_task(world: World, deferrable: bool) -> None:  # noqa:
 
 @pytest.mark.slow
 def test_a_pool_in_steps(world: World) -> None:
-    """Start, wait, grow, shrink, stop: each returns the teachers that are registered."""
+    """Start, wait, grow, shrink, stop: each returns the teachers that are registered.
+
+    They start in the DAGs' folder, and no file there takes the place of a library.
+    """
+    for library in ("redis", "numpy", "json", "logging"):
+        (world.folder / f"{library}.py").write_text("raise SystemExit('the wrong one')")
     context = world.context()
     start = EdlTeacherPoolOperator(
         task_id="start", dag=world.dag(), teacher_pool="digits", teacher=world.teacher(), teachers="1:2"
@@ -90,30 +95,23 @@ def test_a_pool_in_steps(world: World) -> None:
         EdlResizeOperator(task_id="beyond", teacher_pool="digits", instances=3).execute(context)
     EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits").execute(context)
     assert world.jobs() == {}
+    with pytest.raises(AirflowSkipException, match="'digits' has ended"):
+        EdlResizeOperator(task_id="late", teacher_pool="digits", instances=1).execute(context)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deferrable", [False, True])
+@pytest.mark.parametrize("deferrable", [False, pytest.param(True, marks=pytest.mark.deep)])
 def test_a_bad_model_fails_the_task_at_once_in_the_teachers_words(
     world: World,
     deferrable: bool,  # noqa: FBT001
 ) -> None:
-    """Long before the wait limit, with no retry, and nothing is left."""
+    """However long the wait limit is, with no retry, and nothing is left."""
     operator = distill(
-        world, teacher_pool=None, teacher=world.teacher("no/such/folder"), deferrable=deferrable, wait_timeout_s=600
+        world, teacher_pool=None, teacher=world.teacher("no/such/folder"), deferrable=deferrable, wait_timeout_s=1e6
     )
-    started = time.monotonic()
     with pytest.raises(AirflowFailException, match="no/such/folder"):
         run_task(operator, world.context())
-    assert time.monotonic() - started < 60
     assert world.jobs() == {}
-
-
-def test_no_teacher_in_time(world: World) -> None:
-    """The error names the pool, the seconds and where to look; no student was started."""
-    with pytest.raises(NoTeacherError, match=r"'digits' after 1 s.*edl pools"):
-        distill(world, wait_timeout_s=1).execute(world.context())
-    assert world.starts() == []
 
 
 def test_redis_down_at_the_start(world: World) -> None:
@@ -125,7 +123,7 @@ def test_redis_down_at_the_start(world: World) -> None:
     assert world.jobs() == {}
 
 
-@pytest.mark.parametrize("deferrable", [False, True])
+@pytest.mark.parametrize("deferrable", [False, pytest.param(True, marks=pytest.mark.deep)])
 def test_a_student_that_fails_says_why_in_the_tasks_error(world: World, deferrable: bool) -> None:  # noqa: FBT001
     """Its last lines are there, a retry is allowed, and nothing is left."""
     operator = distill(world, "fails", deferrable=deferrable)
@@ -138,20 +136,16 @@ def test_a_student_that_fails_says_why_in_the_tasks_error(world: World, deferrab
 def test_progress_is_in_the_log_and_answers_in_the_result(
     world: World,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     deferrable: bool,  # noqa: FBT001
 ) -> None:
-    """As the student reports it, while it runs, in the worker and in the triggerer; who is the limit is said once."""
-    monkeypatch.setattr("edl_airflow.conductor.LOOK_EVERY_S", 0.05)  # so that no report is missed on a busy machine
+    """As the student has reported it, in the worker and in the triggerer."""
     script = TrainerSpec(command=("python", str(world.folder / "reports.py")))
-    operator = distill(world, student=script, progress_every_s=0.05, deferrable=deferrable)
+    operator = distill(world, student=script, deferrable=deferrable)
     with registered(world, "digits", "a:1"):
         result = run_task(operator, world.context())
     assert result["answered"] == {"a:1": 3}
     logged = capsys.readouterr().out
-    assert "step 1/3 · loss 0.2500" in logged
-    assert "step 2/3 · loss 0.2500" in logged
-    assert "1 in quarantine" in logged
+    assert "step 3/3 · loss 0.2500" in logged
     assert logged.count("the teachers are the limit: the student waits 38 % of the time") == 1
     assert logged.count("in quarantine: b:1 (timed out)") == 1
 
@@ -160,7 +154,8 @@ def test_progress_is_in_the_log_and_answers_in_the_result(
 def test_a_killed_task_leaves_nothing(world: World) -> None:
     """SIGTERM while the student runs: `execute` ends only when the last process is gone."""
     operator = distill(world, "waits")
-    thread = _killed_when_started(world, operator)
+    signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())  # as Airflow's task runner has it
+    thread = _when_started(world, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with registered(world, "digits", "a:1"), pytest.raises(TaskKilledError):
         operator.execute(world.context())
     thread.join()
@@ -170,22 +165,26 @@ def test_a_killed_task_leaves_nothing(world: World) -> None:
 
 def test_a_timed_out_task_leaves_nothing(world: World) -> None:
     """Airflow's own timer goes off, in Airflow's own runner."""
-    operator = distill(world, "waits", execution_timeout=timedelta(seconds=6))
-    context = world.context()
+    operator = distill(world, "waits", execution_timeout=timedelta(hours=1))
+    thread = _when_started(world, lambda: os.kill(os.getpid(), signal.SIGALRM))  # what that timer sends
     with registered(world, "digits", "a:1"), pytest.raises(AirflowTaskTimeout):
-        _run_execute_callable(context, operator.execute, operator)
+        _run_execute_callable(world.context(), operator.execute, operator)
+    thread.join()
     assert len(world.starts()) == 1
     assert world.jobs() == {}
 
 
-def test_a_deferred_task_times_out_too(world: World) -> None:
+def test_a_deferred_task_times_out_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Airflow has no timer for it, so the trigger has."""
-    operator = distill(world, "waits", deferrable=True, execution_timeout=timedelta(seconds=6))
+    operator = distill(world, "waits", deferrable=True, execution_timeout=timedelta(hours=1))
     context = world.context()
     with registered(world, "digits", "a:1"):
         deferred = defer(operator, context)
+        thread = _when_started(
+            world, lambda: monkeypatch.setattr("edl_airflow.conductor.clock", lambda: time.time() + 3600)
+        )
         event = asyncio.run(fired(trigger_of(deferred)))
-    assert len(world.starts()) == 1
+    thread.join()
     with pytest.raises(AirflowTaskTimeout):
         resume(distill(world, "waits"), context, deferred, event)
     assert world.jobs() == {}
@@ -203,49 +202,53 @@ def test_a_deferred_task_that_is_marked_failed_leaves_nothing(world: World) -> N
 
 
 @pytest.mark.slow
-def test_training_goes_on_while_redis_is_away(world: World, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The trigger rides it out, and the result arrives."""
-    with RedisServer(tmp_path_factory.mktemp("own-redis")) as server:
-        world.redis_url = server.url
-        world.connect_to(server.url)
-        operator, context = distill(world, "waits", deferrable=True), world.context()
-        with registered(world, "digits", "a:1"):
-            deferred = defer(operator, context)
+def test_training_goes_on_while_redis_is_away(
+    world: World, own_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trigger says so and rides it out, and the result arrives."""
+    world.redis_url = own_redis.url
+    world.connect_to(own_redis.url)
+    operator, context = distill(world, "waits", deferrable=True, progress_every_s=0.1), world.context()
+    with registered(world, "digits", "a:1"):
+        deferred = defer(operator, context)
 
-            async def lose_redis() -> dict[str, Any]:
-                running = asyncio.ensure_future(fired(trigger_of(deferred)))
-                await asyncio.to_thread(until, world.starts)
-                await asyncio.to_thread(server.kill)
-                await asyncio.sleep(2)
-                assert not running.done()
-                world.go()
-                return await running
+        def lose_redis() -> None:
+            own_redis.kill()
+            until(lambda: "The training goes on" in capsys.readouterr().out)
+            world.go()
 
-            event = asyncio.run(lose_redis())
-        result = resume(distill(world, "waits"), context, deferred, event)
+        thread = _when_started(world, lose_redis)
+        event = asyncio.run(fired(trigger_of(deferred)))
+        thread.join()
+    result = resume(distill(world, "waits"), context, deferred, event)
     assert result["metrics"] == {"accuracy": 0.5}
     assert world.jobs() == {}
 
 
-def test_a_trigger_never_blocks_its_loop(world: World) -> None:
-    """Other triggers share it: none waits over 50 ms, in the best of ten runs on a machine that is busy."""
-    operator = distill(world, "waits", deferrable=True, progress_every_s=0.1)
+def test_a_trigger_does_not_block_its_loop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other triggers share it: no socket makes it wait, and nothing sleeps in its thread."""
+    blocks: list[str] = []
+
+    def watch(owner: Any, name: str) -> None:
+        do = getattr(owner, name)
+
+        def watched(*given: Any) -> Any:
+            waits = not (given and isinstance(given[0], socket.socket) and given[0].gettimeout() == 0)
+            if waits and threading.current_thread() is threading.main_thread():
+                blocks.append(name)
+            return do(*given)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    operator, context = distill(world, deferrable=True), world.context()
     with registered(world, "digits", "a:1"):
-        deferred = defer(operator, world.context())
-
-        async def longest_wait_s() -> float:
-            running = asyncio.ensure_future(fired(trigger_of(deferred)))
-            longest, ends = 0.0, time.monotonic() + 1.5
-            while time.monotonic() < ends:
-                before = time.monotonic()
-                await asyncio.sleep(0.005)
-                longest = max(longest, time.monotonic() - before - 0.005)
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            return longest
-
-        waits: list[float] = []
-        while len(waits) < 10 and min(waits, default=1.0) >= 0.05:
-            waits.append(asyncio.run(longest_wait_s()))
-        asyncio.run(trigger_of(deferred).on_kill())
-    assert min(waits) < 0.05, waits
+        deferred = defer(operator, context)
+        for name in ("connect", "send", "sendall", "recv", "recv_into"):
+            watch(socket.socket, name)
+        watch(time, "sleep")
+        event = asyncio.run(fired(trigger_of(deferred)))
+        assert blocks == []
+        time.sleep(0)
+        with socket.create_connection((urlsplit(world.redis_url).hostname, urlsplit(world.redis_url).port)):
+            assert blocks == ["sleep", "connect"], "what watches is there"
+    assert resume(operator, context, deferred, event)["metrics"] == {"accuracy": 0.5}

@@ -7,22 +7,12 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-from support.airflow.world import (
-    World,
-    defer,
-    distill,
-    fired,
-    follow_until_started,
-    registered,
-    resume,
-    trigger_of,
-)
+from support.airflow.world import World, defer, distill, fired, follow_until_started, registered, resume, trigger_of
 
 from edl_airflow.failures import GoneError
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
-from edl_runtime.errors import RegistryUnavailableError
 
 
 def test_clearing_a_deferred_task_spares_the_next_try(world: World) -> None:
@@ -43,32 +33,7 @@ def test_clearing_a_deferred_task_spares_the_next_try(world: World) -> None:
     assert world.jobs() == {}
 
 
-def test_a_try_with_another_spec_stops_the_old_job_first(world: World) -> None:
-    """The lost worker's student is gone before the new one starts."""
-    with registered(world, "digits", "a:1"):
-        first = defer(distill(world, "waits", deferrable=True), world.context("try-1"))
-        asyncio.run(follow_until_started(world, first))
-        result = distill(world, "ends").execute(world.context("try-2"))
-    assert result["metrics"] == {"accuracy": 0.5}
-    assert len(world.starts()) == 2
-    assert world.processes() == []
-
-
-@pytest.mark.slow
-def test_a_retry_with_another_teacher_trains_anew(world: World) -> None:
-    """What the old teacher has taught is not what the task shall return."""
-    other = (world.folder / "answers.py").read_text().replace("* 2", "* 3")
-    (world.folder / "others.py").write_text(other)
-    changes: dict[str, Any] = {"teacher_pool": None, "teachers": "1:1"}
-    first = defer(distill(world, "waits", teacher=world.teacher(), deferrable=True, **changes), world.context("try-1"))
-    asyncio.run(follow_until_started(world, first))
-    world.go()
-    retry = distill(world, "waits", teacher=world.teacher("others:double"), **changes)
-    assert retry.execute(world.context("try-2"))["metrics"] == {"accuracy": 0.5}
-    assert len(world.starts()) == 2
-    assert world.jobs() == {}
-
-
+@pytest.mark.deep
 def test_mapped_tasks_do_not_share_a_pool_by_its_name(world: World) -> None:
     """The second is refused, in words that say what to do; the first goes on and stops its pool."""
     changes: dict[str, Any] = {"teacher": world.teacher(), "teachers": "1:1"}
@@ -82,32 +47,7 @@ def test_mapped_tasks_do_not_share_a_pool_by_its_name(world: World) -> None:
     assert world.jobs() == {}
 
 
-def test_a_retry_that_can_not_begin_stops_what_the_lost_worker_left(world: World) -> None:
-    """Redis is away by then; the student would run for ever."""
-    with registered(world, "digits", "a:1"):
-        first = defer(distill(world, "waits", deferrable=True), world.context("try-1"))
-        asyncio.run(follow_until_started(world, first))
-    world.connect_to("redis://127.0.0.1:1/0")
-    with pytest.raises(RegistryUnavailableError):
-        distill(world, "ends").execute(world.context("try-2"))
-    assert world.jobs() == {}
-    assert world.processes() == []
-
-
-def test_a_running_student_is_taken_over_while_redis_is_away(world: World) -> None:
-    """It is the same process that ends."""
-    with registered(world, "digits", "a:1"):
-        first = defer(distill(world, "waits", deferrable=True), world.context("try-1"))
-        asyncio.run(follow_until_started(world, first))
-    world.connect_to("redis://127.0.0.1:1/0")
-    context = world.context("try-2")
-    second = defer(distill(world, "waits", deferrable=True), context)
-    world.go()
-    result = resume(distill(world), context, second, asyncio.run(fired(trigger_of(second))))
-    assert result["metrics"] == {"accuracy": 0.5}
-    assert len(world.starts()) == 1
-
-
+@pytest.mark.deep
 @pytest.mark.slow
 def test_waits_end_with_the_pool_that_they_wait_for(world: World) -> None:
     """A sensor fails and a resize is skipped, long before their time is up; so is a resize that comes too late."""
@@ -132,20 +72,3 @@ def test_waits_end_with_the_pool_that_they_wait_for(world: World) -> None:
         resume(grow, context, grows, grown)
     with pytest.raises(AirflowSkipException):
         grow.execute(context)
-
-
-@pytest.mark.slow
-def test_no_file_beside_the_dag_takes_the_place_of_a_library(world: World) -> None:
-    """Teachers start in the DAGs' folder, which may well hold a `redis.py`; functions there are found all the same."""
-    for library in ("redis", "numpy", "json", "logging"):
-        (world.folder / f"{library}.py").write_text("raise SystemExit('the wrong one')")
-    start = EdlTeacherPoolOperator(
-        task_id="start",
-        dag=world.dag(),
-        teacher_pool="digits",
-        teacher=world.teacher(),
-        teachers="1",
-        wait_timeout_s=60,
-    )
-    assert len(start.execute(world.context())["teachers"]) == 1
-    EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits").execute(world.context())

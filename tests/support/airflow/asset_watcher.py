@@ -45,7 +45,7 @@ class Watching:
 
     async def fired(self, count: int) -> list[dict[str, Any]]:
         """Wait for so many events; they stay, and go no further."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self._runner.events) < count:  # noqa: ASYNC110 (a deque has no events)
                 await asyncio.sleep(0.01)
         return [dict(entry.event.payload) for entry in self._runner.events]

@@ -13,14 +13,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from edl_airflow.joblog import Position
 from edl_airflow.work import LandedCheckpoint, LocalPlace, Outcome, Training, Work
-from edl_runtime.backends.base import (
-    Capacity,
-    InstanceStatus,
-    JobStatus,
-    LogLine,
-    NodeCapacity,
-    refuse_strangers,
-)
+from edl_runtime.backends.base import Capacity, InstanceStatus, JobStatus, LogLine, NodeCapacity, refuse_strangers
 from edl_runtime.errors import EX_CONFIG, RegistryUnavailableError, UnknownJobError
 from edl_runtime.progress import Progress
 from edl_runtime.specs import Bounds, JobSpec
@@ -102,7 +95,7 @@ class MadeUpBackend:
 
 
 class MadeUpSite:
-    """A backend, and a Redis that knows what the test says; `away` makes it silent."""
+    """A backend, and a Redis that knows what the test says; `away` makes it silent, `refused` times by now."""
 
     secrets: Mapping[str, str] = {"EDL_REDIS_URL": "redis://:secret@nowhere:1/0"}
 
@@ -116,6 +109,7 @@ class MadeUpSite:
         self.asked: list[tuple[str, str]] = []
         self.positions: dict[str, Position] = {}
         self.away = False
+        self.refused = 0
 
     async def teachers(self, pool: str) -> list[str]:  # noqa: ARG002
         self._fail_if_away()
@@ -176,6 +170,7 @@ class MadeUpSite:
 
     def _fail_if_away(self) -> None:
         if self.away:
+            self.refused += 1
             raise RegistryUnavailableError("nowhere:1", "connection refused")
 
 

@@ -2,7 +2,7 @@
 
     python rescaling_task.py '{"max_load": 0.5}'
 
-The policies here interfere as nothing outside could in time.
+The policy here interferes as nothing outside could in time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,16 +29,6 @@ def halts_one(
     found = decide(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)
     os.kill(supervisor(_work_dir(), os.environ["EDL_HALTED"]), signal.SIGSTOP)
     return found
-
-
-def waits_for_another(
-    jobs: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
-) -> Mapping[str, Target]:
-    """Decide by what was seen before another task had the time to make a pass, if anything lets it."""
-    while len([*_work_dir().glob("task-*")]) < 2:
-        time.sleep(0.05)
-    time.sleep(2.0)
-    return decide(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)
 
 
 def _work_dir() -> Path:
@@ -70,6 +59,5 @@ def context(*waiting: tuple[str, str, int]) -> Any:
 if __name__ == "__main__":
     from edl_airflow.operators.autoscale import EdlAutoscaleOperator
 
-    (_work_dir() / f"task-{os.getpid()}").touch()
     operator = EdlAutoscaleOperator(task_id="rescale", **json.loads(sys.argv[1]))
     sys.stdout.write(json.dumps(operator.execute(context())))

@@ -70,7 +70,6 @@ async def main():
                 teachers=1, waiting=0.38, limit="teachers", quarantined={"b:1": "b:1: timed out"},
             )
             await publish(client, settings.namespace, settings.job, progress)
-            await asyncio.sleep(0.7)
 
 asyncio.run(main())
 """
@@ -86,6 +85,9 @@ class World:
         self.work_dir = folder / "edl"
         self.backend = LocalBackend(self.work_dir)
         self._monkeypatch = monkeypatch
+        for module in ("conductor", "waiting"):
+            monkeypatch.setattr(f"edl_airflow.{module}.LOOK_EVERY_S", 0.1)
+        monkeypatch.setattr("edl_airflow.joblog.LAST_WORDS_S", 60.0)
         for name, text in (("answers", MODEL), ("student", STUDENT), ("reports", REPORTS)):
             (folder / f"{name}.py").write_text(text)
         self.connect_to(redis_url)
@@ -165,7 +167,7 @@ def left_empty(world: World) -> Iterator[World]:
 def distill(world: World, does: str = "ends", **changes: Any) -> EdlDistillOperator:
     """The task of training against a pool that is there already, unless changed."""
     given: dict[str, Any] = {"task_id": "distill", "dag": world.dag(), "student": world.student(does)}
-    given |= {"teacher_pool": "digits", "deferrable": False, "wait_timeout_s": 30}
+    given |= {"teacher_pool": "digits", "deferrable": False, "wait_timeout_s": 200}
     return EdlDistillOperator(**{**given, **changes})
 
 
@@ -211,7 +213,7 @@ def run_task(operator: Any, context: Any) -> Any:
     return resume(operator, context, deferred, asyncio.run(fired(trigger_of(deferred))))
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 30) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = 100) -> Any:
     """Wait for something to be true, and return it."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -228,14 +230,14 @@ def registered(world: World, pool: str, address: str) -> Iterator[None]:
 
     async def hold() -> None:
         service, member = Service(world.namespace, pool), Member(id=address, address=address)
-        async with connect(world.redis_url) as client, hold_lease(client, service, member):
+        async with connect(world.redis_url) as client, hold_lease(client, service, member, ttl_s=60.0):
             ready.set()
             await over.wait()
 
     thread = threading.Thread(target=loop.run_until_complete, args=[hold()])
     thread.start()
     try:
-        assert ready.wait(10)
+        assert ready.wait(100)
         yield
     finally:
         loop.call_soon_threadsafe(over.set)

@@ -2,56 +2,26 @@
 
 from __future__ import annotations
 
-import runpy
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from support.airflow.fakes import MadeUpSite, rendered
 from support.airflow.human_questions import ShownQuestions
-from support.paths import DAGS
 
 from edl_airflow.approval import answer_of, ask, subject, table, targets_in
 from edl_airflow.failures import is_passing
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator, rows
-from edl_airflow.plugin import pages
 from edl_airflow.work import RescalingTarget
-from edl_runtime.autoscale.plan import JobTarget, Plan
+from edl_runtime.autoscale.plan import Plan
 from edl_runtime.autoscale.rescale import Rescaled
-from edl_runtime.errors import ClusterUnavailableError, SpecError
+from edl_runtime.errors import ClusterUnavailableError
 
 WINDOWS = {"windows": [{"name": "day", "start": "08:00", "end": "20:00", "sizes": {"cluster": "50%"}}], "default": {}}
 
 
 def _operator(**given: Any) -> EdlAutoscaleOperator:
     return EdlAutoscaleOperator(task_id="rescale", **given)
-
-
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({"windows": {**WINDOWS, "default": None}}, "windows"),
-        ({"windows": {**WINDOWS, "time_zone": "Mars/Olympus"}}, "Mars/Olympus"),
-        ({"max_load": 1.5}, "max_load"),
-        ({"max_load": "high"}, "max_load"),
-        ({"lead_s": -1}, "lead_s"),
-        ({"lead_s": "soon"}, "lead_s"),
-        ({"lead_s": None}, "lead_s"),
-        ({"lead_s": -1, "max_load": "{{ params.max_load }}"}, "lead_s"),
-        ({"lead_s": -1, "windows": "variable:windows"}, "lead_s"),
-        ({"max_load": 1.5, "windows": "{{ params.windows }}"}, "max_load"),
-        ({"policy": "decide"}, "policy"),
-        ({"policy": print}, "policy"),
-        ({"dry_run": "perhaps"}, "dry_run"),
-        ({"approve_shrinks": 2}, "approve_shrinks"),
-        ({"approval_timeout_s": 0}, "approval_timeout_s"),
-        ({"unanswered": "ask again"}, "unanswered"),
-    ],
-)
-def test_mistakes_are_found_when_the_dag_is_read(given: dict[str, Any], field: str) -> None:
-    """The error names the field, also where others are known only when the task runs."""
-    with pytest.raises(SpecError, match=field):
-        _operator(**given)
 
 
 def test_seconds_may_be_text() -> None:
@@ -163,34 +133,3 @@ def test_a_reason_does_not_add_rows_to_the_table() -> None:
 def test_an_answer_is_a_persons_or_the_default(event: dict[str, Any], answer: tuple[bool, str]) -> None:
     """Only a person's has a name."""
     assert answer_of(event) == answer
-
-
-def test_the_page_shows_the_plan_and_escapes_it() -> None:
-    """Capacity, window, and of each job what it had and should have; nothing of it is a script for the browser."""
-    first = JobTarget(name="first", kind="trainer", instances=4, target=1, reason="shrinks: <script>alert(1)</script>")
-    pool = JobTarget(name="teachers", kind="pool", instances=1, target=2, reason="grows from 1 to 2")
-    capacity = {"cpu": 1.5, "memory": 3 * 2.0**30}
-    plan = Plan(at=1.8e9, window="day", until=1.8e9 + 60, why="half of it", capacity=capacity, targets=(first, pool))
-    page = pages.rescaling_page("team", plan, trouble="")
-    assert "window day until 2027-01-15 08:01:00 UTC" in page
-    assert "<td>cpu</td><td>1.5</td>" in page
-    assert "<td>memory</td><td>3.0 GiB</td>" in page
-    assert '/edl/jobs/team/first"' in page
-    assert '/edl/pools/team/teachers"' in page
-    assert 'class="fewer" style="width: 25%"' in page
-    assert 'class="more" style="width: 50%"' in page
-    assert "<script>" not in page
-    assert "Nothing has been rescaled" in pages.rescaling_page("team", None, trouble="")
-    assert "Redis is away" in pages.rescaling_page("team", None, trouble="Redis is away")
-
-
-def test_the_dag_runs_at_each_edge_every_few_minutes_and_when_jobs_come(context: dict[str, Any]) -> None:
-    """By the clock of the windows; a run by hand may be a dry one, and all else is the same for all runs."""
-    made = runpy.run_path(str(DAGS / "edl_rescale_by_traffic.py"))
-    assert made["TIMES"] == ["*/5 * * * *", "0 7 * * *", "0 22 * * *"]
-    (task,) = made["rescale"].dag.tasks
-    context["params"] = {name: param.value for name, param in made["PARAMS"].items()}
-    task.render_template_fields(context)
-    assert (task.dry_run, task.max_load, task.approve_shrinks) == ("False", 1.0, False)
-    assert task.lead_s == 300
-    assert task.windows["time_zone"] == "UTC"

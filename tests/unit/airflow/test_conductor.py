@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
-from support.airflow.fakes import STUDENT, MadeUpSite, failed_status, job_status, short_of_one, work_of
+from support.airflow.fakes import STUDENT, MadeUpSite, job_status, landed, short_of_one, work_of
 
 from edl_airflow import conductor
-from edl_runtime.errors import OwnedElsewhereError, RegistryUnavailableError
+from edl_airflow.failures import failure_of
+from edl_airflow.work import LandedCheckpoint, Training
+from edl_runtime.errors import JobFailedError, OwnedElsewhereError, RegistryUnavailableError
 from edl_runtime.progress import Progress
+
+ALONE = work_of(pool="", pool_job=None, stream="nightly/train", ends_at=1000.0, stop_grace_s=60.0)
 
 
 async def test_a_pool_in_trouble_is_told_once_while_the_student_trains(site: MadeUpSite) -> None:
@@ -127,12 +132,10 @@ async def test_all_tries_of_a_task_can_be_stopped_and_no_other_task(site: MadeUp
     assert set(site.backend.jobs) == {"t", "u"}
 
 
-@pytest.mark.parametrize(
-    "earlier", [job_status("student", "try-0", digest="other"), failed_status("student", 1, token="try-0")]
-)
-async def test_an_earlier_student_of_no_use_goes_first(site: MadeUpSite, earlier: Any) -> None:
-    """Another spec, or a failure: it is gone before its pool is touched."""
-    site.backend.jobs = {"student": earlier}
+@pytest.mark.parametrize("changes", [{"digest": "other"}, {"digest": STUDENT.digest, "phase": "failed"}])
+async def test_an_earlier_student_of_no_use_goes_first(site: MadeUpSite, changes: dict[str, str]) -> None:
+    """Another spec, or a failure of this one: it is gone before its pool is touched."""
+    site.backend.jobs = {"student": job_status("student", "try-0", **changes)}
     assert await conductor.begin(work_of(), site) is None
     assert site.backend.deeds == [("delete", "student"), ("submit", "digits")]
 
@@ -142,3 +145,110 @@ async def test_stopping_hits_only_what_carries_the_token(site: MadeUpSite) -> No
     site.backend.jobs = {"student": job_status("student", "try-2"), "digits": job_status("digits", kind="pool")}
     await conductor.stop(work_of(), site.backend)
     assert list(site.backend.jobs) == ["student"]
+
+
+@pytest.mark.parametrize(
+    ("found", "counts"),
+    [
+        (landed(7, at=1100.0), 7),
+        (landed(7, at=999.0), None),  # last night's, of the same name
+        (landed(7, at=1100.0, job="other"), None),
+    ],
+)
+async def test_only_what_this_run_of_the_job_has_left_counts(
+    site: MadeUpSite, found: LandedCheckpoint, counts: int | None
+) -> None:
+    """One that is ended by force without a checkpoint of its own has failed."""
+    site.landed = [found, landed(8, at=1100.0, job="beside")]
+    site.backend.jobs = {"student": job_status("student", created_at=1000.0)}
+    outcome = await conductor.conduct(msgspec.structs.replace(ALONE, stop_grace_s=0.01), site, lambda _: None)
+    assert outcome.ended == "stopped"
+    assert (outcome.landed["step"] if outcome.landed else None) == counts
+    assert isinstance(failure_of(outcome, 5), JobFailedError) is (counts is None)
+
+
+async def test_a_try_after_its_time_finds_what_the_try_before_has_left(site: MadeUpSite) -> None:
+    """Since the run has started."""
+    site.landed = [landed(7, at=500.0)]
+    outcome = await conductor.begin(msgspec.structs.replace(ALONE, began_at=400.0), site)
+    assert outcome
+    assert (outcome.ended, outcome.landed) == ("stopped", landed(7, at=500.0))
+    outcome = await conductor.begin(msgspec.structs.replace(ALONE, began_at=600.0), site)
+    assert outcome
+    assert outcome.landed is None
+
+
+async def test_a_checkpoint_that_is_written_when_instances_leave_is_the_last(
+    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They leave when the training is ended by force; what counts is known after that."""
+    site.backend.jobs, site.landed = {"student": job_status("student")}, [landed(7)]
+    delete = site.backend.delete
+
+    async def leave(name: str, *, token: str | None = None) -> bool:
+        site.landed.append(landed(9))
+        deleted: bool = await delete(name, token=token)
+        return deleted
+
+    monkeypatch.setattr(site.backend, "delete", leave)
+    outcome = await conductor.conduct(msgspec.structs.replace(ALONE, stop_grace_s=0.01), site, lambda _: None)
+    assert (outcome.ended, outcome.landed) == ("stopped", landed(9))
+
+
+async def test_it_is_asked_once_as_soon_as_somebody_hears(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis may be away when the time comes, and the instances may still load."""
+    now = {"at": 1000.0}
+    monkeypatch.setattr(conductor, "clock", lambda: now["at"])
+    site.backend.jobs = {"student": job_status("student")}
+    site.away = True
+    said: list[str] = []
+    looks = iter(range(100))
+
+    async def training(job: str) -> Training | None:  # noqa: ARG001
+        return site.trainings.get("student")
+
+    async def ask(job: str, reason: str) -> bool:
+        look = next(looks)
+        if look < 2:
+            raise RegistryUnavailableError("nowhere:1", "refused")
+        if look < 4:
+            return False
+        site.asked.append((job, reason))
+        site.away = False
+        site.trainings["student"] = Training(members=(0,), ended="stopped", reason=reason)
+        site.landed = [landed(7)]
+        site.backend.jobs = {"student": job_status("student", phase="succeeded")}
+        return True
+
+    monkeypatch.setattr(site, "ask_to_end", ask)
+    monkeypatch.setattr(site, "training", training)
+    outcome = await conductor.conduct(ALONE, site, said.append)
+    assert site.asked == [("student", "its time to train is over")]
+    assert (outcome.ended, outcome.landed) == ("succeeded", landed(7))
+    assert outcome.training
+    assert outcome.training.ended == "stopped"
+    assert len([line for line in said if "asked to end" in line]) == 1
+
+
+async def test_a_training_is_asked_to_end_until_its_grace_is_over(
+    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grace begins when it is first asked, however late that is; whoever was asked before may be dead by now."""
+    for ends_at_ask in (None, 2):
+        now, said = {"at": 5000.0}, list[str]()
+        monkeypatch.setattr(conductor, "clock", lambda now=now: now["at"])
+        site.backend.jobs, site.asked, site.backend.deeds = {"student": job_status("student")}, [], []
+
+        async def ask(job: str, reason: str, now: Any = now, ends_at_ask: int | None = ends_at_ask) -> bool:
+            site.asked.append((job, reason))
+            now["at"] += 20
+            if len(site.asked) in (ends_at_ask, 10):
+                site.backend.jobs = {"student": job_status("student", phase="succeeded")}
+            return True
+
+        monkeypatch.setattr(site, "ask_to_end", ask)
+        outcome = await conductor.conduct(ALONE, site, said.append)
+        assert site.asked == [("student", "its time to train is over")] * (ends_at_ask or 3)
+        assert outcome.ended == ("succeeded" if ends_at_ask else "stopped")
+        assert site.backend.deeds == ([] if ends_at_ask else [("delete", "student")])
+        assert len([line for line in said if "asked to end" in line]) == 1

@@ -138,12 +138,20 @@ def test_nights_are_the_windows_of_the_file_beside_the_dag() -> None:
     assert night.data_interval == (evening, evening + timedelta(hours=9))
 
 
-def test_what_is_set_for_rescaling_holds_for_every_run(tmp_path: Path) -> None:
-    """A form's value held for one run by hand alone, and the next undid it; while some wait, others may run."""
+def test_what_is_set_for_rescaling_holds_for_every_run(context: Any, tmp_path: Path) -> None:
+    """It runs at each edge of the windows and every few minutes; a run by hand may be a dry one, and no more.
+
+    A form's value held for one run by hand alone, and the next undid it; while some wait, others may run.
+    """
     made = runpy.run_path(str(DAGS / "edl_rescale_by_traffic.py"))
+    assert made["TIMES"] == ["*/5 * * * *", "0 7 * * *", "0 22 * * *"]
+    (task,) = made["rescale"].dag.tasks
+    context["params"] = {name: param.value for name, param in made["PARAMS"].items()}
+    task = rendered(task, context)
+    assert (task.dry_run, task.max_load, task.approve_shrinks, task.lead_s) == ("False", 1.0, False, 300)
+    assert task.windows["time_zone"] == "UTC"
     assert set(made["PARAMS"]) == {"dry_run"}
-    assert (made["rescale"].max_load, made["rescale"].approve_shrinks) == (1.0, False)
-    assert made["rescale"].dag.max_active_runs > 4
+    assert task.dag.max_active_runs > 4
     text = (DAGS / "edl_rescale_by_traffic.py").read_text()
     for name, value in (("EVERY_MINUTES", "15"), ("MAX_LOAD", "0.8"), ("APPROVE_SHRINKS", "True")):
         assert f"\n{name} = {made[name]}\n" in text

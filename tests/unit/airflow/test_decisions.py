@@ -13,6 +13,8 @@ from edl_runtime.errors import EX_CONFIG
 from edl_runtime.specs import Bounds
 
 RUNNING_POOL = job_status("digits", kind="pool")
+ALONE = work_of(pool="", pool_job=None, ends_at=1000.0, stop_grace_s=60.0)
+RUNNING = View(trainer=job_status("student"), started=True)
 
 
 def _ends(decision: object) -> str:
@@ -48,31 +50,32 @@ def test_the_wait_for_teachers_ends_with_its_limit_and_says_what_lacks() -> None
         assert reason in outcome.reason
 
 
-def test_a_failed_pool_ends_the_wait_at_once() -> None:
-    """Its teachers' last lines say why, and exit status 78 that a retry can't help."""
-    outcome = decide(work_of(), View(pool=failed_status("digits", EX_CONFIG, "no such model")), 0)
-    assert isinstance(outcome, Outcome)
-    assert (outcome.ended, outcome.last_lines, outcome.permanent) == ("failed", ("no such model",), True)
+EVICTED = job_status(
+    "student",
+    phase="failed",
+    instances=(InstanceStatus(index=0, phase="failed", started_at=1.0, disruptions=3),),
+    reason="evicted",
+)
 
 
-def test_a_student_that_the_cluster_ended_too_often_failed_of_what_passes() -> None:
-    """A retry later may well do, and nothing has to be mended first."""
-    instance = InstanceStatus(index=0, phase="failed", started_at=1.0, disruptions=3)
-    job = job_status("student", phase="failed", instances=(instance,), reason="evicted", most_disruptions=2)
-    outcome = decide(work_of(), View(trainer=job, started=True), 0)
+@pytest.mark.parametrize(
+    ("view", "last_lines", "permanent", "passing"),
+    [
+        (View(pool=failed_status("digits", EX_CONFIG, "no such model")), ("no such model",), True, False),
+        (View(trainer=failed_status("student", 1, "boom"), started=True), ("boom",), False, False),
+        (View(trainer=msgspec.structs.replace(EVICTED, most_disruptions=2), started=True), (), False, True),
+        (View(trainer=msgspec.structs.replace(EVICTED, most_disruptions=3), started=True), (), False, False),
+    ],
+    ids=["a pool's mistake", "a student's bad luck", "evicted too often", "evicted seldom"],
+)
+def test_what_has_failed_ends_the_work_at_once(
+    view: View, last_lines: tuple[str, ...], *, permanent: bool, passing: bool
+) -> None:
+    """Its last lines say why, and exit status 78 that a retry can't help; what the cluster ends may pass."""
+    outcome = decide(work_of(), view, 0)
     assert isinstance(outcome, Outcome)
-    assert (outcome.ended, outcome.passing, outcome.permanent) == ("failed", True, False)
-    within = msgspec.structs.replace(job, most_disruptions=3)
-    outcome = decide(work_of(), View(trainer=within, started=True), 0)
-    assert isinstance(outcome, Outcome)
-    assert not outcome.passing
-
-
-def test_a_failed_student_may_be_tried_again() -> None:
-    """Any other exit status is as good as bad luck."""
-    outcome = decide(work_of(), View(trainer=failed_status("student", 1, "boom"), started=True), 0)
-    assert isinstance(outcome, Outcome)
-    assert (outcome.ended, outcome.last_lines, outcome.permanent) == ("failed", ("boom",), False)
+    assert (outcome.ended, outcome.last_lines) == ("failed", last_lines)
+    assert (outcome.permanent, outcome.passing) == (permanent, passing)
 
 
 @pytest.mark.parametrize(
@@ -190,3 +193,36 @@ def test_a_suspended_training_is_followed_until_its_time_to_train_is_over() -> N
     leaving = (InstanceStatus(index=0, phase="running", started_at=1.0),)
     still = suspended("student", instances=leaving)
     assert decide(work, View(trainer=still, started=True), 1000.0) == "end_trainer"
+
+
+def test_a_training_without_a_pool_starts_at_once() -> None:
+    """And is followed to its end."""
+    assert decide(ALONE, View(), 0) == "start_trainer"
+    assert decide(ALONE, RUNNING, 999.9) == "wait"
+    done = View(trainer=job_status("student", phase="succeeded"), started=True)
+    outcome = decide(ALONE, done, 5000)
+    assert isinstance(outcome, Outcome)
+    assert outcome.ended == "succeeded"
+
+
+def test_when_its_time_is_over_it_is_asked_to_end_and_then_ended() -> None:
+    """Asked until its grace is over, which begins with the first time; the task's own limit holds besides."""
+    asked = msgspec.structs.replace(RUNNING, asked_at=1010.0)
+    assert decide(ALONE, RUNNING, 1000) == "end_trainer"
+    assert decide(ALONE, RUNNING, 5000) == "end_trainer"
+    assert decide(ALONE, asked, 1069.9) == "end_trainer"
+    ended = decide(ALONE, asked, 1070)
+    assert isinstance(ended, Outcome)
+    assert (ended.ended, ended.name) == ("stopped", "student")
+    assert "within 60 s" in ended.reason
+    limited = decide(msgspec.structs.replace(ALONE, deadline=1010), RUNNING, 1010)
+    assert isinstance(limited, Outcome)
+    assert limited.ended == "timed_out"
+
+
+def test_a_try_after_its_time_starts_nothing() -> None:
+    """What the try before has left running is asked to end."""
+    late = decide(ALONE, View(), 1000)
+    assert isinstance(late, Outcome)
+    assert (late.ended, late.reason) == ("stopped", "the time to train was over before it could begin")
+    assert decide(ALONE, RUNNING, 1000) == "end_trainer"

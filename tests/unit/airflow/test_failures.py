@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException, AirflowTaskTimeout
@@ -54,11 +56,12 @@ def test_infrastructure_is(trouble: Exception) -> None:
     assert caught.value is trouble
 
 
-def test_whose_pool_it_is_and_how_to_have_ones_own_is_said() -> None:
+@pytest.mark.parametrize(("kind", "argument"), [("pool", "teacher_pool"), ("trainer", "job")])
+def test_whose_job_it_is_and_how_to_have_ones_own_is_said(kind: Any, argument: str) -> None:
     """In the words of a DAG's author."""
     with pytest.raises(AirflowFailException) as caught, failing_clearly():
-        raise OwnedElsewhereError("digits", "pool", "nightly-distill-0123")
-    for part in ("'digits'", "'nightly-distill-0123'", "{{ ti.map_index }}", "leave teacher_pool out"):
+        raise OwnedElsewhereError("digits", kind, "nightly-distill-0123")
+    for part in ("'digits'", "'nightly-distill-0123'", "{{ ti.map_index }}", f"leave {argument} out"):
         assert part in str(caught.value)
 
 

@@ -21,7 +21,6 @@ from edl_airflow.operators.train import EdlTrainOperator
 from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
 from edl_airflow.sensors.job import EdlJobSensor
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
-from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds, Checkpoint, TeacherSpec, TrainerSpec
 
 
@@ -32,22 +31,6 @@ def test_templates_inside_specs_are_rendered(context: Any) -> None:
     assert operator.student == TrainerSpec(command=("python", "s.py", "manual__1"), env={"LOW": "1"})
     work = operator.plan(context, SURROUNDINGS)
     assert work.pool_job.bounds == Bounds(1, 3)
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        {"teachers": "3:1"},
-        {"teachers": "0:1"},
-        {"teachers": "few"},
-        {"teacher_pool": "No Name"},
-        {"teacher": None},
-    ],
-)
-def test_what_holds_no_template_is_checked_when_the_dag_is_read(mistake: dict[str, Any]) -> None:
-    """The DAG's import error says what is wrong, before any run."""
-    with pytest.raises(SpecError):
-        distill(**mistake)
 
 
 @pytest.mark.parametrize("teachers", ["{{ params.high }}:{{ params.low }}", "{{ run_id }}"])
@@ -73,24 +56,6 @@ def test_an_empty_number_of_teachers_is_not_one(context: Any, site: MadeUpSite) 
     """A template that makes nothing is a mistake."""
     with pytest.raises(AirflowFailException, match="bounds"):
         rendered(distill(teachers="{{ '' }}"), context).execute(context)
-
-
-@pytest.mark.parametrize(
-    ("operator", "mistake"),
-    [
-        (EdlTeacherPoolSensor, {"students": -1}),
-        (EdlTeacherPoolSensor, {"students": "one"}),
-        (EdlDistillOperator, {"student": STUDENT, "wait_timeout_s": 0}),
-        (EdlDistillOperator, {"student": STUDENT, "progress_every_s": -1}),
-        (EdlDistillOperator, {"student": STUDENT, "wait_timeout_s": "300"}),
-        (EdlResizeOperator, {"instances": 1, "wait_timeout_s": float("inf")}),
-        (EdlTeacherPoolOperator, {"teacher": TEACHER, "teachers": 1, "wait_timeout_s": float("nan")}),
-    ],
-)
-def test_numbers_are_checked_when_the_dag_is_read(operator: type[Any], mistake: dict[str, Any]) -> None:
-    """The error names the argument."""
-    with pytest.raises(SpecError, match=list(mistake)[-1]):
-        operator(task_id="t", teacher_pool="digits", **mistake)
 
 
 def _dag() -> DAG:

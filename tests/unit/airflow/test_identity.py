@@ -32,8 +32,7 @@ def test_a_token_names_its_task_instance() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"dag_id": "weekly"}, {"task_id": "train"}, {"run_id": "manual__2"}, {"map_index": 0}, {"map_index": 1}],
+    "change", [{"dag_id": "weekly"}, {"task_id": "train"}, {"run_id": "manual__2"}, {"map_index": 0}, {"map_index": 1}]
 )
 def test_another_task_instance_has_another_name(change: dict[str, Any]) -> None:
     """Each part of the identity counts."""

@@ -84,13 +84,7 @@ def test_other_teachers_make_another_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "given"),
-    [
-        ("ck", "/dags/ck"),
-        ("/ck", "/ck"),
-        ("~/ck", "/home/ada/ck"),
-        ("s3://b/~/ck", "s3://b/~/ck"),
-    ],
+    ("url", "given"), [("ck", "/dags/ck"), ("/ck", "/ck"), ("~/ck", "/home/ada/ck"), ("s3://b/~/ck", "s3://b/~/ck")]
 )
 def test_checkpoints_start_from_the_folder_of_the_dag(url: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Absolute paths and URLs stay as they are; "~" is the home folder."""

@@ -28,17 +28,17 @@ async def _events(trigger: EdlJobsTrigger) -> AsyncIterator[AsyncIterator[Any]]:
 
 
 async def _next(events: AsyncIterator[Any]) -> list[tuple[str, str]]:
-    event = await asyncio.wait_for(anext(events), 10)
+    event = await asyncio.wait_for(anext(events), 60)
     return [(one["job"], one["what"]) for one in json.loads(json.dumps(event.payload))["jobs"]]
 
 
 async def _until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 (what is logged has no events)
             await asyncio.sleep(0.01)
 
 
-async def _looked(site: MadeUpSite, times: int = 1) -> None:
+async def _looked(site: MadeUpSite, times: int) -> None:
     looks = site.backend.lists
     await _until(lambda: site.backend.lists >= looks + times)
 
@@ -49,20 +49,44 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edl_airflow.triggers.news.LOOK_UP_AGAIN_S", 0.01)
 
 
-async def test_many_at_a_time_are_one_event(site: MadeUpSite) -> None:
+SETTLES_S = 123.0
+
+
+class Settling:
+    """What happens while a trigger waits SETTLES_S: each such wait lasts until the next one of these is done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.happens: list[Callable[[], None]] = []
+        self._sleep = asyncio.sleep
+        monkeypatch.setattr(asyncio, "sleep", self._settle)
+
+    async def _settle(self, seconds: float) -> None:
+        await self._sleep(0 if seconds == SETTLES_S else seconds)
+        if seconds == SETTLES_S and self.happens:
+            self.happens.pop(0)()
+
+
+@pytest.fixture
+def settling(monkeypatch: pytest.MonkeyPatch) -> Settling:
+    return Settling(monkeypatch)
+
+
+async def test_many_at_a_time_are_one_event(site: MadeUpSite, settling: Settling) -> None:
     """What is over by then is none; the next event has what came after it."""
     site.backend.jobs = {name: job_status(name) for name in ("b", "a")}
-    async with _events(EdlJobsTrigger(settle_s=0.05)) as events:
+    async with _events(EdlJobsTrigger(settle_s=SETTLES_S)) as events:
         assert await _next(events) == [("a", "submitted"), ("b", "submitted")]
-        coming = asyncio.create_task(_next(events))
+
+        def others_come_and_go() -> None:
+            site.backend.jobs["d"] = job_status("d")
+            del site.backend.jobs["a"], site.backend.jobs["short"]
+
         site.backend.jobs |= {name: job_status(name) for name in ("c", "short")}
-        await _looked(site)
-        site.backend.jobs["d"] = job_status("d")
-        del site.backend.jobs["a"], site.backend.jobs["short"]
-        assert await coming == [("a", "ended"), ("c", "submitted"), ("d", "submitted")]
+        settling.happens = [others_come_and_go]
+        assert await _next(events) == [("a", "ended"), ("c", "submitted"), ("d", "submitted")]
 
 
-async def test_who_lacks_room_later_is_told_once(site: MadeUpSite) -> None:
+async def test_who_lacks_room_later_is_told_once(site: MadeUpSite, settling: Settling) -> None:
     """Not who has found another place meanwhile."""
     placed = InstanceStatus(index=0, phase="running", started_at=100.0, node="n1")
     evicted = InstanceStatus(index=0, phase="pending", started_at=200.0)
@@ -73,14 +97,12 @@ async def test_who_lacks_room_later_is_told_once(site: MadeUpSite) -> None:
 
     put("a", placed)
     put("b", placed)
-    async with _events(EdlJobsTrigger(settle_s=0.05)) as events:
+    async with _events(EdlJobsTrigger(settle_s=SETTLES_S)) as events:
         await _next(events)
-        coming = asyncio.create_task(_next(events))
         put("a", evicted)
         put("b", evicted)
-        await _looked(site)
-        put("b", placed)
-        assert await coming == [("a", "pending")]
+        settling.happens = [lambda: put("b", placed)]
+        assert await _next(events) == [("a", "pending")]
         coming = asyncio.create_task(_next(events))
         await _looked(site, times=5)
         put("c", placed)
@@ -122,7 +144,6 @@ async def test_a_connection_that_is_missing_or_wrong_is_waited_for(
             wrong = {**given, "extra": {"namespace": "NO NAME"}}
             monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", json.dumps(wrong))
             await _until(lambda: len(said) == 2)
-            await asyncio.sleep(0.05)
             assert not coming.done()
             monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", json.dumps(given))
             assert await coming == [("a", "submitted")]

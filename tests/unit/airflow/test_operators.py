@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +17,7 @@ from edl_airflow.identity import job_name, pool_name, try_token
 from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.operators.teacher_pool import EdlTeacherPoolOperator
 from edl_airflow.work import Outcome
-from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError, SpecError
+from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError
 from edl_runtime.progress import Progress
 from edl_runtime.specs import TeacherSpec, TrainerSpec
 
@@ -117,7 +118,7 @@ def test_a_pool_that_is_not_ready_in_time_is_stopped(context: Any, site: MadeUpS
     operator = EdlTeacherPoolOperator(
         task_id="start", teacher_pool="digits", teacher=TeacherSpec(model="/m"), teachers="1", wait_timeout_s=0.05
     )
-    with pytest.raises(NoTeacherError, match="'digits' after 0 s"):
+    with pytest.raises(NoTeacherError, match=r"'digits' after 0 s.*edl pools"):
         operator.execute(context)
     assert site.backend.jobs == {}
 
@@ -130,8 +131,9 @@ def test_execution_timeout_travels_along(context: Any) -> None:
 
     for operator in (distill, start):
         assert operator().plan(context, SURROUNDINGS).deadline is None
-        work = operator(execution_timeout=timedelta(seconds=90)).plan(context, SURROUNDINGS)
-        assert work.deadline == pytest.approx(work.pool_deadline - 300 + 90, abs=5)
+        before = time.time()
+        deadline = operator(execution_timeout=timedelta(seconds=90)).plan(context, SURROUNDINGS).deadline
+        assert before <= deadline - 90 <= time.time()
 
 
 def _left_by_an_earlier_try(context: Any, site: MadeUpSite) -> None:
@@ -185,6 +187,15 @@ def test_a_pool_of_another_running_task_is_refused(context: Any, site: MadeUpSit
     assert list(site.backend.jobs) == ["digits"]
 
 
+def test_a_retry_with_another_teacher_does_not_adopt_the_student(context: Any) -> None:
+    """What the old teacher has taught is not what the task shall return: it is another job, by its digest."""
+    digests = {
+        rendered(distill(teacher=TeacherSpec(model=model)), context).plan(context, SURROUNDINGS).trainer_job.digest
+        for model in ("models:add", "models:double")
+    }
+    assert len(digests) == 2
+
+
 def test_pool_and_student_have_the_priority_and_weight_of_their_task(context: Any) -> None:
     """A task is one matter, whatever it runs."""
     teacher = TeacherSpec(model="models:add")
@@ -199,13 +210,3 @@ def test_pool_and_student_have_the_priority_and_weight_of_their_task(context: An
         ("trainer", 4, 0.5),
         ("pool", 4, 0.5),
     ]
-
-
-@pytest.mark.parametrize("mistake", [{"priority": "high"}, {"weight": -1}])
-def test_a_priority_or_weight_that_is_none_is_found_when_the_dag_is_read(mistake: dict[str, Any]) -> None:
-    """By each operator that starts anything."""
-    given: dict[str, Any] = {"task_id": "t", "teacher_pool": "digits", **mistake}
-    with pytest.raises(SpecError, match=next(iter(mistake))):
-        EdlTeacherPoolOperator(**given, teacher=TeacherSpec(model="models:add"), teachers="1")
-    with pytest.raises(SpecError, match=next(iter(mistake))):
-        EdlDistillOperator(**given, student=TrainerSpec(command=("s",)))

@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from importlib import resources
+from importlib.metadata import entry_points
 from pkgutil import resolve_name
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+from support.depth import DEEP, examples
 from support.paths import ROOT
 
 from edl_airflow.provider_info import get_provider_info
@@ -45,9 +47,16 @@ def test_everything_it_names_is_there() -> None:
         assert resolve_name(link)().name
 
 
+def test_the_provider_is_an_entry_point() -> None:
+    """By which Airflow finds it."""
+    found = [point for point in entry_points(group="apache_airflow_provider") if "edl_airflow" in point.value]
+    assert {point.load() for point in found} == {get_provider_info}
+
+
+@pytest.mark.deep
 @pytest.mark.slow
 def test_airflow_lists_the_provider() -> None:
-    """The entry point is found by Airflow's own command."""
+    """Airflow's own command does."""
     listed = subprocess.run(
         [sys.executable, "-m", "airflow", "providers", "list", "-o", "json"], capture_output=True, text=True, check=True
     )
@@ -55,7 +64,7 @@ def test_airflow_lists_the_provider() -> None:
 
 
 def test_importing_an_operator_is_cheap() -> None:
-    """It loads no heavy library and takes at most 0.1 s of the processor's time more than Airflow's own SDK."""
+    """It loads no heavy library, and takes 0.1 s of the processor's time at most beyond Airflow's own SDK, at best."""
     code = """
 import sys, time
 import airflow.sdk
@@ -66,20 +75,22 @@ took_s = time.process_time() - started
 heavy = {"paddle", "kubernetes", "redis", "numpy", "fastapi", "kubernetes_asyncio"} & (set(sys.modules) - before)
 print(took_s, sorted(heavy))
 """.replace("started = time", "before = set(sys.modules)\nstarted = time", 1)
-    measured = [_python(code).split(" ", 1) for _ in range(3)]
+    measured = [_python(code).split(" ", 1) for _ in range(examples(1, 5))]
     assert {heavy for _, heavy in measured} == {"[]"}
-    assert min(float(took_s) for took_s, _ in measured) <= 0.1
+    assert not DEEP or min(float(took_s) for took_s, _ in measured) <= 0.1
 
 
 @pytest.mark.slow
 def test_the_plugins_folder_adds_nothing_where_the_entry_point_does() -> None:
     """Airflow stops loading plugins at the second of the same name."""
     code = f"""
-import runpy
+import importlib.metadata, runpy
 from airflow.sdk.plugins_manager import AirflowPlugin
-found = runpy.run_path({str(ROOT / "plugins" / "edl_plugin.py")!r})
-print([name for name, value in found.items() if isinstance(value, type) and issubclass(value, AirflowPlugin)])
+def plugins():
+    found = runpy.run_path({str(ROOT / "plugins" / "edl_plugin.py")!r})
+    return [name for name, value in found.items() if isinstance(value, type) and issubclass(value, AirflowPlugin)]
+with_it = plugins()
+importlib.metadata.entry_points = lambda **_: []
+print(with_it, plugins())
 """
-    assert _python(code) == "[]"
-    without = code.replace("found =", "import importlib.metadata as m\nm.entry_points = lambda **_: []\nfound =")
-    assert _python(without) == "['EdlPlugin']"
+    assert _python(code) == "[] ['EdlPlugin']"

@@ -20,7 +20,7 @@ from edl_airflow.windows import left_to_training
 from edl_airflow.work import Outcome, Training
 from edl_runtime.autoscale.traffic_schema import to_windows
 from edl_runtime.backends.base import InstanceStatus, Scaling
-from edl_runtime.errors import SpecError, UnknownJobError
+from edl_runtime.errors import UnknownJobError
 from edl_runtime.specs import Bounds
 
 WINDOWS: dict[str, Any] = {
@@ -188,28 +188,3 @@ def test_a_suspended_pool_has_no_teachers() -> None:
     outcome = judge(wait, PoolView(pool=pool), 5)
     assert outcome
     assert outcome.ended == "ready"
-
-
-@pytest.mark.parametrize(
-    ("mistake", "words"),
-    [
-        ({"instances": 2}, "instances, windows: got"),
-        (
-            {"windows": None},
-            "instances, windows: got (None, None), allowed is a number or traffic windows, one of them",
-        ),
-        (
-            {"windows": None, "instances": 2, "window": "night"},
-            "window: got 'night', allowed is the name of one of `windows`",
-        ),
-        ({"window": "nihgt"}, "window: got 'nihgt', allowed is one of 'day', 'night'"),
-        ({"windows": {**WINDOWS, "time_zone": "Mars/Phobos"}}, "windows, time_zone: got 'Mars/Phobos'"),
-        ({"windows": {"windows": WINDOWS["windows"][:1]}}, "windows: got 'none on mon from 00:00 to 07:00'"),
-        ({"windows": {"windows": [*WINDOWS["windows"], {**WINDOWS["windows"][0], "name": "twin"}]}}, "windows[2]: got"),
-    ],
-)
-def test_mistakes_are_found_when_the_dag_is_read(mistake: dict[str, Any], words: str) -> None:
-    """The error names the argument."""
-    with pytest.raises(SpecError) as caught:
-        resize(**mistake)
-    assert str(caught.value).startswith(words)

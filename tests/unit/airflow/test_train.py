@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from support.airflow.fakes import MadeUpSite, deferred_by, event_of, job_status, landed, rendered, work_of
 from support.airflow.templates import SURROUNDINGS
 
-from edl_airflow import conductor
-from edl_airflow.decisions import View, decide
-from edl_airflow.failures import failure_of
-from edl_airflow.identity import checkpoint_stream, job_name, try_token
+from edl_airflow.decisions import View
+from edl_airflow.identity import checkpoint_stream, job_name
 from edl_airflow.operators.train import EdlTrainOperator
 from edl_airflow.work import LandedCheckpoint, Outcome, Training, Work
-from edl_runtime.errors import JobFailedError, RegistryUnavailableError, SpecError
+from edl_runtime.errors import JobFailedError
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
@@ -77,15 +73,6 @@ def test_a_job_has_the_priority_and_weight_of_its_task(context: Any) -> None:
     assert (job.priority, job.weight, plain.priority, plain.weight) == (-2, 3.0, 0, 1.0)
 
 
-def test_relative_checkpoints_start_from_the_folder_of_the_dag(context: Any) -> None:
-    """Every night's instances start in folders of their own, and all find the same checkpoints."""
-    with DAG("nightly", schedule=None) as dag:
-        operator = _train(checkpoint="checkpoints/digits")
-    dag.fileloc = "/dags/nightly.py"
-    job = rendered(operator, context).plan(context, SURROUNDINGS).trainer_job
-    assert job.env["EDL_CHECKPOINT"] == str(Path("/dags/checkpoints/digits"))
-
-
 def test_templates_in_what_a_pod_needs_are_rendered(context: Any) -> None:
     """All else of it comes through as it was."""
     pod = Pod(
@@ -137,28 +124,6 @@ def test_a_scheduled_run_that_comes_too_late_is_skipped(
         assert site.backend.deeds == []
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        {"trainers": "3:1"},
-        {"trainers": 0},
-        {"gear": "fast"},
-        {"job": "No Name"},
-        {"ends_by": "soon"},
-        {"stop_grace_s": 0},
-        {"priority": 1.5},
-        {"weight": 0},
-        {"progress_every_s": "5"},
-        {"checkpoint": ""},
-    ],
-)
-def test_mistakes_are_found_when_the_dag_is_read(mistake: dict[str, Any]) -> None:
-    """The error names the argument, or what it is about."""
-    named = {"trainers": "bounds"}.get(next(iter(mistake)), next(iter(mistake)))
-    with pytest.raises(SpecError, match=named):
-        _train(**mistake)
-
-
 @pytest.mark.parametrize("mistake", [{"trainers": "{{ run_id }}"}, {"ends_by": "{{ run_id }}"}, {"job": "{{ 'A b' }}"}])
 def test_what_a_template_makes_is_checked_before_anything_starts(
     mistake: dict[str, Any], context: Any, site: MadeUpSite
@@ -177,14 +142,6 @@ def test_the_first_half_starts_the_training_and_defers(context: Any, site: MadeU
         "_link_TrainersLink": "/edl/jobs/edl_default/digits",
         "_link_TrainerLogLink": "/edl/jobs/edl_default/digits/log",
     }
-
-
-def test_a_job_of_another_running_task_is_refused(context: Any, site: MadeUpSite) -> None:
-    """As overlapping runs with one name would have it; the error says what to do."""
-    site.backend.jobs = {"digits": job_status("digits", "nightly-train-0-abc/try-9")}
-    with pytest.raises(AirflowFailException, match="leave job out"):
-        _train(job="digits").execute(context)
-    assert list(site.backend.jobs) == ["digits"]
 
 
 def test_what_it_returns(context: Any, site: MadeUpSite) -> None:
@@ -213,175 +170,19 @@ def test_what_it_returns(context: Any, site: MadeUpSite) -> None:
     assert site.backend.jobs == {}
 
 
-def test_what_it_returns_of_a_script_that_keeps_no_checkpoints(context: Any, site: MadeUpSite) -> None:  # noqa: ARG001
-    """How far it came stands in its last report; the checkpoint is what it names itself."""
+@pytest.mark.parametrize("before", [None, landed(40, job="digits", metrics={"accuracy": 0.9})])
+def test_what_it_returns_of_a_script_that_leaves_a_model_of_its_own(
+    context: Any, site: MadeUpSite, before: LandedCheckpoint | None
+) -> None:
+    """Its step is how far the script came, and not that of the last checkpoint before, if there is one."""
     deferred = deferred_by(rendered(_train(job="digits"), context), context)
     left = {"checkpoint": "/own/model", "metrics": {}}
     progress = Progress(step=43, epoch=4, updated_at=1.0)
-    ended = Outcome(ended="succeeded", name="digits", result=left, progress=progress, training=Training(ended="done"))
-    result = _train(job="digits").execute_complete(context, event_of(deferred, ended))
-    assert (result["checkpoint"], result["step"], result["epoch"], result["stopped"]) == ("/own/model", 43, 4, False)
-
-
-def test_what_it_returns_of_a_script_that_leaves_a_model_of_its_own(context: Any, site: MadeUpSite) -> None:  # noqa: ARG001
-    """Its step is how far the script came, and not that of the last checkpoint before."""
-    deferred = deferred_by(rendered(_train(job="digits"), context), context)
-    left = {"checkpoint": "/own/model", "metrics": {}}
-    progress, before = Progress(step=43, epoch=4, updated_at=1.0), landed(40, job="digits", metrics={"accuracy": 0.9})
     ended = Outcome(ended="succeeded", name="digits", result=left, progress=progress, landed=before)
     result = _train(job="digits").execute_complete(context, event_of(deferred, ended))
-    assert (result["checkpoint"], result["step"], result["epoch"]) == ("/own/model", 43, 4)
-    assert result["metrics"] == {"accuracy": 0.9}
-
-
-@pytest.mark.parametrize(
-    ("found", "counts"),
-    [
-        (landed(7, at=1100.0), 7),
-        (landed(7, at=999.0), None),  # last night's, of the same name
-        (landed(7, at=1100.0, job="other"), None),
-    ],
-)
-async def test_only_what_this_run_of_the_job_has_left_counts(
-    site: MadeUpSite, found: LandedCheckpoint, counts: int | None
-) -> None:
-    """One that is ended by force without a checkpoint of its own has failed."""
-    site.landed = [found, landed(8, at=1100.0, job="beside")]
-    site.backend.jobs = {"student": job_status("student", created_at=1000.0)}
-    outcome = await conductor.conduct(msgspec.structs.replace(ALONE, stop_grace_s=0.01), site, lambda _: None)
-    assert outcome.ended == "stopped"
-    assert (outcome.landed["step"] if outcome.landed else None) == counts
-    assert isinstance(failure_of(outcome, 5), JobFailedError) is (counts is None)
-
-
-async def test_a_try_after_its_time_finds_what_the_try_before_has_left(site: MadeUpSite) -> None:
-    """Since the run has started."""
-    site.landed = [landed(7, at=500.0)]
-    outcome = await conductor.begin(msgspec.structs.replace(ALONE, began_at=400.0), site)
-    assert outcome
-    assert (outcome.ended, outcome.landed) == ("stopped", landed(7, at=500.0))
-    outcome = await conductor.begin(msgspec.structs.replace(ALONE, began_at=600.0), site)
-    assert outcome
-    assert outcome.landed is None
-
-
-def test_a_training_without_a_pool_starts_at_once() -> None:
-    """And is followed to its end."""
-    assert decide(ALONE, View(), 0) == "start_trainer"
-    assert decide(ALONE, RUNNING, 999.9) == "wait"
-    done = View(trainer=job_status("student", phase="succeeded"), started=True)
-    outcome = decide(ALONE, done, 5000)
-    assert isinstance(outcome, Outcome)
-    assert outcome.ended == "succeeded"
-
-
-def test_when_its_time_is_over_it_is_asked_to_end_and_then_ended() -> None:
-    """Asked until its grace is over, which begins with the first time; the task's own limit holds besides."""
-    asked = msgspec.structs.replace(RUNNING, asked_at=1010.0)
-    assert decide(ALONE, RUNNING, 1000) == "end_trainer"
-    assert decide(ALONE, RUNNING, 5000) == "end_trainer"
-    assert decide(ALONE, asked, 1069.9) == "end_trainer"
-    ended = decide(ALONE, asked, 1070)
-    assert isinstance(ended, Outcome)
-    assert (ended.ended, ended.name) == ("stopped", "student")
-    assert "within 60 s" in ended.reason
-    limited = decide(msgspec.structs.replace(ALONE, deadline=1010), RUNNING, 1010)
-    assert isinstance(limited, Outcome)
-    assert limited.ended == "timed_out"
-
-
-def test_a_try_after_its_time_starts_nothing() -> None:
-    """What the try before has left running is asked to end."""
-    late = decide(ALONE, View(), 1000)
-    assert isinstance(late, Outcome)
-    assert (late.ended, late.reason) == ("stopped", "the time to train was over before it could begin")
-    assert decide(ALONE, RUNNING, 1000) == "end_trainer"
-
-
-async def test_who_follows_a_training_after_its_time_asks_before_it_ends_it(
-    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A triggerer that was restarted, or a try that has taken over, may come when the grace would have been over."""
-    now = {"at": 5000.0}
-    monkeypatch.setattr(conductor, "clock", lambda: now["at"])
-    site.backend.jobs, site.trainings = {"student": job_status("student")}, {"student": Training()}
-
-    def say(_: str) -> None:
-        now["at"] += 60
-
-    outcome = await conductor.conduct(ALONE, site, say)
-    assert (outcome.ended, site.asked) == ("stopped", [("student", "its time to train is over")])
-    assert site.backend.deeds == [("delete", "student")]
-
-
-async def test_a_checkpoint_that_is_written_when_instances_leave_is_the_last(
-    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They leave when the training is ended by force; what counts is known after that."""
-    site.backend.jobs, site.landed = {"student": job_status("student")}, [landed(7)]
-    delete = site.backend.delete
-
-    async def leave(name: str, *, token: str | None = None) -> bool:
-        site.landed.append(landed(9))
-        deleted: bool = await delete(name, token=token)
-        return deleted
-
-    monkeypatch.setattr(site.backend, "delete", leave)
-    outcome = await conductor.conduct(msgspec.structs.replace(ALONE, stop_grace_s=0.01), site, lambda _: None)
-    assert (outcome.ended, outcome.landed) == ("stopped", landed(9))
-
-
-async def test_it_is_asked_once_as_soon_as_somebody_hears(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis may be away when the time comes, and the instances may still load."""
-    now = {"at": 1000.0}
-    monkeypatch.setattr(conductor, "clock", lambda: now["at"])
-    site.backend.jobs = {"student": job_status("student")}
-    site.away = True
-    said: list[str] = []
-    looks = iter(range(100))
-
-    async def training(job: str) -> Training | None:  # noqa: ARG001
-        return site.trainings.get("student")
-
-    async def ask(job: str, reason: str) -> bool:
-        look = next(looks)
-        if look < 2:
-            raise RegistryUnavailableError("nowhere:1", "refused")
-        if look < 4:
-            return False
-        site.asked.append((job, reason))
-        site.away = False
-        site.trainings["student"] = Training(members=(0,), ended="stopped", reason=reason)
-        site.landed = [landed(7)]
-        site.backend.jobs = {"student": job_status("student", phase="succeeded")}
-        return True
-
-    monkeypatch.setattr(site, "ask_to_end", ask)
-    monkeypatch.setattr(site, "training", training)
-    outcome = await conductor.conduct(ALONE, site, said.append)
-    assert site.asked == [("student", "its time to train is over")]
-    assert (outcome.ended, outcome.landed) == ("succeeded", landed(7))
-    assert outcome.training
-    assert outcome.training.ended == "stopped"
-    assert len([line for line in said if "asked to end" in line]) == 1
-
-
-async def test_it_is_asked_until_it_ends(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first time may be heard by instances that are dead, and forgotten by those that take their place."""
-    monkeypatch.setattr(conductor, "clock", lambda: 1000.0)
-    site.backend.jobs, site.trainings = {"student": job_status("student")}, {"student": Training()}
-    said: list[str] = []
-
-    async def ask(job: str, reason: str) -> bool:
-        site.asked.append((job, reason))
-        if len(site.asked) == 3:
-            site.backend.jobs = {"student": job_status("student", phase="succeeded")}
-        return True
-
-    monkeypatch.setattr(site, "ask_to_end", ask)
-    outcome = await conductor.conduct(ALONE, site, said.append)
-    assert (outcome.ended, len(site.asked)) == ("succeeded", 3)
-    assert len([line for line in said if "asked to end" in line]) == 1
+    assert (result["checkpoint"], result["step"], result["epoch"], result["stopped"]) == ("/own/model", 43, 4, False)
+    assert result["metrics"] == (before["metrics"] if before else {})
+    assert site.backend.jobs == {}
 
 
 def test_one_that_does_not_end_is_ended_by_force(context: Any, site: MadeUpSite) -> None:
@@ -395,14 +196,3 @@ def test_one_that_does_not_end_is_ended_by_force(context: Any, site: MadeUpSite)
         _train(job="digits").execute_complete(
             context, event_of(deferred, msgspec.structs.replace(stopped, landed=None))
         )
-
-
-def test_a_retry_takes_over_the_training(context: Any, site: MadeUpSite) -> None:
-    """Same spec, so the instances train on."""
-    job = _plan(context, job="digits").trainer_job
-    assert job
-    before = try_token(context["ti"]).replace("try-1", "try-0")
-    site.backend.jobs = {"digits": job_status("digits", before, digest=job.digest)}
-    deferred_by(rendered(_train(job="digits"), context), context)
-    assert ("delete", "digits") not in site.backend.deeds
-    assert site.backend.jobs["digits"].token == try_token(context["ti"])

@@ -1,0 +1,92 @@
+"""The plugin's pages, of what there is to show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edl_airflow.links import Address
+from edl_airflow.plugin import pages
+from edl_runtime.autoscale.plan import JobTarget, Plan
+from edl_runtime.backends.base import InstanceStatus, JobStatus
+from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
+from edl_runtime.registry.members import Member
+
+PENDING = InstanceStatus(
+    index=1, phase="pending", started_at=1.0, pod="night-1-abc", disruptions=2, reason="<b>no place</b>"
+)
+RUNS = InstanceStatus(index=0, phase="running", started_at=1.0, pod="night-0-xyz", node="gpu-7", restarts=3)
+
+
+def _page(*instances: InstanceStatus, members: tuple[int, ...] = (), **changes: Any) -> str:
+    given: dict[str, Any] = {"name": "night", "kind": "trainer", "phase": "running", "token": "", "digest": ""}
+    given |= {"wanted": 2, "created_at": 1.0, "reason": "no place", "instances": instances}
+    return pages.job_page(Address("edl_default", "night"), JobStatus(**{**given, **changes}), None, members)
+
+
+def test_the_job_page_shows_which_pods_there_are_and_what_they_wait_for() -> None:
+    """And where they run, their rank, and how often the cluster has ended them."""
+    page = _page(RUNS, PENDING, members=(0,), most_disruptions=20)
+    for part in (
+        "night-0-xyz",
+        "gpu-7",
+        "night-1-abc",
+        "&lt;b&gt;no place&lt;/b&gt;",
+        "2 of at most 20",
+        "rank",
+        "pending",
+    ):
+        assert part in page
+    assert "<b>no place" not in page
+    assert 'http-equiv="refresh"' in page
+    assert 'http-equiv="refresh"' not in _page(RUNS, phase="failed")
+
+
+def test_the_job_page_of_processes_has_no_columns_for_pods() -> None:
+    """Nor one for ranks where nobody trains together."""
+    page = _page(InstanceStatus(index=0, phase="running", started_at=1.0))
+    assert all(word not in page for word in ("<th>pod", "<th>node", "<th>rank", "ended by the cluster"))
+    assert "none yet" in _page()
+
+
+def test_the_pool_page_shows_its_pods() -> None:
+    """As a job's page does its own."""
+    pool = JobStatus(
+        name="digits", kind="pool", phase="running", token="", digest="", wanted=2, created_at=1.0,
+        instances=(RUNS, PENDING),
+    )  # fmt: skip
+    page = pages.pool_page(Address("edl_default", "digits"), pool, [], [], PoolDemand(), trouble="")
+    for part in ("night-0-xyz", "gpu-7", "no place", 'href="/edl/jobs/edl_default/digits/log?instance=1"'):
+        assert part in page
+    log = pages.log_page(Address("edl_default", "digits"), pool, None, [], 1)
+    assert 'href="/edl/pools/edl_default/digits"' in log
+
+
+def test_the_pool_page_shows_who_is_busy_and_who_waits() -> None:
+    """Of those that say."""
+    said = PoolDemand(
+        teachers={"t0": TeacherReport(busy=0.754, over_s=10.0), "t1": None},
+        students={"s0": StudentReport(waiting=0.25, samples_per_s=81.4)},
+    )
+    teachers = [Member(id="t0", address="h:1"), Member(id="t1", address="h:2")]
+    page = pages.pool_page(Address("c", "p"), None, teachers, [Member(id="s0", address="h:3")], said, trouble="")
+    for part in ("<td>75 %</td><td>t0</td>", "<td></td><td>t1</td>", "<td>25 %</td>", "<td>81</td>"):
+        assert part in page
+
+
+def test_the_page_shows_the_plan_and_escapes_it() -> None:
+    """Capacity, window, and of each job what it had and should have; nothing of it is a script for the browser."""
+    first = JobTarget(name="first", kind="trainer", instances=4, target=1, reason="shrinks: <script>alert(1)</script>")
+    pool = JobTarget(name="teachers", kind="pool", instances=1, target=2, reason="grows from 1 to 2")
+    capacity = {"cpu": 1.5, "memory": 3 * 2.0**30}
+    plan = Plan(at=1.8e9, window="day", until=1.8e9 + 60, why="half of it", capacity=capacity, targets=(first, pool))
+    page = pages.rescaling_page("team", plan, trouble="")
+    assert "window day until 2027-01-15 08:01:00 UTC" in page
+    assert "<td>cpu</td><td>1.5</td>" in page
+    assert "<td>memory</td><td>3.0 GiB</td>" in page
+    assert '/edl/jobs/team/first"' in page
+    assert '/edl/pools/team/teachers"' in page
+    assert 'class="fewer" style="width: 25%"' in page
+    assert 'class="more" style="width: 50%"' in page
+    assert "<script>" not in page
+    assert "Nothing has been rescaled" in pages.rescaling_page("team", None, trouble="")
+    assert "Redis is away" in pages.rescaling_page("team", None, trouble="Redis is away")
