@@ -2,8 +2,8 @@
 
 A lease is granted for `ttl_s` by Redis's clock and renewed every third of that, at least once a second. While Redis
 is away the holder keeps trying; a Redis that came back empty, or a holder that was stopped for too long, is a
-registration anew with a new fencing token. The record in Redis carries a random name of the holder: one that starved and
-missed the answer to its registration finds itself there, and not somebody who superseded it.
+registration anew with a new fencing token. The record in Redis carries a random name of its holder: one that starved
+and missed the answer to its registration finds itself there, and not somebody who superseded it.
 """
 
 from __future__ import annotations
