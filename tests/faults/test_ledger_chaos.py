@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support.depth import DEEP, examples
 from support.paths import SUPPORT
 
 SCRIPT = SUPPORT / "ledger" / "chaos.py"
-AT_ONCE = 2
+AT_ONCE = examples(1, 2)
 
 
 def trained(redis_url: str, folder: Path, seeds: Sequence[int], *options: str) -> list[Counter[str]]:
@@ -33,21 +34,23 @@ def trained(redis_url: str, folder: Path, seeds: Sequence[int], *options: str) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_sixty_trainings_under_fire_miss_nothing_and_double_nothing(redis_url: str, tmp_path: Path) -> None:
+def test_trainings_under_fire_miss_nothing_and_double_nothing(redis_url: str, tmp_path: Path) -> None:
     """Each record is in the model once an epoch in every run, and whoever was left behind was refused."""
-    runs = trained(redis_url, tmp_path, range(60))
-    assert len(runs) == 60
+    count = examples(3, 60)
+    runs = trained(redis_url, tmp_path, range(count))
+    assert len(runs) == count
     assert [run["seed"] for run in runs if run["missing"] or run["doubled"]] == []
     together = sum(runs, Counter())
     assert together["not refused"] == 0
-    assert together["refused"] > 10
-    assert together["deaths"] > 150
-    assert together["rollbacks"] > 30
-    assert together["saved ahead"] > 5
-    assert together["forgotten"] > 10
+    assert together["deaths"] > 2 * count
+    if DEEP:
+        assert together["refused"] > 10
+        assert together["rollbacks"] > 30
+        assert together["saved ahead"] > 5
+        assert together["forgotten"] > 10
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_queue_that_stays_when_the_model_goes_back_loses_records(redis_url: str, tmp_path: Path) -> None:
     """The same runs without going back of the ledger: the test above can fail."""
     runs = trained(redis_url, tmp_path, range(8), "--ack-only")
