@@ -294,4 +294,4 @@ def test_the_ledger_is_as_plain_python_says_and_the_model_is_right(redis_url: st
         pass
 
     Here.redis_url = redis_url
-    run_state_machine_as_test(Here, settings=settings(max_examples=examples(10, 100), stateful_step_count=40))
+    run_state_machine_as_test(Here, settings=settings(max_examples=examples(10, 200), stateful_step_count=40))
