@@ -183,6 +183,7 @@ async def test_a_dead_worker_s_shard_goes_on_where_the_survivors_know_it_was(led
     await dead.ack([first], step=6)
     await survivor.begin(2)
     assert await survivor.release(5, {first.ticket: 30, second.ticket: 20}, ["w2"]) == 2
+    assert await survivor.release(5, {}, ["w2"]) == 0
     again = {shard.name: shard.start for shard in await leased(survivor, 3)}
     assert again == {first.name: 30, second.name: 20}
     await survivor.ack(kept, step=6)
@@ -229,15 +230,15 @@ async def test_a_poisoned_shard_is_set_aside_and_reported(ledger_of: Make, clien
 
 async def test_a_new_start_forgives_what_failed_before(ledger_of: Make) -> None:
     """Whoever trains anew has mended the shard, or wants to see it fail again; going back to a checkpoint keeps it."""
-    ledger = ledger_of(shards=["a"], failure_limit=1)
+    ledger = ledger_of(failure_limit=1)
     await ledger.restore(None, 1)
-    (shard,) = await leased(ledger)
-    assert await ledger.fail(shard, "torn")
-    await ledger.restore(await ledger.commit(0, {}), 2)
+    first, _, third = await leased(ledger, 3)
+    assert await ledger.fail(first, "torn")
+    await ledger.restore(await ledger.commit(0, {third.ticket: 5}), 2)
     assert len((await ledger.report()).set_aside) == 1
     await ledger.restore(None, 3)
     assert (await ledger.report()).set_aside == ()
-    assert await leased(ledger) == [shard]
+    assert [(shard.name, shard.start) for shard in await leased(ledger, 4)] == [("a", 0), ("b", 0), ("c", 0)]
 
 
 async def test_a_death_counts_against_what_the_worker_held_if_that_is_said(ledger_of: Make) -> None:
