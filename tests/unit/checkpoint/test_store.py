@@ -274,15 +274,18 @@ def test_one_that_can_not_be_read_now_is_not_taken_for_damaged(tmp_path: Path, m
 def test_an_interrupted_removal_leaves_nothing_that_looks_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The manifest goes first."""
+    """The manifest goes first, and an interrupt is not tried again."""
     store = stored(tmp_path, 1, 2)
+    tries: list[Path] = []
 
-    def interrupted(_: Path) -> None:
+    def interrupted(path: Path) -> None:
+        tries.append(path)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("shutil.rmtree", interrupted)
     with pytest.raises(KeyboardInterrupt):
         CheckpointStore(Checkpoint(url=str(tmp_path), keep_last=1)).prune()
+    assert len(tries) == 1
     assert steps_of(store) == [2]
 
 
