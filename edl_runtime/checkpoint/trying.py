@@ -50,7 +50,9 @@ def in_our_words(url: str) -> Iterator[None]:
         raise CheckpointStoreError(url, f"{type(error).__name__}: {error}") from error
 
 
-def _may_pass(error: Exception) -> bool:
+def _may_pass(error: BaseException) -> bool:
+    if not isinstance(error, Exception):  # an interrupt comes here, too
+        return False
     if isinstance(error, OSError):
         lasting = error.errno in _LASTING or isinstance(error, PermissionError | FileNotFoundError)
         return not lasting

@@ -2,15 +2,18 @@
 
 A lease is granted for `ttl_s` by Redis's clock and renewed every third of that, at least once a second. While Redis
 is away the holder keeps trying; a Redis that came back empty, or a holder that was stopped for too long, is a
-registration anew with a new fencing token.
+registration anew with a new fencing token. The record in Redis carries a random name of its holder: one that starved
+and missed the answer to its registration finds itself there, and not somebody who superseded it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import structlog
@@ -45,7 +48,7 @@ class Lease:
         self._member = member
         self._ttl_s = ttl_s
         self._says = says
-        self._is_registered = False
+        self._holder = secrets.token_hex(8)
         self._keeping: asyncio.Task[RegistryError] | None = None
 
     async def refused(self) -> RegistryError:
@@ -74,11 +77,11 @@ class Lease:
             self._keeping.result()  # a failure that nobody waited for is not to be lost
 
     async def _keep(self) -> RegistryError:
-        renew_every_s = min(self._ttl_s / 3, RENEW_EVERY_S)
-        retry_every_s = min(renew_every_s, RETRY_EVERY_S)
         away = False
+        took_s = 0.0
         while True:
-            await asyncio.sleep(retry_every_s if away else renew_every_s)
+            await asyncio.sleep(pause_s(self._ttl_s, took_s, away=away))
+            began = time.monotonic()
             try:
                 await self._renew()
             except RegistryUnavailableError as error:
@@ -92,27 +95,26 @@ class Lease:
                 if away:
                     log.info("registry.back", member=self._member.id)
                 away = False
+            took_s = time.monotonic() - began
 
     async def _renew(self) -> None:
-        if not self._is_registered:  # for all we know; Redis may have done it without our hearing of it
-            await self._register()
-            return
         said = self._says()
         report = "" if said is None else msgspec.json.encode(said).decode()
-        answer: Literal["renewed", "gone", "taken"] = await self._run(
-            "renew", self._member.id, self.fence, _ms(self._ttl_s), report
-        )
+        answer: str = await self._run("renew", self._member.id, self.fence, _ms(self._ttl_s), report, self._holder)
         if answer == "taken":
             raise SupersededError(self._service.pool, self._member.id)
         if answer == "gone":
             await self._register()
+        else:
+            self.fence = int(answer)  # a later one where a registration was not answered
 
     async def _register(self) -> None:
         """Register, waiting once for leases that stand in the way to run out: their holders may be dead."""
         ours = self._member.signature
-        record = msgspec.json.encode(msgspec.structs.replace(self._member, fence=0)).decode()
+        member = msgspec.json.encode(msgspec.structs.replace(self._member, fence=0)).decode()
+        record = f'{{"holder":"{self._holder}",{member[1:]}'
         contract = msgspec.json.encode(ours).decode() if ours else ""
-        waited = self._is_registered = False
+        waited = False
         while True:
             granted, *answer = await self._run("register", self._member.id, _ms(self._ttl_s), record, contract)
             if granted:
@@ -129,7 +131,6 @@ class Lease:
                 await asyncio.sleep(runs_out_ms / 1000 + 0.01)
         with unavailable_if_lost(self._client):
             await self._client.sadd(keys.pools(self._service.namespace), self._service.pool)
-        self._is_registered = True
         log.info(
             "member.registered",
             pool=self._service.pool,
@@ -141,6 +142,12 @@ class Lease:
 
     async def _run(self, script: str, *args: str | int) -> Any:
         return await run_script(self._client, script, keys.of_service(self._service), args)
+
+
+def pause_s(ttl_s: float, took_s: float, *, away: bool) -> float:
+    """Return how long to wait after a try that `took_s`: a slow answer takes nothing from the next try's time."""
+    every_s = min(ttl_s / 3, RENEW_EVERY_S)
+    return max(0.0, (min(every_s, RETRY_EVERY_S) if away else every_s) - took_s)
 
 
 def hold_lease(

@@ -6,9 +6,11 @@
 --   KEYS[4] events    stream of {joined|left|expired = member id}
 --   KEYS[5] fence     counter, the last fencing token
 --   KEYS[6] said      hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of Redis's clock
---   ARGV[1] member id, ARGV[2] its fence, ARGV[3] lease in ms, ARGV[4] JSON object of its report, '' for none
+--   ARGV[1] member id, ARGV[2] its fence, ARGV[3] lease in ms, ARGV[4] JSON object of its report, '' for none,
+--   ARGV[5] the holder's random name: its record begins {"fence":N,"holder":"NAME",
 --
--- Answers 'renewed'; 'gone' when there is no such member; 'taken' when the id has a later holder.
+-- Answers the fence, a later one when the holder was not answered as it registered last; 'gone' when there is no such
+-- member; 'taken' when the id has a later holder.
 
 local now = now_ms()
 purge(now)
@@ -17,7 +19,8 @@ local fence = fence_of(ARGV[1])
 if not fence then
   return 'gone'
 end
-if fence ~= ARGV[2] then
+local record = redis.call('HGET', KEYS[2], ARGV[1])
+if fence ~= ARGV[2] and not string.match(record, '^{"fence":%d+,"holder":"' .. ARGV[5] .. '"') then
   return 'taken'
 end
 redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
@@ -25,4 +28,4 @@ if ARGV[4] ~= '' then
   redis.call('HSET', KEYS[6], ARGV[1], string.format('{"at":%.3f,', now / 1000) .. string.sub(ARGV[4], 2))
 end
 keep()
-return 'renewed'
+return fence

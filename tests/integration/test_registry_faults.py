@@ -1,4 +1,7 @@
-"""Members in processes of their own, killed; a Redis emptied, killed and stopped. The measured times are printed."""
+"""Members whose processes end; a Redis emptied, killed, stopped and refusing to write.
+
+Nothing here is told by how long it took: what may not be found by looking from time to time is looked for once an hour.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +18,14 @@ from structlog.testing import capture_logs
 from support.paths import SUPPORT
 
 from edl_runtime.errors import RegistryUnavailableError
-from edl_runtime.registry.directory import LOOK_EVERY_S, Directory
+from edl_runtime.registry import directory as directory_module
+from edl_runtime.registry import lease as lease_module
+from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import Lease, hold_lease
 from edl_runtime.registry.members import Member
-from edl_runtime.store.client import connect
+from edl_runtime.store import client as client_module
+from edl_runtime.store import keys
+from edl_runtime.store.client import connect, run_script
 from edl_runtime.store.keys import Service
 from edl_runtime.store.server import RedisServer
 
@@ -27,43 +33,51 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 MEMBER = SUPPORT / "registry" / "member_process.py"
-LEASE_S = 3.0
-"""The default, by which the processes of these tests register."""
-SLACK_S = 1.0
-"""What a machine that is busy with other tests may add."""
+PATIENCE_S = 60.0
+HOUR_S = 3600.0
+PARTIES = 3
+"""Two members and a watcher."""
+
+
+@pytest.fixture(autouse=True)
+def _hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watcher looks when there is news only."""
+    monkeypatch.setattr(directory_module, "LOOK_EVERY_S", HOUR_S)
+    monkeypatch.setattr(lease_module, "RENEW_EVERY_S", 0.1)
 
 
 @pytest.fixture
-async def directory(own_redis: RedisServer) -> AsyncIterator[Directory]:
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watcher keeps whom Redis forgot for as long as it takes them to come back."""
+    monkeypatch.setattr(directory_module, "SETTLE_S", HOUR_S)
+
+
+@pytest.fixture
+async def client(own_redis: RedisServer) -> AsyncIterator[Redis]:
     async with connect(own_redis.url) as client:
-        yield Directory(client, "n")
+        yield client
 
 
 @pytest.fixture
-async def watch(directory: Directory) -> AsyncIterator[AsyncGenerator[list[Member], None]]:
-    async with contextlib.aclosing(directory.watch("pool")) as changes:
+async def watch(client: Redis) -> AsyncIterator[AsyncGenerator[list[Member], None]]:
+    async with contextlib.aclosing(Directory(client, "n").watch("pool")) as changes:
         yield changes
 
 
 @contextlib.asynccontextmanager
-async def member_process(server: RedisServer, name: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, float]]:
-    """Run a member in a process of its own; give it and the moment when it was registered."""
+async def member_process(server: RedisServer, name: str, ttl_s: float) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a member in a process of its own, from when it is registered."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(MEMBER),
-        "n",
-        "pool",
-        name,
+        *(sys.executable, str(MEMBER), "n", "pool", name, str(ttl_s)),
         env={**os.environ, "EDL_REDIS_URL": server.url},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
     try:
         assert process.stdout is not None
-        async for line in process.stdout:
-            with contextlib.suppress(ValueError):  # a line of the log
-                yield process, float(line)
-                break
+        while await process.stdout.readline() != b"registered\n":
+            assert not process.stdout.at_eof()
+        yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -71,7 +85,7 @@ async def member_process(server: RedisServer, name: str) -> AsyncIterator[tuple[
 
 
 @contextlib.asynccontextmanager
-async def members(client: Redis, *names: str, ttl_s: float = LEASE_S) -> AsyncIterator[dict[str, Lease]]:
+async def members(client: Redis, *names: str, ttl_s: float = 60.0) -> AsyncIterator[dict[str, Lease]]:
     """Hold the lease of each name in this process."""
     async with contextlib.AsyncExitStack() as stack:
         service = Service("n", "pool")
@@ -79,87 +93,75 @@ async def members(client: Redis, *names: str, ttl_s: float = LEASE_S) -> AsyncIt
         yield {name: await stack.enter_async_context(lease) for name, lease in zip(names, held, strict=True)}
 
 
-async def until(changes: AsyncGenerator[list[Member], None], *wanted: str, within_s: float = 20.0) -> float:
-    """Wait until the watcher sees exactly the members `wanted`; return when that was."""
-    async with asyncio.timeout(within_s):
+async def until(changes: AsyncGenerator[list[Member], None], *wanted: str) -> None:
+    """Wait until the watcher sees exactly the members `wanted`."""
+    async with asyncio.timeout(PATIENCE_S):
         async for members in changes:
             if [member.id for member in members] == list(wanted):
-                return time.monotonic()
+                return
     pytest.fail("the watch ended")
 
 
-@pytest.mark.slow
-async def test_a_new_teacher_is_seen_within_a_second_and_a_killed_one_gone_within_its_lease(
-    own_redis: RedisServer, directory: Directory, watch: AsyncGenerator[list[Member], None]
+async def shown_until_anew(changes: AsyncGenerator[list[Member], None], leases: Mapping[str, Lease]) -> list[list[str]]:
+    """Return what the watcher shows until all members are registered anew."""
+    before = max(lease.fence for lease in leases.values())
+    seen: list[list[str]] = []
+    async with asyncio.timeout(PATIENCE_S):
+        async for listed in changes:
+            seen.append([member.id for member in listed])
+            if min(member.fence for member in listed) > before:
+                return seen
+    pytest.fail("the watch ended")
+
+
+async def test_a_killed_teacher_goes_at_its_lease_s_end_and_one_that_leaves_at_once(
+    own_redis: RedisServer, watch: AsyncGenerator[list[Member], None]
 ) -> None:
-    """A watcher sees both without polling: the joining by its event, the death at the deadline of the lease."""
+    """A watcher sees who joins and leaves by their events, and a death at the deadline, without polling."""
     await until(watch)
-    async with member_process(own_redis, "a") as (process, ready_at):
-        seen_s = await until(watch, "a") - ready_at
-        process.kill()
-        killed_at = time.monotonic()
-        gone_s = await until(watch) - killed_at
-    print(f"new teacher seen after {seen_s:.3f} s, killed one gone after {gone_s:.2f} s")  # noqa: T201 - what was measured
-    assert seen_s < 1 + SLACK_S
-    assert gone_s < LEASE_S + SLACK_S
-    assert await directory.members("pool") == []
-
-
-@pytest.mark.slow
-async def test_the_list_without_a_watcher_forgets_the_dead_too(own_redis: RedisServer, directory: Directory) -> None:
-    """`members` never shows a lease that has run out, and a clean end leaves at once."""
-    async with member_process(own_redis, "a") as (dies, _), member_process(own_redis, "b") as (leaves, _):
-        assert [member.id for member in await directory.members("pool")] == ["a", "b"]
+    async with member_process(own_redis, "dies", 1.0) as dies, member_process(own_redis, "leaves", HOUR_S) as leaves:
+        await until(watch, "dies", "leaves")
         assert leaves.stdin is not None
         leaves.stdin.close()
+        await until(watch, "dies")
         assert await leaves.wait() == 0
         dies.kill()
-        assert [member.id for member in await directory.members("pool")] == ["a"]
-        await asyncio.sleep(LEASE_S)
-        assert await directory.members("pool") == []
+        await until(watch)
 
 
-async def test_members_are_back_a_second_after_redis_was_emptied(
-    own_redis: RedisServer, watch: AsyncGenerator[list[Member], None]
+@pytest.mark.usefixtures("_patient")
+async def test_members_are_back_after_redis_was_emptied(
+    client: Redis, watch: AsyncGenerator[list[Member], None]
 ) -> None:
     """However long its lease, every member registers anew, and the watcher's list never shrinks meanwhile."""
-    seen: list[list[str]] = []
-    async with connect(own_redis.url) as client, members(client, "a", "b", "c", ttl_s=60) as leases:
+    async with members(client, "a", "b", "c", ttl_s=HOUR_S) as leases:
         await until(watch, "a", "b", "c")
-        before = max(lease.fence for lease in leases.values())
+        shown = asyncio.create_task(shown_until_anew(watch, leases))
         await client.flushall()
-        emptied_at = time.monotonic()
-        back_s = await asyncio.wait_for(follow(watch, seen, newer_than=before), 10) - emptied_at
-    print(f"emptied Redis refilled after {back_s:.2f} s")  # noqa: T201 - what was measured
+        seen = await shown
     assert seen == [["a", "b", "c"]] * len(seen)
-    assert back_s < 1 + SLACK_S
 
 
-async def test_members_are_back_a_second_after_redis_came_back_empty(
-    own_redis: RedisServer, watch: AsyncGenerator[list[Member], None]
+@pytest.mark.usefixtures("_patient")
+async def test_members_are_back_after_redis_came_back_empty(
+    own_redis: RedisServer, client: Redis, watch: AsyncGenerator[list[Member], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While Redis is away the last list stands; nothing is lost by its restart, and each party says so once."""
-    seen: list[list[str]] = []
+    for module in (lease_module, directory_module):
+        monkeypatch.setattr(module, "RETRY_EVERY_S", 0.05)
     with capture_logs() as logs:
-        async with connect(own_redis.url) as client, members(client, "a", "b") as leases:
+        async with members(client, "a", "b") as leases:
             await until(watch, "a", "b")
-            before = max(lease.fence for lease in leases.values())
-            following = asyncio.create_task(follow(watch, seen, newer_than=before))
+            shown = asyncio.create_task(shown_until_anew(watch, leases))
             own_redis.kill()
             with pytest.raises(RegistryUnavailableError, match=f"127.0.0.1:{own_redis.port}"):
                 await Directory(client, "n").members("pool")
-            async with asyncio.timeout(10):
-                while times_away(logs) < 3:  # noqa: ASYNC110 - a log tells nobody
-                    await asyncio.sleep(0.01)
-            await asyncio.sleep(1.2)  # for attempts that say nothing
-            assert seen == []
+            await until_all_know(logs)
+            await asyncio.sleep(0.2)  # for attempts that say nothing
             await asyncio.to_thread(own_redis.start)
-            back_at = time.monotonic()
-            back_s = await asyncio.wait_for(following, 10) - back_at
-    print(f"restarted Redis refilled after {back_s:.2f} s")  # noqa: T201 - what was measured
+            seen = await shown
     assert seen == [["a", "b"]] * len(seen)
-    assert back_s < 1 + SLACK_S
-    assert times_away(logs) == 3  # two members, one watcher
+    assert times_away(logs) == PARTIES
 
 
 def times_away(logs: Sequence[Mapping[str, Any]]) -> int:
@@ -167,72 +169,66 @@ def times_away(logs: Sequence[Mapping[str, Any]]) -> int:
     return sum(entry["event"] == "registry.away" for entry in logs)
 
 
+async def until_all_know(logs: Sequence[Mapping[str, Any]]) -> None:
+    """Wait until both members and the watcher have said that Redis is away."""
+    async with asyncio.timeout(PATIENCE_S):
+        while times_away(logs) < PARTIES:  # noqa: ASYNC110 - a log tells nobody
+            await asyncio.sleep(0.01)
+
+
 async def test_a_member_that_died_with_redis_leaves_the_list_when_it_does_not_come_back(
-    own_redis: RedisServer, watch: AsyncGenerator[list[Member], None]
+    own_redis: RedisServer, client: Redis, watch: AsyncGenerator[list[Member], None]
 ) -> None:
     """Being forgotten by Redis is no way to stay listed: it is looked again as soon as all could be back."""
-    async with (
-        connect(own_redis.url) as client,
-        members(client, "lives", ttl_s=60),  # so that no lease that runs out is a reason to look
-        member_process(own_redis, "dies") as (process, _),
-    ):
-        await until(watch, "dies", "lives")
-        process.kill()
-        await process.wait()
+    record = '{"id":"dead","address":"d:1"}'
+    await run_script(client, "register", keys.of_service(Service("n", "pool")), ["dead", 3_600_000, record, ""])
+    async with members(client, "lives", ttl_s=HOUR_S):
+        await until(watch, "dead", "lives")
         own_redis.kill()
         await asyncio.to_thread(own_redis.start)
-        await until(watch, "lives", within_s=LOOK_EVERY_S - SLACK_S)
+        await until(watch, "lives")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("_patient")
 async def test_a_redis_that_refuses_writes_is_ridden_out(
-    own_redis: RedisServer, directory: Directory, watch: AsyncGenerator[list[Member], None]
+    own_redis: RedisServer, client: Redis, watch: AsyncGenerator[list[Member], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failover's usual state, longer than a lease: whoever joins is told, who is in stays listed and comes back."""
-    seen: list[list[str]] = []
-    async with connect(own_redis.url) as client, members(client, "a", "b") as leases:
-        await until(watch, "a", "b")
-        before = max(lease.fence for lease in leases.values())
-        following = asyncio.create_task(follow(watch, seen, newer_than=before))
-        await client.config_set("min-replicas-to-write", 1)
-        with pytest.raises(RegistryUnavailableError, match=f"127.0.0.1:{own_redis.port} .*NOREPLICAS"):
-            async with members(client, "c"):
-                pytest.fail("registered though nothing can be written")
-        await asyncio.sleep(LEASE_S + 0.5)
-        with pytest.raises(RegistryUnavailableError, match="NOREPLICAS"):
-            await directory.members("pool")  # who has run out can't be struck off
-        assert not following.done()
-        await client.config_set("min-replicas-to-write", 0)
-        await asyncio.wait_for(following, 10)
+    monkeypatch.setattr(directory_module, "LOOK_EVERY_S", 0.1)
+    with capture_logs() as logs:
+        async with members(client, "a", "b") as leases:
+            await until(watch, "a", "b")
+            shown = asyncio.create_task(shown_until_anew(watch, leases))
+            await asyncio.sleep(0)
+            async with client.pipeline(transaction=True) as at_once:  # leases that can't be renewed any more
+                at_once.zadd(keys.leases(Service("n", "pool")), {"a": 1, "b": 1})
+                at_once.config_set("min-replicas-to-write", 1)
+                await at_once.execute()
+            with pytest.raises(RegistryUnavailableError, match=f"127.0.0.1:{own_redis.port} .*NOREPLICAS"):
+                async with members(client, "c"):
+                    pytest.fail("registered though nothing can be written")
+            await until_all_know(logs)
+            with pytest.raises(RegistryUnavailableError, match="NOREPLICAS"):
+                await Directory(client, "n").members("pool")  # who has run out can't be struck off
+            await client.config_set("min-replicas-to-write", 0)
+            seen = await shown
     assert seen == [["a", "b"]] * len(seen)
 
 
-async def test_leaving_while_redis_is_away_is_no_error(own_redis: RedisServer) -> None:
-    """A block that ends without Redis ends all the same, and soon."""
-    async with connect(own_redis.url) as client, members(client, "a"):
+async def test_leaving_while_redis_is_away_is_no_error(own_redis: RedisServer, client: Redis) -> None:
+    """A block that ends without Redis ends all the same."""
+    async with asyncio.timeout(PATIENCE_S), members(client, "a"):
         own_redis.kill()
-        left_at = time.monotonic()
-    assert time.monotonic() - left_at < 2 + SLACK_S
 
 
-async def test_a_redis_that_is_silent_is_given_up_within_two_seconds(own_redis: RedisServer) -> None:
+async def test_a_redis_that_is_silent_is_given_up(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped Redis accepts connections and never answers."""
+    monkeypatch.setattr(client_module, "ANSWER_TIMEOUT_S", 0.2)
     os.kill(own_redis.pid, signal.SIGSTOP)
     try:
-        async with connect(own_redis.url) as client:
-            asked_at = time.monotonic()
+        async with connect(own_redis.url) as client, asyncio.timeout(PATIENCE_S):
             with pytest.raises(RegistryUnavailableError, match="silent"):
                 async with members(client, "a"):
                     pytest.fail("registered with nobody")
-            assert time.monotonic() - asked_at < 2 + SLACK_S
     finally:
         os.kill(own_redis.pid, signal.SIGCONT)
-
-
-async def follow(changes: AsyncGenerator[list[Member], None], seen: list[list[str]], *, newer_than: int) -> float:
-    """Note what the watcher shows until all members are registered anew; return when that was."""
-    async for listed in changes:
-        seen.append([member.id for member in listed])
-        if min(member.fence for member in listed) > newer_than:
-            return time.monotonic()
-    pytest.fail("the watch ended")

@@ -118,8 +118,9 @@ def reported(env: dict[str, str], service: Service, member: str, report: msgspec
     async def say() -> None:
         async with connect(env["EDL_REDIS_URL"]) as client:
             [record] = await client.hmget(keys.records(service), [member])
-            args = [member, msgspec.json.decode(record)["fence"], 60_000, msgspec.json.encode(report).decode()]
-            assert await run_script(client, "renew", keys.of_service(service), args) == "renewed"
+            fence = msgspec.json.decode(record)["fence"]
+            args = [member, fence, 60_000, msgspec.json.encode(report).decode(), ""]
+            assert await run_script(client, "renew", keys.of_service(service), args) == str(fence)
 
     asyncio.run(say())
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
+from support.depth import DEEP
 
 from edl_runtime.elastic.shard_data import ShardData
 from edl_runtime.elastic.sharing import source_of, takers_of
@@ -178,27 +179,35 @@ def trained(redis_url: str, namespace: str, hall: Hall) -> tuple[dict[str, str],
     return ends, [sorted(rank.model) for rank, end in zip(ranks, ends.values(), strict=True) if end == "done"]
 
 
-@pytest.mark.parametrize("following", ["ba", "ab", "nba", "nab"])
-@pytest.mark.parametrize(
-    "loss",
-    [
-        pytest.param(Loss(1), id="before it is known who has used the ledger"),
-        pytest.param(Loss(1, "a"), id="when one knows who has used the ledger"),
-        pytest.param(Loss(2), id="before it is known that the ledger is right"),
-        pytest.param(Loss(2, "a"), id="when one has a batch in hand"),
-        pytest.param(Loss(2, "ca"), id="when one has, and the lost one, too"),
-        pytest.param(Loss(3), id="before the first step"),
-        pytest.param(Loss(3, "a"), id="when one is a step ahead"),
-        pytest.param(Loss(3, "c"), id="when the lost one is a step ahead"),
-        pytest.param(Loss(4, "a"), id="when one has acknowledged its shard, and others have not"),
-    ],
-)
-@pytest.mark.parametrize("before", [[], ["cab"]], ids=["first", "later"])
+LOSSES = {
+    "before it is known who has used the ledger": Loss(1),
+    "when one knows who has used the ledger": Loss(1, "a"),
+    "before it is known that the ledger is right": Loss(2),
+    "when one has a batch in hand": Loss(2, "a"),
+    "when one has, and the lost one, too": Loss(2, "ca"),
+    "before the first step": Loss(3),
+    "when one is a step ahead": Loss(3, "a"),
+    "when the lost one is a step ahead": Loss(3, "c"),
+    "when one has acknowledged its shard, and others have not": Loss(4, "a"),
+}
+FOLLOWING = ["ba", "ab", "nba", "nab"]
+"""The generation after the loss: which of its ranks is first, with and without a newcomer."""
+MOMENTS = ["first", "later"]
+PAIRS = [
+    (what, following, moment)
+    for number, what in enumerate(LOSSES)
+    for place, following in enumerate(FOLLOWING)
+    for moment in (MOMENTS if DEEP else [MOMENTS[(number + place) % 2]])
+]
+
+
+@pytest.mark.parametrize(("what", "following", "moment"), PAIRS)
 def test_whoever_is_lost_on_the_way_in_each_record_counts_once(
-    redis_url: str, namespace: str, *, loss: Loss, following: str, before: list[str]
+    redis_url: str, namespace: str, what: str, following: str, moment: str
 ) -> None:
     """Ranks at one step may differ in whether they have used the ledger; the next first rank may be any of them."""
-    losses = {1: Loss(5), 2: loss} if before else {1: loss}
+    before = [] if moment == "first" else ["cab"]
+    losses = {1: Loss(5), 2: LOSSES[what]} if before else {1: LOSSES[what]}
     ends, models = trained(redis_url, namespace, Hall([*before, "cab", following], losses))
     assert ends == {name: "gone" if name == "c" else "done" for name in ends}
     assert models == [EACH_ONCE] * len(following)

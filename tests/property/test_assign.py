@@ -15,6 +15,7 @@ from statistics import mean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.depth import examples
 
 from edl_runtime.balance.assign import assign
 
@@ -159,22 +160,16 @@ def test_no_teacher_is_idle_where_the_original_left_some(students: int, teachers
     assert len(users(assignment)) == teachers
 
 
-def test_a_heavier_teacher_serves_more_students() -> None:
-    """Students are shared out in proportion to weight, as evenly as whole numbers allow."""
-    served = users(assign({"big": 4.0, "mid": 2.0, "small": 1.0}, {f"s{n}": None for n in range(14)}))
-    assert served == {"big": 8, "mid": 4, "small": 2}
-
-
-def test_the_heaviest_teachers_are_used_when_not_all_can_be() -> None:
-    """Students that want one teacher each leave the light ones idle."""
-    assignment = assign({"light": 1.0, "mid": 2.0, "heavy": 4.0}, {"s": 1, "t": 1})
-    assert set(users(assignment)) == {"mid", "heavy"}
-
-
-def test_heavy_teachers_are_spread() -> None:
-    """Two heavy and two light teachers of two students are one of each for each."""
-    assignment = assign({"a": 2.0, "b": 2.0, "c": 1.0, "d": 1.0}, {"s": None, "t": None})
-    assert [sorted(w > "b" for w in chosen) for chosen in assignment.values()] == [[False, True]] * 2
+def test_weights_decide_who_serves_how_many_and_who_is_idle() -> None:
+    """In proportion, as evenly as whole numbers allow; the heavy ones are spread, and used first."""
+    assert users(assign({"big": 4.0, "mid": 2.0, "small": 1.0}, {f"s{n}": None for n in range(14)})) == {
+        "big": 8,
+        "mid": 4,
+        "small": 2,
+    }
+    spread = assign({"a": 2.0, "b": 2.0, "c": 1.0, "d": 1.0}, {"s": None, "t": None})
+    assert [sorted(w > "b" for w in chosen) for chosen in spread.values()] == [[False, True]] * 2
+    assert set(users(assign({"light": 1.0, "mid": 2.0, "heavy": 4.0}, {"s": 1, "t": 1}))) == {"mid", "heavy"}
 
 
 @given(EQUAL_TEACHERS, STUDENTS)
@@ -196,7 +191,7 @@ def test_moves_are_few_on_average(teachers: int, students: int, weights: tuple[f
     rng = random.Random(7)
     made: dict[str, list[int]] = {"teacher": [], "student": []}
     needed: dict[str, list[int]] = {"teacher": [], "student": []}
-    for _ in range(25):
+    for _ in range(examples(5, 25)):
         pool = {f"t{rng.random()}": rng.choice(weights) for _ in range(teachers)}
         served = {f"s{rng.random()}": None for _ in range(students)}
         one_less = {

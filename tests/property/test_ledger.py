@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support.depth import examples
 from support.ledger.model import LIMIT, LedgerModel
 
 from edl_runtime.errors import StaleGenerationError
@@ -285,7 +286,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_ledger_is_as_plain_python_says_and_the_model_is_right(redis_url: str) -> None:
     """Leases, deaths, broken shards, checkpoints and ways back in any order: each record counts once an epoch."""
 
@@ -293,4 +294,5 @@ def test_the_ledger_is_as_plain_python_says_and_the_model_is_right(redis_url: st
         pass
 
     Here.redis_url = redis_url
-    run_state_machine_as_test(Here, settings=settings(max_examples=100, stateful_step_count=40))
+    few_but_long = settings(max_examples=examples(15, 200), stateful_step_count=40)
+    run_state_machine_as_test(Here, settings=few_but_long, _min_steps=20)

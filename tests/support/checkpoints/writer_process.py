@@ -1,10 +1,9 @@
-"""A process that writes checkpoints to a place, and tells on its output what is stored.
+"""A process whose children write checkpoints, and tell on its output what is stored: a fork costs no start of Python.
 
-    python writer_process.py URL FIRST COUNT GENERATION KEEP [LIMIT]
-    python writer_process.py URL
+    python -m support.checkpoints.writer_process
 
-With a LIMIT no file may have more bytes: the disk is full there. Without numbers it reads them from its input, a line
-for each child that it forks: one that is killed costs a test no start of Python.
+Each line of its input starts children at once and waits for all of them. For each child it has six words, "URL FIRST
+COUNT GENERATION KEEP LIMIT": no file may have more bytes than a limit above 0, for the disk is full there.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def tell(*words: object) -> None:
 
 def write(url: str, *numbers: int) -> None:
     """Write one checkpoint after the other."""
-    first, count, generation, keep, *limits = numbers
-    for limit in limits:
+    first, count, generation, keep, limit = numbers
+    if limit:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     writer = CheckpointWriter(
@@ -49,21 +48,27 @@ def write(url: str, *numbers: int) -> None:
     writer.close()
 
 
+def fork(url: str, *numbers: str) -> int:
+    """Start a child that writes; return its process id."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            write(url, *map(int, numbers))
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
 def main() -> None:
     """Write as told."""
-    url, *numbers = sys.argv[1:]
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    if numbers:
-        write(url, *map(int, numbers))
-        return
     for line in sys.stdin:
-        child = os.fork()
-        if not child:
-            write(url, *map(int, line.split()))
-            os._exit(0)
-        tell("child", child)
-        os.waitpid(child, 0)
-        tell("ended")
+        words = line.split()
+        children = [fork(*words[start : start + 6]) for start in range(0, len(words), 6)]
+        tell("children", *children)
+        tell("ended", *(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
 
 
 if __name__ == "__main__":

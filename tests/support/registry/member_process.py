@@ -1,7 +1,6 @@
-"""A member in a process of its own: `member_process.py NAMESPACE POOL ID`, with the Redis in EDL_REDIS_URL.
+"""A member in a process of its own: `member_process.py NAMESPACE POOL ID LEASE_S`, with the Redis in EDL_REDIS_URL.
 
-Prints the time (`time.monotonic`, which all processes of a machine share) when it is registered. Leaves when its
-standard input ends.
+Prints a line when it is registered. Leaves when its standard input ends.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
@@ -18,13 +16,13 @@ from edl_runtime.store.keys import Service
 
 
 async def main() -> None:
-    namespace, pool, member_id = sys.argv[1:]
+    namespace, pool, member_id, ttl_s = sys.argv[1:]
     member = Member(id=member_id, address="127.0.0.1:1")
     async with (
         connect(os.environ["EDL_REDIS_URL"]) as client,
-        hold_lease(client, Service(namespace, pool), member),
+        hold_lease(client, Service(namespace, pool), member, ttl_s=float(ttl_s)),
     ):
-        print(time.monotonic(), flush=True)  # noqa: T201 - how it tells the test
+        print("registered", flush=True)  # noqa: T201 - how it tells the test
         await asyncio.to_thread(sys.stdin.read)
 
 

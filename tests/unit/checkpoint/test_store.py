@@ -13,7 +13,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from support.checkpoints.arrays import SOME, assert_same
@@ -69,6 +69,7 @@ def test_what_was_written_is_loaded(tmp_path: Path) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.dictionaries(st.sampled_from(["model", "optimizer", "rng-0"]), SOME, max_size=3))
+@example({"model": {}})
 def test_any_arrays_are_loaded_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, some: Arrays) -> None:
     """Whatever their groups, names, types and shapes."""
     store = stored(tmp_path_factory.mktemp("place"))
@@ -79,20 +80,14 @@ def test_any_arrays_are_loaded_as_they_were_written(tmp_path_factory: pytest.Tem
 
 
 def test_where_nothing_is_nothing_is_found(tmp_path: Path) -> None:
-    """A training that starts for the first time has no checkpoint, and looking for one makes no folder."""
+    """As at a first start, where looking makes no folder; and where the first one was never finished."""
     store = stored(tmp_path / "place")
     assert store.load_newest() is None
     assert (list(store.list()), list(store.prune())) == ([], [])
     assert not (tmp_path / "place").exists()
-
-
-def test_a_snapshot_may_have_nothing_in_it(tmp_path: Path) -> None:
-    """No arrays, no extra."""
-    store = stored(tmp_path)
-    store.write(Snapshot(generation=0, step=0, arrays={"model": {}}))
-    found = store.load_newest()
-    assert found is not None
-    assert found[1] == Snapshot(generation=0, step=0, arrays={"model": {}})
+    store.write(snapshot_at(1))
+    (folder_of(tmp_path / "place", 1) / MANIFEST).unlink()
+    assert store.load_newest() is None
 
 
 def test_a_later_generation_is_newer(tmp_path: Path) -> None:
@@ -163,13 +158,6 @@ def test_where_all_are_damaged_none_is_passed_off_as_the_beginning(tmp_path: Pat
         f"no checkpoint at {tmp_path} is whole, 2 damaged: checkpoint {folder_of(tmp_path, 2)} is damaged: "
         "model.safetensors: other content than was written. See `edl checkpoints verify"
     )
-
-
-def test_the_first_one_that_was_never_finished_is_none(tmp_path: Path) -> None:
-    """A training that died while it wrote its first checkpoint begins anew."""
-    store = stored(tmp_path, 1)
-    (folder_of(tmp_path, 1) / MANIFEST).unlink()
-    assert store.load_newest() is None
 
 
 def test_the_newest_stay_and_some_for_good(tmp_path: Path) -> None:
@@ -286,15 +274,18 @@ def test_one_that_can_not_be_read_now_is_not_taken_for_damaged(tmp_path: Path, m
 def test_an_interrupted_removal_leaves_nothing_that_looks_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The manifest goes first."""
+    """The manifest goes first, and an interrupt is not tried again."""
     store = stored(tmp_path, 1, 2)
+    tries: list[Path] = []
 
-    def interrupted(_: Path) -> None:
+    def interrupted(path: Path) -> None:
+        tries.append(path)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("shutil.rmtree", interrupted)
     with pytest.raises(KeyboardInterrupt):
         CheckpointStore(Checkpoint(url=str(tmp_path), keep_last=1)).prune()
+    assert len(tries) == 1
     assert steps_of(store) == [2]
 
 
@@ -330,19 +321,15 @@ def test_a_store_removes_none_that_it_loads(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_path_that_can_not_be_written_to_is_told_at_the_start(tmp_path: Path) -> None:
-    """The error names the path and says what to do."""
+    """The error names the path and says what to do; a check leaves nothing behind but the folder."""
+    stored(tmp_path / "place").check()
+    assert list((tmp_path / "place").iterdir()) == []
     (tmp_path / "file").write_text("not a folder")
     store = stored(tmp_path / "file" / "place")
     with pytest.raises(CheckpointStoreError, match=rf"{tmp_path}/file/place .*name another place \(EDL_CHECKPOINT\)"):
         store.check()
     with pytest.raises(CheckpointStoreError):
         store.write(snapshot_at(1))
-
-
-def test_a_check_leaves_nothing_behind(tmp_path: Path) -> None:
-    """But the folder, which is made."""
-    stored(tmp_path / "place").check()
-    assert list((tmp_path / "place").iterdir()) == []
 
 
 @pytest.mark.parametrize("url", ["file://{}", "local://{}", "{}/", "~/place"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -47,20 +46,8 @@ def held() -> Iterator[threading.Event]:
     HeldFileSystem.store.clear()
 
 
-def test_it_is_there_once_it_has_been_waited_for(tmp_path: Path) -> None:
-    """And whoever wants to know is told, with what it took."""
-    told: list[tuple[CheckpointInfo, float]] = []
-    store = stored(tmp_path)
-    writer = CheckpointWriter(store, saved=lambda info, took_s: told.append((info, took_s)))
-    assert writer.save(lambda: snapshot_at(5))
-    assert writer.close()
-    ((info, took_s),) = told
-    assert is_whole(store.load(info))
-    assert took_s > 0
-
-
 def test_the_arrays_are_those_of_the_moment(held: threading.Event) -> None:
-    """A training goes on in the same memory while they are written."""
+    """A training goes on in the same memory while they are written, and at its end waits no longer than it may."""
     store = stored("held://place")
     writer = CheckpointWriter(store)
     snapshot = snapshot_at(5)
@@ -68,8 +55,9 @@ def test_the_arrays_are_those_of_the_moment(held: threading.Event) -> None:
     for group in snapshot.arrays.values():
         for array in group.values():
             array[:] = -1
+    assert not writer.close(timeout_s=0.01)
     held.set()
-    writer.close()
+    assert writer.close()
     found = store.load_newest()
     assert found is not None
     assert is_whole(found[1])
@@ -96,11 +84,9 @@ def test_a_slow_store_does_not_hold_up_the_training(held: threading.Event) -> No
         taken.append(step)
         return snapshot_at(step)
 
-    began = time.monotonic()
     with capture_logs() as logs:
         assert [writer.save(partial(capture, step)) for step in (1, 2, 3)] == [True, False, False]
     assert not writer.wait(0.01)
-    assert time.monotonic() - began < 5
     assert taken == [1]
     assert [each["event"] for each in logs] == ["checkpoint.skipped", "checkpoint.skipped"]
     held.set()
@@ -108,15 +94,6 @@ def test_a_slow_store_does_not_hold_up_the_training(held: threading.Event) -> No
     assert writer.save(lambda: capture(4))
     assert writer.close(30)
     assert steps_of(store) == [4, 1]
-
-
-def test_closing_waits_no_longer_than_it_may(held: threading.Event) -> None:
-    """A store that hangs must not hold up the end of a training."""
-    writer = CheckpointWriter(stored("held://place"))
-    writer.save(lambda: snapshot_at(1))
-    assert not writer.close(timeout_s=0.01)
-    held.set()
-    assert writer.close()
 
 
 def test_a_failure_is_told_and_the_next_is_tried(tmp_path: Path) -> None:
@@ -150,35 +127,31 @@ def test_the_last_one_is_written_at_once_or_fails_loudly(tmp_path: Path) -> None
     writer.close()
 
 
-def test_the_last_one_is_not_written_twice(tmp_path: Path) -> None:
-    """If the one of that step was being written, that is it."""
+def test_the_last_one_is_not_written_twice_unless_metrics_were_noted_since(tmp_path: Path) -> None:
+    """If the one of that step was being written, that is it; a script that evaluates at last waits for its metrics."""
     store = stored(tmp_path)
     writer = CheckpointWriter(store)
     writer.save(lambda: snapshot_at(7))
     assert [writer.save_now(lambda: snapshot_at(7))] == store.list()
-    writer.close()
-
-
-def test_metrics_that_were_noted_since_are_in_the_last_one(tmp_path: Path) -> None:
-    """A script that evaluates after its last step waits for a checkpoint that says so."""
-    store = stored(tmp_path)
-    writer = CheckpointWriter(store)
-    writer.save(lambda: snapshot_at(7))
     evaluated = msgspec.structs.replace(snapshot_at(7), metrics={"accuracy": 0.9})
     assert writer.save_now(lambda: evaluated).manifest.metrics == {"accuracy": 0.9}
     assert {"accuracy": 0.9} in [info.manifest.metrics for info in store.list()]
     writer.close()
 
 
-def test_old_ones_are_removed_as_new_ones_come(tmp_path: Path) -> None:
-    """As many stay as the spec says."""
+def test_each_is_told_and_old_ones_are_removed_as_new_ones_come(tmp_path: Path) -> None:
+    """As many stay as the spec says; whoever wants to know is told of each, with what it took."""
+    told: list[tuple[CheckpointInfo, float]] = []
     store = stored(tmp_path, keep_last=2)
-    writer = CheckpointWriter(store)
+    writer = CheckpointWriter(store, saved=lambda info, took_s: told.append((info, took_s)))
     for step in range(5):
         assert writer.save(partial(snapshot_at, step))
         assert writer.wait(30)
-    writer.close()
+    assert writer.close()
     assert steps_of(store) == [4, 3]
+    assert [info.manifest.step for info, _ in told] == list(range(5))
+    assert all(took_s > 0 for _, took_s in told)
+    assert is_whole(store.load(told[-1][0]))
 
 
 def test_a_writer_that_others_have_overtaken_says_so(tmp_path: Path) -> None:
