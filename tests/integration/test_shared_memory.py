@@ -15,6 +15,7 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 from support.teachers.process import Teacher, running_teacher, wait_until
+from support.teachers.serving import serving
 
 from edl_runtime.errors import InferenceError
 from edl_runtime.protocol import sharing
@@ -24,7 +25,6 @@ from edl_runtime.protocol.region import REGISTER_PATH
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
 
 ROWS = np.arange(400_000, dtype=np.float32).reshape(-1, 4)  # 1.6 MB
-BYTES = np.arange(600_000, dtype=np.uint32).astype(np.uint8).reshape(3, -1)
 
 STUDENT = """
 import sys, numpy as np
@@ -89,14 +89,6 @@ def test_students_that_share_at_once_get_their_own_answers(arithmetic: Teacher) 
 
     with ThreadPoolExecutor(4) as students:
         assert list(students.map(ask, range(4))) == [True] * 4
-
-
-def test_integers_arrive_as_they_are() -> None:
-    """What is not floating point is copied by the teacher, and right all the same."""
-    with running_teacher("support.models:echo") as teacher, TeacherConnection(teacher.address) as connection:
-        connection.signature()
-        assert np.array_equal(connection.infer({"x": BYTES}, [])["x"], BYTES)
-        assert shares(connection)
 
 
 def test_a_killed_student_leaves_nothing_behind(arithmetic: Teacher) -> None:
@@ -168,26 +160,17 @@ def test_small_requests_use_the_socket(arithmetic: Teacher) -> None:
         assert not shares(connection)
 
 
-def test_sharing_needs_the_token() -> None:
-    """Whoever has no token can't make a teacher open anything."""
-    with running_teacher("support.models:arithmetic", env={"EDL_TEACHER_TOKEN": "secret"}) as teacher:
-        with TeacherConnection(teacher.address) as stranger:
-            with pytest.raises(InferenceError) as refused, stranger._link as stream:
-                stranger._register(stream, b'{"pid": 1, "fd": 0, "secret": ""}')
-            assert refused.value.status == 401
-        with TeacherConnection(teacher.address, token="secret") as friend:
-            friend.signature()
-            friend.infer({"x": ROWS}, ["sum"])
-            assert shares(friend)
-
-
-def test_a_registration_is_short_and_refused_in_words(arithmetic: Teacher) -> None:
-    """What is no registration is answered like any wrong request, and the connection goes on."""
-    with TeacherConnection(arithmetic.address) as connection:
-        with pytest.raises(InferenceError, match="not a registration") as refused, connection._link as stream:
-            connection._register(stream, b'{"key": "/etc/passwd"}')
-        assert (refused.value.status, REGISTER_PATH.startswith("/v2/systemsharedmemory/")) == (400, True)
-        assert connection.ready()
-        with pytest.raises(InferenceError) as refused, connection._link as stream:
-            connection._register(stream, b" " * 5000)
-        assert refused.value.status == 413
+def test_a_registration_needs_the_token_and_is_refused_in_words() -> None:
+    """Whoever has no token can't make a teacher open anything; what is no registration is a request like others."""
+    with serving(token="secret") as served:
+        for token, body, status, said in (
+            ("", b'{"pid": 1, "fd": 0, "secret": ""}', 401, "token"),
+            ("secret", b'{"key": "/etc/passwd"}', 400, "not a registration"),
+            ("secret", b" " * 5000, 413, "allowed are 4096"),
+        ):
+            with TeacherConnection(served.address, token=token) as connection:
+                with pytest.raises(InferenceError, match=said) as refused, connection._link as stream:
+                    connection._register(stream, body)
+                assert refused.value.status == status
+                assert connection.ready()
+    assert REGISTER_PATH.startswith("/v2/systemsharedmemory/")

@@ -69,7 +69,9 @@ def ran(folder: Path) -> list[list[int]]:
     return [[int(number) for number in line.split()] for line in (folder / "ran").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("flags", "runs"), [((), {1, 2, 3}), (("--max_batch", "1"), {4})])
+@pytest.mark.parametrize(
+    ("flags", "runs"), [((), {1, 2, 3}), pytest.param(("--max_batch", "1"), {4}, marks=pytest.mark.deep)]
+)
 def test_requests_that_queue_run_as_one(tmp_path: Path, flags: tuple[str, ...], runs: set[int]) -> None:
     """Each gets the answer to what it asked; with --max_batch 1, each has a run of its own.
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
+from support.depth import examples
 from support.fuzzing.cases import Case, is_worth_tracing, make
 from support.fuzzing.oracles import Oracle
 from support.fuzzing.peers import BreachError
 
 SEED = 2026
-SHARE = 10_000
+SHARE = examples(1_500, 10_000)
 
 
 @pytest.mark.slow
 @pytest.mark.no_cover  # tracing would take longer than all the rest, and find nothing that smaller tests don't
-@pytest.mark.parametrize("first", range(0, 5 * SHARE, SHARE))
+@pytest.mark.parametrize("first", range(0, examples(1, 5) * SHARE, SHARE))
 def test_whatever_comes_is_understood_or_refused(first: int) -> None:
     """Damaged, lying and random bytes: no other error, no wait, no memory beyond a bound; good messages arrive."""
     with closing(Oracle()) as oracle:
