@@ -52,6 +52,12 @@ class Served:
         self.port = port
         self.address = f"127.0.0.1:{port}"
 
+    @property
+    def held(self) -> list[Callable[[], None]]:
+        """What lets the requests go that its HeldRunner holds."""
+        assert isinstance(self.front.runner, HeldRunner)
+        return self.front.runner.held
+
     def get(self, path: str, **headers: str) -> Any:
         request = urllib.request.Request(f"http://{self.address}{path}", headers=headers)
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
