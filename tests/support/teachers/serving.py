@@ -103,12 +103,13 @@ def serving(
     **options: Any,
 ) -> Iterator[Served]:
     model = CallableModel(ModelOptions(model=f"support.models:{name}"))
+    port = options.pop("port", 0)
     arena = Arena.create(options.pop("limit", LIMIT), slots=options.pop("slots", 4))
     loop = asyncio.new_event_loop()
 
     async def begin() -> tuple[Front, asyncio.Server, asyncio.Task[None]]:
         front = Front(model.signature, runner(model, arena), arena, **options)
-        server = await loop.create_server(front.connect, "127.0.0.1", 0, ssl=tls)
+        server = await loop.create_server(front.connect, "127.0.0.1", port, ssl=tls)
         return front, server, loop.create_task(front.watch())
 
     async def end() -> None:

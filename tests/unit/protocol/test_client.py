@@ -63,7 +63,7 @@ def teacher(
         thread = threading.Thread(target=serve)
         thread.start()
         host, port = listening.getsockname()
-        with TeacherConnection(f"{host}:{port}", timeout_s=20) as connection:
+        with TeacherConnection(f"{host}:{port}", timeout_s=60) as connection:
             yield connection
         thread.join()
 
