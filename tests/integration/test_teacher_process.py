@@ -191,7 +191,7 @@ async def test_a_teacher_whose_predictor_hangs_leaves(redis_url: str, namespace:
     """Within the limit it is off the list, its requests are another teacher's, and it exits 1."""
     env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "EDL_POOL": "pool"}
     with (
-        running_teacher("support.models:arithmetic", "--hung_after", "1", env=env) as teacher,
+        running_teacher("support.models:arithmetic", "--hung_after", "2", env=env) as teacher,
         TeacherConnection(teacher.address) as connection,
         ThreadPoolExecutor(1) as thread,
     ):

@@ -28,9 +28,11 @@ async def serving(settings: RuntimeSettings) -> AsyncIterator[str]:
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     served = asyncio.create_task(server.serve("127.0.0.1", 0, settings, ready.set_result))
     await asyncio.wait([served, ready], return_when=asyncio.FIRST_COMPLETED)
-    yield ready.result() if ready.done() else str(await served)
-    signal.raise_signal(signal.SIGTERM)
-    await asyncio.wait_for(served, PATIENCE_S)
+    try:
+        yield ready.result() if ready.done() else str(await served)
+    finally:
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.wait_for(served, PATIENCE_S)
 
 
 def asking(url: str, token: str = "") -> httpx.AsyncClient:

@@ -92,7 +92,7 @@ class OneTeacher(Directory):
 
 
 @contextlib.asynccontextmanager
-async def registered(settings: RuntimeSettings, *teachers: str, ttl_s: float = 3.0) -> AsyncIterator[None]:
+async def registered(settings: RuntimeSettings, *teachers: str, ttl_s: float = 60.0) -> AsyncIterator[None]:
     """Have teachers of those addresses in the pool, though nobody listens there."""
     async with connect(settings.redis_url) as client, contextlib.AsyncExitStack() as stack:
         for address in teachers:
