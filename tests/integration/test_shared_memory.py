@@ -20,7 +20,8 @@ from support.teachers.serving import serving
 from edl_runtime.errors import InferenceError
 from edl_runtime.protocol import sharing
 from edl_runtime.protocol.client import TeacherConnection
-from edl_runtime.protocol.region import REGISTER_PATH
+from edl_runtime.protocol.region import REGISTER_PATH, refer_to_region
+from edl_runtime.protocol.requests import encode_request
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
 
@@ -175,3 +176,17 @@ def test_a_registration_needs_the_token_and_is_refused_in_words() -> None:
                 assert refused.value.status == status
                 assert connection.ready()
     assert REGISTER_PATH.startswith("/v2/systemsharedmemory/")
+
+
+def test_nobody_reads_what_another_shares() -> None:
+    """Not even in the slot in which the other was served."""
+    rows = ROWS[:20_000]
+    with serving(slots=1) as served, TeacherConnection(served.address) as owner:
+        owner.signature()
+        owner.infer({"x": rows}, ["sum"])
+        assert shares(owner)
+        header = refer_to_region(encode_request({"x": rows}, ["sum"]).header)
+        with TeacherConnection(served.address) as other:
+            with pytest.raises(InferenceError, match="not registered by this connection") as refused:
+                other._exchange(header, [], len(header))
+            assert refused.value.status == 400
