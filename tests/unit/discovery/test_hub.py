@@ -36,5 +36,6 @@ async def test_a_student_stays_as_long_as_it_is_heard_of(monkeypatch: pytest.Mon
     await clock.advance(SILENT_AFTER_S - 0.1)
     assert not over.done()
     await clock.advance(0.2)
-    assert await over == f"it said nothing for {SILENT_AFTER_S:.0f} s"
+    assert over.done()
+    assert over.result() == f"it said nothing for {SILENT_AFTER_S:.0f} s"
     await feed.stop()

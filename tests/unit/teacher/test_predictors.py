@@ -73,7 +73,8 @@ async def test_one_that_answers_now_and_then_does_not_hang(arena: Arena, monkeyp
     await beats(clock, 2 * BEATS - 1)
     assert not failed.done()
     await beats(clock, 2)
-    assert "answered nothing for 10 s, though 1 wait for it" in str(await failed)
+    assert failed.done()
+    assert "answered nothing for 10 s, though 1 wait for it" in str(failed.result())
 
 
 async def test_an_idle_one_is_pinged(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +88,8 @@ async def test_an_idle_one_is_pinged(arena: Arena, monkeypatch: pytest.MonkeyPat
     assert predictor.channel.told == [PING, PING]
     assert not failed.done()
     await beats(clock, 2)
-    assert "answered nothing for 5 s, nor a ping" in str(await failed)
+    assert failed.done()
+    assert "answered nothing for 5 s, nor a ping" in str(failed.result())
 
 
 async def test_a_teacher_that_was_stopped_itself_does_not_blame_its_predictor(
