@@ -27,8 +27,8 @@ from support.registry.discovery_client import (
 from support.registry.followers import POOL, behind, failure_of, registered, student, until_shown
 from support.teachers.process import PATIENCE_S
 
+from edl_runtime.discovery import app, server
 from edl_runtime.discovery import hub as hubs
-from edl_runtime.discovery import server
 from edl_runtime.discovery.app import WORDS_LIMIT, build_app
 from edl_runtime.discovery.hub import Hub
 from edl_runtime.errors import DiscoveryRefusedError, DiscoveryUnavailableError, RegistryError, SpecError
@@ -279,6 +279,16 @@ async def test_who_asks_nothing_is_disconnected(
     monkeypatch.setattr(server, "REQUEST_WITHIN_S", 0.2)
     async with serving(settings) as url, knocking(url, asked + rest) as (reader, _):
         await ends(reader)
+
+
+async def test_words_that_do_not_come_are_not_waited_for(
+    settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that was announced and is not sent holds nothing up."""
+    monkeypatch.setattr(app, "WORDS_WITHIN_S", 0.1)
+    words = f"PUT {STUDENT}/words HTTP/1.1\r\nHost: e\r\nContent-Length: 9\r\n\r\n{{".encode()
+    async with serving(settings) as url, knocking(url, words) as (reader, _):
+        assert (await asyncio.wait_for(reader.readline(), PATIENCE_S)).startswith(b"HTTP/1.1 408 ")
 
 
 @contextlib.asynccontextmanager

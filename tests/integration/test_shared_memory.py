@@ -18,7 +18,6 @@ from support.teachers.process import Teacher, running_teacher, wait_until
 from support.teachers.serving import serving
 
 from edl_runtime.errors import InferenceError
-from edl_runtime.protocol import sharing
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.region import REGISTER_PATH, refer_to_region
 from edl_runtime.protocol.requests import encode_request
@@ -154,14 +153,6 @@ def test_a_machine_without_such_memory_uses_the_socket(arithmetic: Teacher, monk
     assert [log["event"] for log in logs] == ["teacher.memory_not_shared"]
 
 
-def test_small_requests_use_the_socket(arithmetic: Teacher) -> None:
-    """Memory is shared for what is worth it, and is nobody's concern before."""
-    with TeacherConnection(arithmetic.address) as connection:
-        connection.signature()
-        connection.infer({"x": ROWS[: sharing.LEAST_BYTES // 16 - 100]}, ["sum"])
-        assert not shares(connection)
-
-
 def test_a_registration_needs_the_token_and_is_refused_in_words() -> None:
     """Whoever has no token can't make a teacher open anything; what is no registration is a request like others."""
     with serving(token="secret") as served:
@@ -190,3 +181,13 @@ def test_nobody_reads_what_another_shares() -> None:
             with pytest.raises(InferenceError, match="not registered by this connection") as refused:
                 other._exchange(header, [], len(header))
             assert refused.value.status == 400
+
+
+def test_a_failure_of_the_model_does_not_end_sharing() -> None:
+    """It is raised; only what may be about the memory itself is asked again through the socket."""
+    with serving("fragile") as served, TeacherConnection(served.address) as connection:
+        connection.signature()
+        with pytest.raises(InferenceError, match="one is too many") as refused:
+            connection.infer({"x": np.ones((20_000, 4), np.float32)}, [])
+        assert refused.value.status == 500
+        assert shares(connection)

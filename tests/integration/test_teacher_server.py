@@ -179,6 +179,7 @@ def test_refusals_that_need_no_model_are_counted() -> None:
             (b"\x16\x03\x01 hello\r\n\r\n", 400),
             (b"GET /v2 HTTP/1.1\r\nContent-Length: x\r\n\r\n", 400),
             (b"GET /v2 HTTP/1.1\r\nX: " + b"y" * 20_000, 431),
+            (b"GET /v2 HTTP/1.1\r\n" + good + b"X: " + b"y" * 20_000 + b"\r\n\r\n", 431),
             (infer + b"Host: a\r\n\r\n", 411),
             (infer + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", 411),
             (infer + b"Content-Length: 99999999999\r\n\r\n", 413),

@@ -6,7 +6,7 @@ import itertools
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.tensors import Array
 
 X = np.zeros((2, 3), np.float32)
+CLOSE = "Connection: close\r\n"
 
 
 def answer(y: Array, *, status: str = "200 OK", headers: str = "") -> bytes:
@@ -40,13 +41,16 @@ def teacher(
 ) -> Iterator[TeacherConnection]:
     """A connection to a teacher that gives each request the pieces of the next answer, one after the other.
 
-    Requests end with `ends`; what came is added to `got`.
+    Requests end with `ends`; what came is added to `got`. It disconnects after an answer that says so.
     """
 
     def serve() -> None:
-        with listening.accept()[0] as client:
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with ExitStack() as stack:
+            client = None
             for pieces in answers:
+                if client is None:
+                    client = stack.enter_context(listening.accept()[0])
+                    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 received = bytearray() if got is None else got
                 while not received.endswith(ends) or b"\r\n\r\n" not in received[:4096]:
                     part = client.recv(1 << 20)
@@ -57,6 +61,9 @@ def teacher(
                     client.sendall(piece)
                     if len(pieces) > 1:
                         taken.wait(0.01)
+                if CLOSE.encode() in pieces[0]:
+                    client.close()
+                    client = None
 
     taken = threading.Event()  # never set: it only spaces the pieces
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -111,6 +118,14 @@ def test_a_refusal_after_answers_is_a_refusal() -> None:
         with pytest.raises(InferenceError, match="leaving"):
             connection.infer({"x": X}, ["y"])
         np.testing.assert_array_equal(connection.infer({"x": X}, ["y"])["y"], y + 1)
+
+
+def test_a_teacher_may_disconnect_after_each_answer() -> None:
+    """The next request goes over another connection, however often the answer begins as the last."""
+    y = np.ones(3, np.float32)
+    with teacher([[answer(y, headers=CLOSE)]] * 4) as connection:
+        for _ in range(4):
+            np.testing.assert_array_equal(connection.infer({"x": X}, ["y"])["y"], y)
 
 
 def test_an_output_that_was_left_out_is_said_each_time() -> None:
