@@ -397,24 +397,23 @@ def test_a_silent_client_does_not_hold_up_those_who_wait() -> None:
         (moving,) = (one for one in served.front.connections if one._slot >= 0)
         silent.sendall(HEAD)
         wait_until(lambda: not served.front.slots._free)
+        asking.sendall(b"GET /v2 HT")
+        wait_until(lambda: any(one._ahead for one in served.front.connections))
         for _ in range(1 + AWAITED_LOOKS):
             served.on_loop(served.front.end_stalled)
         assert not is_closed(silent)  # nobody waits
         waiting.sendall(HEAD + BODY)
         last.sendall(HEAD)
         wait_until(lambda: len(served.front.slots._waiting) == 2)
-        asking.sendall(b"GET /v2 HT")  # which needs no slot
         for position in range(STALL_LOOKS - 1):
             slow.sendall(BODY[position : position + 1])
             wait_until(lambda position=position: moving._received > position)
             served.on_loop(served.front.end_stalled)
+            if not position:  # it holds no slot
+                asking.sendall(b"TP/1.1\r\n\r\n")
+                assert asking.recv(65536).startswith(b"HTTP/1.1 200 ")
         wait_until(lambda: is_closed(silent))
-        for client, rest in (
-            (asking, b"TP/1.1\r\n\r\n"),
-            (waiting, b""),
-            (slow, BODY[STALL_LOOKS - 1 :]),
-            (last, BODY),
-        ):
+        for client, rest in ((waiting, b""), (slow, BODY[STALL_LOOKS - 1 :]), (last, BODY)):
             client.settimeout(PATIENCE_S)
             client.sendall(rest)
             assert client.recv(65536).startswith(b"HTTP/1.1 200 ")

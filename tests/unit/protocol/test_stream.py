@@ -51,11 +51,11 @@ def test_an_answer_that_trickles_in_is_given_up_in_time() -> None:
             stream.read_head()
 
 
-@pytest.mark.parametrize("taken", [0, 1 << 16])
+@pytest.mark.parametrize("taken", [0, 1 << 18])
 def test_a_request_that_is_not_taken_is_given_up_in_time(taken: int) -> None:
     """The teacher reads nothing of it, or a little now and then."""
     with connected(timeout_s=0.3) as (stream, peer), trickling(lambda: taken and peer.recv(taken)):
-        size = 32 << 20
+        size = 64 << 20
         stream.begin()
         with pytest.raises(TimeoutError, match=r"longer than 0\.3 s"):
             stream.send([bytes(size)], size)
