@@ -187,6 +187,7 @@ async def test_a_predictor_that_can_not_end_is_killed(monkeypatch: pytest.Monkey
     arena.close()
 
 
+@pytest.mark.slow
 async def test_a_teacher_whose_predictor_hangs_leaves(redis_url: str, namespace: str) -> None:
     """Within the limit it is off the list, its requests are another teacher's, and it exits 1."""
     env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "EDL_POOL": "pool"}
@@ -230,6 +231,7 @@ def test_what_a_restart_can_not_mend_exits_with_config() -> None:
     assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 async def test_leaving_takes_no_longer_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent Redis and a request that does not end share one time limit, shorter than a backend's grace."""
     limit_s = ANSWER_TIMEOUT_S + 1.0
@@ -268,6 +270,7 @@ def test_redis_down_at_the_start_may_be_mended_by_a_restart() -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 async def test_a_teacher_of_another_model_does_not_join(redis_url: str, namespace: str) -> None:
     """A teacher that differs from its pool says in what and exits with the status that stops restarts."""
     env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "EDL_POOL": "pool", "EDL_TEACHER_TOKEN": "t"}

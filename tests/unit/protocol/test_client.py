@@ -6,7 +6,7 @@ import itertools
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def teacher(
     """
 
     def serve() -> None:
-        with ExitStack() as stack:
+        with ExitStack() as stack, suppress(OSError):  # of a test that has failed
             client = None
             for pieces in answers:
                 if client is None:
@@ -70,9 +70,12 @@ def teacher(
         thread = threading.Thread(target=serve)
         thread.start()
         host, port = listening.getsockname()
-        with TeacherConnection(f"{host}:{port}", timeout_s=60) as connection:
-            yield connection
-        thread.join()
+        try:
+            with TeacherConnection(f"{host}:{port}", timeout_s=60) as connection:
+                yield connection
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)  # so that nobody is waited for
+            thread.join()
 
 
 def test_answers_that_begin_alike_have_their_own_numbers() -> None:
