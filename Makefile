@@ -43,9 +43,12 @@ test-kubernetes: test-pods
 test-pods: .venv/ready
 	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "kubernetes and not system"
 
-# Damaged bytes for all that reads from the network: make fuzz INPUTS=1000000 SEED=1
+# Damaged bytes for all that reads from the network; one input again: make fuzz SEED=7 FIRST=1234 INPUTS=1
+fuzz: export EDL_FUZZ_INPUTS = $(or $(INPUTS),1000000)
+fuzz: export EDL_FUZZ_SEED = $(or $(SEED),$(shell date +%s))
+fuzz: export EDL_FUZZ_FIRST = $(or $(FIRST),0)
 fuzz: .venv/ready
-	PYTHONPATH=tests $(BIN)/python -m support.fuzzing $(if $(INPUTS),--inputs $(INPUTS)) $(if $(SEED),--seed $(SEED))
+	$(PYTEST) -x tests/unit/protocol/test_fuzz.py
 
 lint: .venv/ready
 	$(BIN)/ruff check

@@ -18,7 +18,7 @@ END_OF_HEAD = b"\r\n\r\n"
 CONTENT_LENGTH = b"content-length"
 JSON_SIZE = b"inference-header-content-length"
 
-_UNIQUE = frozenset({CONTENT_LENGTH, JSON_SIZE, b"authorization", b"transfer-encoding"})
+_UNIQUE = frozenset({CONTENT_LENGTH, JSON_SIZE, b"authorization"})
 _ORIGIN = re.compile(rb"^https?://[^/?#]*", re.IGNORECASE)
 _REASONS = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for status in HTTPStatus}
 

@@ -6,15 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 from support.backends.local_processes import wait_until_gone
-from support.registry.discovery_client import NAMESPACE, asking
-from support.registry.discovery_process import Endpoint, running_discovery
 
 from edl_runtime.backends.local import LocalBackend
-from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.server import RedisServer
 
 if TYPE_CHECKING:
     from support.airflow.world import World
@@ -27,21 +22,6 @@ def world(tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
     yield from left_empty(World(tmp_path, redis_url, namespace, monkeypatch))
-
-
-@pytest.fixture(scope="module")
-def endpoint(redis_server: RedisServer) -> Iterator[Endpoint]:
-    """An endpoint that a module's tests share; each uses a pool of its own."""
-    settings = RuntimeSettings(redis_url=redis_server.url, namespace=NAMESPACE, lease_ttl_s=1.0)
-    with running_discovery(settings) as endpoint:
-        yield endpoint
-
-
-@pytest.fixture
-async def http(endpoint: Endpoint) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of that endpoint."""
-    async with asking(endpoint.url) as client:
-        yield client
 
 
 @pytest.fixture(scope="session")

@@ -1,160 +1,332 @@
-"""A real `edl discovery` with a real Redis, as any HTTP client sees it."""
+"""A discovery endpoint with a real Redis, as any HTTP client and a student see it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import re
+import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
-from support.registry.discovery_client import NAMESPACE, asking, member, stream, students, until
-from support.registry.discovery_process import Endpoint, running_discovery
+from structlog.testing import capture_logs
+from support.network.certificates import Authority
+from support.registry.discovery_client import (
+    STUDENT,
+    asking,
+    serving,
+    stream,
+    students,
+    until,
+    until_end,
+    until_students,
+)
+from support.registry.followers import POOL, behind, failure_of, registered, student, until_shown
 from support.teachers.process import PATIENCE_S
 
-from edl_runtime.discovery.app import WORDS_LIMIT
-from edl_runtime.errors import EX_CONFIG
+from edl_runtime.discovery import app, server
+from edl_runtime.discovery import hub as hubs
+from edl_runtime.discovery.app import WORDS_LIMIT, build_app
+from edl_runtime.discovery.hub import Hub
+from edl_runtime.errors import DiscoveryRefusedError, DiscoveryUnavailableError, RegistryError, SpecError
+from edl_runtime.registry.members import Member
 from edl_runtime.registry.pools import view_pools
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 from edl_runtime.store.server import RedisServer
 
+TOKEN = "t0ken"
+ASK_LIVE = b"GET /v1/health/live HTTP/1.1\r\nHost: e\r\n"
 
-async def test_lists_are_those_of_edl_pools(http: httpx.AsyncClient, redis_url: str) -> None:
+
+@pytest.fixture
+def settings(settings: RuntimeSettings) -> RuntimeSettings:
+    """Leases that last: here nobody is killed, and whoever leaves says so."""
+    return msgspec.structs.replace(settings, lease_ttl_s=60.0)
+
+
+@pytest.fixture
+async def http(settings: RuntimeSettings) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an endpoint without a token."""
+    async with serving(settings) as url, asking(url) as client:
+        yield client
+
+
+async def test_lists_are_those_of_edl_pools(http: httpx.AsyncClient, settings: RuntimeSettings) -> None:
     """All pools and one, as JSON; a pool without members is not found, and which there are is said."""
-    async with member(redis_url, "listed", "a"), connect(redis_url) as client:
-        wanted = msgspec.json.decode(msgspec.json.encode(await view_pools(client, NAMESPACE)))
+    async with registered(settings, "a:1"), connect(settings.redis_url) as client:
+        wanted = msgspec.json.decode(msgspec.json.encode(await view_pools(client, settings.namespace)))
+        assert [pool["name"] for pool in wanted] == [POOL]
         assert (await http.get("/v1/pools")).json() == wanted
-        assert (await http.get("/v1/pools/listed")).json() in wanted
+        assert (await http.get(f"/v1/pools/{POOL}")).json() in wanted
         absent = await http.get("/v1/pools/absent")
     assert absent.status_code == 404
     assert "no pool 'absent'" in absent.json()["error"]
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "said"),
-    [
+async def test_what_can_not_be_asked_is_refused(http: httpx.AsyncClient, settings: RuntimeSettings) -> None:
+    """With a reason, in JSON; nobody is registered, by HEAD neither, which programs that watch others ask by."""
+    for path, status, said in (
         ("/v1/pools/Bad_Name", 400, "a-z"),
-        ("/v1/pools/p/students/s?want=0", 400, "want"),
-        ("/v1/pools/p/students/s?want=" + "9" * 30, 400, "want"),
-        ("/v1/pools/p/students/s?address=two%20words", 400, "address"),
-        ("/v1/pools/p/students/" + "s" * 201, 400, "student"),
+        (f"{STUDENT}?want=0", 400, "want"),
+        (f"{STUDENT}?want={'9' * 30}", 400, "want"),
+        (f"{STUDENT}?address=two%20words", 400, "address"),
+        (f"/v1/pools/{POOL}/students/{'s' * 201}", 400, "student"),
         ("/v1/elsewhere", 404, "Not Found"),
-    ],
-)
-async def test_what_can_not_be_asked_is_refused(
-    http: httpx.AsyncClient, redis_url: str, path: str, status: int, said: str
+    ):
+        response = await http.get(path)
+        assert response.status_code == status
+        assert said in response.json()["error"]
+    assert (await http.head(STUDENT)).status_code == 405
+    words = f"{STUDENT}/words"
+    assert (await http.put(words, content=b"{}")).status_code == 404
+    assert (await http.put(words, content=b'{"quarantined": 1}')).status_code == 400
+    assert (await http.put(words, content=b'{"quarantined": {"t:1": "\xff"}}')).status_code == 400
+    assert (await http.put(words, content=b" " * (WORDS_LIMIT + 1))).status_code == 413
+    assert await students(settings) == []
+
+
+async def test_a_token_is_asked_for(settings: RuntimeSettings) -> None:
+    """Without it or with a wrong one nothing but health is told; a student says so at once, and shows none."""
+    secured = msgspec.structs.replace(settings, discovery_token=TOKEN)
+    async with serving(secured) as url, asking(url) as http, registered(settings, "a:1"):
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):
+            for path in ("/v1/pools", f"/v1/pools/{POOL}", STUDENT, "/elsewhere"):
+                refused = await http.get(path, headers=headers)
+                assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+                assert "EDL_DISCOVERY_TOKEN" in refused.json()["error"]
+            assert (await http.get("/v1/health/live", headers=headers)).json() == {"live": True}
+            assert (await http.get("/v1/health/ready", headers=headers)).json() == {"ready": True}
+        with capture_logs() as logs:
+            for token in ("", "wr0ng"):
+                error = await failure_of(msgspec.structs.replace(behind(url, settings), discovery_token=token))
+                assert isinstance(error, DiscoveryRefusedError)
+                assert error.status == 401
+                assert "EDL_DISCOVERY_TOKEN" in str(error)
+                assert not any(secret in f"{error}{logs}" for secret in ("wr0ng", TOKEN))
+        async with student(behind(url, secured)) as one:
+            await one.until(lambda teachers: teachers == ("a:1",))
+
+
+async def test_https_is_spoken_with_whom_one_trusts(
+    settings: RuntimeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a reason, in JSON; nobody is registered."""
-    response = await http.get(path)
-    assert response.status_code == status
-    assert said in response.json()["error"]
-    assert await students(redis_url, "p") == []
+    """A student follows as ever; one that does not know the certificate, or speaks no TLS, is told nothing."""
+    authority = Authority(tmp_path / "ours")
+    shown = authority.sign("127.0.0.1")
+    secured = msgspec.structs.replace(settings, tls_cert=str(shown.cert), tls_key=str(shown.key))
+    async with serving(secured) as url, registered(settings, "a:1"):
+        assert url.startswith("https://")
+        for other, said in ((url, "certificate"), (url.replace("https", "http"), "")):
+            error = await failure_of(behind(other, settings))
+            assert isinstance(error, DiscoveryUnavailableError)
+            assert said in str(error)
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
+        async with student(behind(url, settings)) as one:
+            await one.until(lambda teachers: teachers == ("a:1",))
+            one.quarantined["a:1"] = "garbage"
+            await until_shown(settings, "garbage (by 1 student)")
 
 
-async def test_who_only_asks_whether_there_is_a_stream_is_no_student(http: httpx.AsyncClient, redis_url: str) -> None:
-    """HEAD, which programs that watch others like to ask by, registers nobody and is answered at once."""
-    assert (await http.head("/v1/pools/head/students/s")).status_code == 405
-    assert await students(redis_url, "head") == []
+async def test_an_endpoint_that_can_never_work_says_so(settings: RuntimeSettings) -> None:
+    """What to set is said, and which port is taken."""
+
+    async def serve(host: str, settings: RuntimeSettings, port: int = 0) -> None:
+        await server.serve(host, port, settings, pytest.fail)
+
+    with pytest.raises(SpecError, match="EDL_DISCOVERY_TOKEN"):
+        await serve("0.0.0.0", settings)
+    with pytest.raises(SpecError, match="EDL_REDIS_URL"):
+        await serve("127.0.0.1", RuntimeSettings())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RegistryError, match=re.escape(f"can't listen on 127.0.0.1 port {port}")):
+            await serve("127.0.0.1", settings, port)
 
 
-async def test_words_that_can_not_be_heard_are_refused(http: httpx.AsyncClient) -> None:
-    """Words of nobody, none at all and too many."""
-    path = "/v1/pools/words/students/s/words"
-    assert (await http.put(path, content=b"{}")).status_code == 404
-    assert (await http.put(path, content=b'{"quarantined": 1}')).status_code == 400
-    assert (await http.put(path, content=b'{"quarantined": {"t:1": "\xff"}}')).status_code == 400
-    assert (await http.put(path, content=b" " * (WORDS_LIMIT + 1))).status_code == 413
+async def test_without_redis_it_is_unavailable_and_comes_back(own_redis: RedisServer) -> None:
+    """503 with the reason while Redis is away, and the lists as soon as it is there; it lives all the time."""
+    own_redis.kill()
+    settings = RuntimeSettings(redis_url=own_redis.url, namespace="n")
+    async with serving(settings) as url, asking(url) as http:
+        for path in ("/v1/pools", f"/v1/pools/{POOL}", STUDENT):
+            refused = await http.get(path)
+            assert refused.status_code == 503
+            assert f"Redis at 127.0.0.1:{own_redis.port}" in refused.json()["error"]
+        assert (await http.get("/v1/health/ready")).status_code == 503
+        assert (await http.get("/v1/health/live")).status_code == 200
+        error = await failure_of(behind(url, settings))
+        assert isinstance(error, DiscoveryUnavailableError)
+        assert f"Redis at 127.0.0.1:{own_redis.port}" in str(error)
+        await asyncio.to_thread(own_redis.start)
+        assert (await http.get("/v1/pools")).json() == []
+        async with stream(http) as assignments:
+            await until(assignments)
+
+
+async def test_changes_are_pushed(
+    http: httpx.AsyncClient, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A student hears of who comes and goes without waiting for the next repetition, and is gone with its stream."""
+    monkeypatch.setattr(hubs, "SAY_EVERY_S", 3600.0)
+    monkeypatch.setattr(hubs, "SILENT_AFTER_S", 3600.0)
+    async with stream(http, want="2", address="here:1") as assignments:
+        await until(assignments)
+        assert await students(settings) == ["s"]
+        async with registered(settings, "a:1"):
+            await until(assignments, "a:1")
+            async with registered(settings, "b:1"):
+                await until(assignments, "a:1", "b:1")
+            await until(assignments, "a:1")
+        await until(assignments)
+    await until_students(settings)
+
+
+async def test_a_student_that_says_nothing_is_let_go(
+    http: httpx.AsyncClient, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped student, or one that never reads its stream, keeps no teachers. The stream ends in order."""
+    monkeypatch.setattr(hubs, "SILENT_AFTER_S", 0.5)
+    monkeypatch.setattr(hubs, "SAY_EVERY_S", 0.01)
+    async with stream(http) as assignments:
+        assert len(await until_end(assignments)) > 1
+    assert await students(settings) == []
+    _, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port, limit=1)
+    writer.write(f"GET {STUDENT} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+    await until_students(settings, "s")
+    await until_students(settings)
+    writer.close()
+
+
+async def test_a_later_stream_of_the_same_student_takes_over(
+    http: httpx.AsyncClient, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A student that comes back before the endpoint noticed that it was gone is one student."""
+    monkeypatch.setattr(hubs, "SAY_EVERY_S", 0.05)
+    async with stream(http) as earlier:
+        await until(earlier)
+        async with stream(http) as later:
+            await until(later)
+            await until_end(earlier)
+            assert await students(settings) == ["s"]
+            assert (await http.put(f"{STUDENT}/words", content=b"{}")).status_code == 204
+            await until(later)
+
+
+async def test_many_students_cost_one_watch(http: httpx.AsyncClient, settings: RuntimeSettings) -> None:
+    """However many follow a pool, Redis has one waiting connection for each role, and none after the last."""
+    names = sorted(f"s{number}" for number in range(12))
+    async with registered(settings, "a:1"), contextlib.AsyncExitStack() as stack:
+        await until_waiting(settings, 0)  # streams that another test has just closed
+        opened = [await stack.enter_async_context(stream(http, f"{STUDENT[:-1]}{name}")) for name in names]
+        for assignments in opened:
+            await until(assignments, "a:1")
+        assert sorted(await students(settings)) == names
+        assert await waiting(settings) == 2
+    await until_students(settings)
+    await until_waiting(settings, 0)
+
+
+async def until_waiting(settings: RuntimeSettings, count: int) -> None:
+    """Return when as many of Redis' clients wait for news."""
+    async with asyncio.timeout(PATIENCE_S):
+        while await waiting(settings) != count:  # noqa: ASYNC110 - Redis tells nobody
+            await asyncio.sleep(0.05)
+
+
+async def waiting(settings: RuntimeSettings) -> int:
+    """How many of Redis' clients wait for news; the most of a few looks, for each wait ends now and then."""
+    async with connect(settings.redis_url) as client:
+        looks = []
+        for _ in range(10):
+            looks.append(sum("b" in one["flags"] for one in await client.client_list()))
+            await asyncio.sleep(0.01)
+    return max(looks)
+
+
+async def test_pools_beyond_the_limit_are_refused(redis_url: str, namespace: str) -> None:
+    """Watches of many pools leave connections to Redis for leases; whoever comes too late reads why and tries again."""
+    async with connect(redis_url) as client:
+        hub = Hub(client, namespace, ttl_s=1.0, most_pools=1)
+        transport = httpx.ASGITransport(build_app(hub, client, namespace, token=""))
+        async with httpx.AsyncClient(transport=transport, base_url="http://endpoint") as http:
+            one, other = Member(id="s", address="h:1"), Member(id="t", address="h:2")
+            async with hub.connect("first", one), hub.connect("first", other):
+                refused = await http.get("/v1/pools/second/students/s")
+            assert refused.status_code == 503
+            assert "'second'" in refused.json()["error"]
+            async with hub.connect("second", one):
+                pass
+    assert 2 * server.POOL_LIMIT <= server.REDIS_LIMIT - 100
 
 
 @pytest.mark.parametrize(
     ("asked", "rest"),
     [
         (b"", b"GET /v1/pools HT"),
-        (b"GET /v1/health/live HTTP/1.1\r\nHost: e\r\n\r\n", b"GET /v1/pools HT"),
-        (b"GET /v1/health/live HTTP/1.1\r\nHost: e\r\nContent-Length: 9\r\n\r\n", b"x"),
+        (ASK_LIVE + b"\r\n", b"GET /v1/pools HT"),
+        (ASK_LIVE + b"Content-Length: 9\r\n\r\n", b"x"),
     ],
+    ids=["nothing", "one request", "half a body"],
 )
-async def test_who_asks_nothing_is_disconnected(endpoint: Endpoint, asked: bytes, rest: bytes) -> None:
+async def test_who_asks_nothing_is_disconnected(
+    settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch, asked: bytes, rest: bytes
+) -> None:
     """A connection that is only held is one that others could need, whatever it has been answered before."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
-    if asked:
-        writer.write(asked)
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-    writer.write(rest)
-    with contextlib.suppress(ConnectionResetError):
-        await asyncio.wait_for(reader.read(), PATIENCE_S)
+    monkeypatch.setattr(server, "REQUEST_WITHIN_S", 0.2)
+    async with serving(settings) as url, knocking(url, asked + rest) as (reader, _):
+        await ends(reader)
+
+
+async def test_words_that_do_not_come_are_not_waited_for(
+    settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that was announced and is not sent holds nothing up."""
+    monkeypatch.setattr(app, "WORDS_WITHIN_S", 0.1)
+    words = f"PUT {STUDENT}/words HTTP/1.1\r\nHost: e\r\nContent-Length: 9\r\n\r\n{{".encode()
+    async with serving(settings) as url, knocking(url, words) as (reader, _):
+        assert (await asyncio.wait_for(reader.readline(), PATIENCE_S)).startswith(b"HTTP/1.1 408 ")
+
+
+@contextlib.asynccontextmanager
+async def knocking(url: str, asked: bytes) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect, send that, and wait for the answer if it is a request."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
+    writer.write(asked)
+    if asked.startswith(ASK_LIVE):
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read(1)
+    yield reader, writer
     writer.close()
 
 
-async def test_a_token_is_asked_for(redis_url: str, namespace: str) -> None:
-    """Without it or with a wrong one nothing but health is told."""
-    settings = RuntimeSettings(redis_url=redis_url, namespace=namespace, discovery_token="t0ken")
-    with running_discovery(settings, "--host", "0.0.0.0") as endpoint:
-        async with asking(f"http://127.0.0.1:{endpoint.port}") as http:
-            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "t0ken"}):
-                for path in ("/v1/pools", "/v1/pools/p", "/v1/pools/p/students/s", "/elsewhere"):
-                    refused = await http.get(path, headers=headers)
-                    assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
-                    assert "EDL_DISCOVERY_TOKEN" in refused.json()["error"]
-                assert (await http.get("/v1/health/live", headers=headers)).json() == {"live": True}
-                assert (await http.get("/v1/health/ready", headers=headers)).json() == {"ready": True}
-            assert (await http.get("/v1/pools", headers={"Authorization": "Bearer t0ken"})).json() == []
-        endpoint.process.terminate()
-        _, said = endpoint.process.communicate()
-    assert "t0ken" not in said
+async def ends(reader: asyncio.StreamReader) -> None:
+    """Wait until the endpoint disconnects."""
+    with contextlib.suppress(ConnectionResetError):
+        await asyncio.wait_for(reader.read(), PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    ("flags", "env", "said"),
-    [
-        (["--host", "0.0.0.0"], {}, "EDL_DISCOVERY_TOKEN"),
-        ([], {"EDL_REDIS_URL": ""}, "EDL_REDIS_URL"),
-        ([], {"EDL_DISCOVERY_TOKEN": "two words"}, "EDL_DISCOVERY_TOKEN"),
-    ],
-)
-def test_an_endpoint_that_can_never_work_says_so(
-    redis_url: str, flags: list[str], env: dict[str, str], said: str
+async def test_strangers_lock_out_nobody_who_has_the_token(
+    settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends as what a restart can't mend, with what to set."""
-    settings = RuntimeSettings(redis_url=redis_url)
-    with (
-        pytest.raises(AssertionError, match=f"(?s)ended with {EX_CONFIG}.*{said}"),
-        running_discovery(settings, *flags, env=env),
-    ):
-        pytest.fail("it is ready")
-
-
-def test_a_port_that_is_taken_is_an_error_without_a_traceback(endpoint: Endpoint, redis_url: str) -> None:
-    """Host and port are said; the exit status is one of those that a restart may mend."""
-    said = f"ended with 1: edl: can't listen on 127.0.0.1 port {endpoint.port}"
-    with (
-        pytest.raises(AssertionError, match=re.escape(said)),
-        running_discovery(RuntimeSettings(redis_url=redis_url), "--port", str(endpoint.port)),
-    ):
-        pytest.fail("it is ready")
-
-
-@pytest.mark.slow
-async def test_without_redis_it_is_unavailable_and_comes_back(tmp_path: Path) -> None:
-    """503 with the reason while Redis is away, and the lists as soon as it is there; it lives all the time."""
-    server = RedisServer(tmp_path / "redis")
-    server.start()
-    server.kill()
-    try:
-        with running_discovery(RuntimeSettings(redis_url=server.url, namespace=NAMESPACE)) as endpoint:
-            async with asking(endpoint.url) as http:
-                for path in ("/v1/pools", "/v1/pools/p", "/v1/pools/p/students/s"):
-                    refused = await http.get(path)
-                    assert refused.status_code == 503
-                    assert f"Redis at 127.0.0.1:{server.port}" in refused.json()["error"]
-                assert (await http.get("/v1/health/ready")).status_code == 503
-                assert (await http.get("/v1/health/live")).status_code == 200
-                await asyncio.to_thread(server.start)
-                assert (await http.get("/v1/pools")).json() == []
-                async with stream(http, "/v1/pools/p/students/s") as assignments:
-                    await until(assignments)
-    finally:
-        server.stop()
+    """The oldest connection without it makes room; where there is none, the newest goes, and no stream ends."""
+    monkeypatch.setattr(server, "CONNECTION_LIMIT", 3)
+    monkeypatch.setattr(server, "REQUEST_WITHIN_S", 3600.0)
+    settings = msgspec.structs.replace(settings, discovery_token=TOKEN)
+    live = ASK_LIVE + b"\r\n"
+    async with serving(settings) as url, asking(url, TOKEN) as http, contextlib.AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(stream(http))]
+        async with knocking(url, live) as (oldest, _), knocking(url, live) as (newer, asks):
+            assert (await http.get("/v1/pools")).status_code == 200
+            await ends(oldest)
+            await newer.readuntil(b"true}")
+            asks.write(live)
+            await newer.readuntil(b"true}")
+        streams += [await stack.enter_async_context(stream(http, f"{STUDENT}{number}")) for number in range(2)]
+        async with knocking(url, live) as (newest, _):
+            await ends(newest)
+        for assignments in streams:
+            await until(assignments)

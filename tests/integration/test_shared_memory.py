@@ -15,16 +15,16 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 from support.teachers.process import Teacher, running_teacher, wait_until
+from support.teachers.serving import serving
 
 from edl_runtime.errors import InferenceError
-from edl_runtime.protocol import sharing
 from edl_runtime.protocol.client import TeacherConnection
-from edl_runtime.protocol.region import REGISTER_PATH
+from edl_runtime.protocol.region import REGISTER_PATH, refer_to_region
+from edl_runtime.protocol.requests import encode_request
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
 
 ROWS = np.arange(400_000, dtype=np.float32).reshape(-1, 4)  # 1.6 MB
-BYTES = np.arange(600_000, dtype=np.uint32).astype(np.uint8).reshape(3, -1)
 
 STUDENT = """
 import sys, numpy as np
@@ -91,14 +91,6 @@ def test_students_that_share_at_once_get_their_own_answers(arithmetic: Teacher) 
         assert list(students.map(ask, range(4))) == [True] * 4
 
 
-def test_integers_arrive_as_they_are() -> None:
-    """What is not floating point is copied by the teacher, and right all the same."""
-    with running_teacher("support.models:echo") as teacher, TeacherConnection(teacher.address) as connection:
-        connection.signature()
-        assert np.array_equal(connection.infer({"x": BYTES}, [])["x"], BYTES)
-        assert shares(connection)
-
-
 def test_a_killed_student_leaves_nothing_behind(arithmetic: Teacher) -> None:
     """The teacher lets go of a student's memory as soon as its connection is gone, however that came."""
     command = [sys.executable, "-c", STUDENT, arithmetic.address]
@@ -122,17 +114,18 @@ def test_a_student_keeps_no_memory_when_it_disconnects(arithmetic: Teacher) -> N
 
 def test_a_teacher_that_was_started_anew_is_shared_with_anew() -> None:
     """The call under way fails as ever; the next one connects, registers and shares."""
-    with running_teacher("support.models:arithmetic") as first:
-        port = first.address.rpartition(":")[2]
+    rows = ROWS[:20_000]
+    with serving() as first:
         connection = TeacherConnection(first.address)
         connection.signature()
-        connection.infer({"x": ROWS}, ["sum"])
-    with running_teacher("support.models:arithmetic", "--port", port) as second, connection:
+        connection.infer({"x": rows}, ["sum"])
+    with serving(port=first.port) as second, connection:
         with pytest.raises(OSError, match=r"."):
-            connection.infer({"x": ROWS}, ["sum"])
-        assert np.array_equal(connection.infer({"x": ROWS}, ["sum"])["sum"], ROWS.sum(axis=1))
+            connection.infer({"x": rows}, ["sum"])
+        assert not second.front.regions._open
+        assert np.array_equal(connection.infer({"x": rows}, ["sum"])["sum"], rows.sum(axis=1))
         assert shares(connection)
-        assert mapped(second) == ["r--s"]
+        assert len(second.front.regions._open) == 1
 
 
 def test_a_refused_student_uses_the_socket(arithmetic: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,34 +153,41 @@ def test_a_machine_without_such_memory_uses_the_socket(arithmetic: Teacher, monk
     assert [log["event"] for log in logs] == ["teacher.memory_not_shared"]
 
 
-def test_small_requests_use_the_socket(arithmetic: Teacher) -> None:
-    """Memory is shared for what is worth it, and is nobody's concern before."""
-    with TeacherConnection(arithmetic.address) as connection:
+def test_a_registration_needs_the_token_and_is_refused_in_words() -> None:
+    """Whoever has no token can't make a teacher open anything; what is no registration is a request like others."""
+    with serving(token="secret") as served:
+        for token, body, status, said in (
+            ("", b'{"pid": 1, "fd": 0, "secret": ""}', 401, "token"),
+            ("secret", b'{"key": "/etc/passwd"}', 400, "not a registration"),
+            ("secret", b" " * 5000, 413, "allowed are 4096"),
+        ):
+            with TeacherConnection(served.address, token=token) as connection:
+                with pytest.raises(InferenceError, match=said) as refused, connection._link as stream:
+                    connection._register(stream, body)
+                assert refused.value.status == status
+                assert connection.ready()
+    assert REGISTER_PATH.startswith("/v2/systemsharedmemory/")
+
+
+def test_nobody_reads_what_another_shares() -> None:
+    """Not even in the slot in which the other was served."""
+    rows = ROWS[:20_000]
+    with serving(slots=1) as served, TeacherConnection(served.address) as owner:
+        owner.signature()
+        owner.infer({"x": rows}, ["sum"])
+        assert shares(owner)
+        header = refer_to_region(encode_request({"x": rows}, ["sum"]).header)
+        with TeacherConnection(served.address) as other:
+            with pytest.raises(InferenceError, match="not registered by this connection") as refused:
+                other._exchange(header, [], len(header))
+            assert refused.value.status == 400
+
+
+def test_a_failure_of_the_model_does_not_end_sharing() -> None:
+    """It is raised; only what may be about the memory itself is asked again through the socket."""
+    with serving("fragile") as served, TeacherConnection(served.address) as connection:
         connection.signature()
-        connection.infer({"x": ROWS[: sharing.LEAST_BYTES // 16 - 100]}, ["sum"])
-        assert not shares(connection)
-
-
-def test_sharing_needs_the_token() -> None:
-    """Whoever has no token can't make a teacher open anything."""
-    with running_teacher("support.models:arithmetic", env={"EDL_TEACHER_TOKEN": "secret"}) as teacher:
-        with TeacherConnection(teacher.address) as stranger:
-            with pytest.raises(InferenceError) as refused, stranger._link as stream:
-                stranger._register(stream, b'{"pid": 1, "fd": 0, "secret": ""}')
-            assert refused.value.status == 401
-        with TeacherConnection(teacher.address, token="secret") as friend:
-            friend.signature()
-            friend.infer({"x": ROWS}, ["sum"])
-            assert shares(friend)
-
-
-def test_a_registration_is_short_and_refused_in_words(arithmetic: Teacher) -> None:
-    """What is no registration is answered like any wrong request, and the connection goes on."""
-    with TeacherConnection(arithmetic.address) as connection:
-        with pytest.raises(InferenceError, match="not a registration") as refused, connection._link as stream:
-            connection._register(stream, b'{"key": "/etc/passwd"}')
-        assert (refused.value.status, REGISTER_PATH.startswith("/v2/systemsharedmemory/")) == (400, True)
-        assert connection.ready()
-        with pytest.raises(InferenceError) as refused, connection._link as stream:
-            connection._register(stream, b" " * 5000)
-        assert refused.value.status == 413
+        with pytest.raises(InferenceError, match="one is too many") as refused:
+            connection.infer({"x": np.ones((20_000, 4), np.float32)}, [])
+        assert refused.value.status == 500
+        assert shares(connection)

@@ -101,6 +101,7 @@ def test_paddle_models_are_loaded_or_say_why_not(saved: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.deep
 def test_a_corrupt_paddle_model_ends_the_teacher_with_config(saved: Path, tmp_path: Path) -> None:
     """Whatever Paddle does about parameters that are cut off, the message is ours and restarting is pointless."""
     copy = shutil.copytree(saved / "new", tmp_path / "copy")

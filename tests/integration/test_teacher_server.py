@@ -6,133 +6,28 @@ import asyncio
 import json
 import socket
 import ssl
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
 from support.network.certificates import Authority
 from support.teachers.process import PATIENCE_S, wait_until
+from support.teachers.serving import LIMIT, HeldRunner, LaterRunner, Served, serving
 
-from edl_runtime.errors import InferenceError, ProtocolError, SpecError
+from edl_runtime.errors import InferenceError
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.tls import Trust, shown_by, trust_of
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.teacher.arena import Arena
-from edl_runtime.teacher.callable_model import CallableModel
-from edl_runtime.teacher.models import ModelOptions
-from edl_runtime.teacher.runner import Done, InlineRunner
-from edl_runtime.teacher.server import Front
 from edl_runtime.teacher.stalling import AWAITED_LOOKS, STALL_LOOKS, untaken
 
-T = TypeVar("T")
-LIMIT = 1 << 20
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
-
-
-class HeldRunner(InlineRunner):
-    """Holds requests until they are let go."""
-
-    def __init__(self, model: CallableModel, arena: Arena) -> None:
-        super().__init__(model, arena)
-        self.held: list[Callable[[], None]] = []
-
-    def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
-        self.held.append(lambda: InlineRunner.submit(self, slot, size, json_size, done))
-
-
-class LaterRunner(InlineRunner):
-    """Answers when the request has been received and the loop goes on, as predictors do."""
-
-    def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
-        asyncio.get_running_loop().call_soon(InlineRunner.submit, self, slot, size, json_size, done)
-
-
-class Served:
-    """A front that serves in a thread of its own."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, front: Front, port: int) -> None:
-        self.loop = loop
-        self.front = front
-        self.port = port
-        self.address = f"127.0.0.1:{port}"
-
-    def get(self, path: str, **headers: str) -> Any:
-        request = urllib.request.Request(f"http://{self.address}{path}", headers=headers)
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            return json.load(answer)
-
-    def post(self, path: str, body: Any, **headers: str) -> Any:
-        request = urllib.request.Request(f"http://{self.address}{path}", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            return json.load(answer)
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
-
-    def on_loop(self, call: Callable[[], T]) -> T:
-        """Return what `call` returns, made where the front lives."""
-
-        async def make_call() -> T:
-            return call()
-
-        return asyncio.run_coroutine_threadsafe(make_call(), self.loop).result(PATIENCE_S)
-
-    def unsent(self) -> int:
-        """Return how many bytes of answers the network has not taken yet."""
-        return self.on_loop(
-            lambda: sum(one._transport.get_write_buffer_size() for one in self.front.connections),
-        )
-
-    def exchange(self, sent: bytes) -> bytes:
-        """Send raw bytes and return all that comes back until the teacher closes."""
-        with self.connect() as raw:
-            raw.sendall(sent)
-            answer = b""
-            while part := raw.recv(65536):
-                answer += part
-            return answer
-
-
-@contextmanager
-def serving(
-    name: str = "arithmetic",
-    runner: type[InlineRunner] = InlineRunner,
-    tls: ssl.SSLContext | None = None,
-    **options: Any,
-) -> Iterator[Served]:
-    model = CallableModel(ModelOptions(model=f"support.models:{name}"))
-    arena = Arena.create(options.pop("limit", LIMIT), slots=options.pop("slots", 4))
-    loop = asyncio.new_event_loop()
-
-    async def begin() -> tuple[Front, asyncio.Server, asyncio.Task[None]]:
-        front = Front(model.signature, runner(model, arena), arena, **options)
-        server = await loop.create_server(front.connect, "127.0.0.1", 0, ssl=tls)
-        return front, server, loop.create_task(front.watch())
-
-    async def end() -> None:
-        watch.cancel()
-        server.close()
-        await front.drain(0.1)
-        await asyncio.sleep(0)
-
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        front, server, watch = asyncio.run_coroutine_threadsafe(begin(), loop).result()
-        yield Served(loop, front, server.sockets[0].getsockname()[1])
-        asyncio.run_coroutine_threadsafe(end(), loop).result()
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-        arena.close()
 
 
 @pytest.fixture
@@ -272,61 +167,44 @@ def test_a_number_that_json_lacks_is_not_answered_as_null(served: Served, number
 
 
 def test_refusals_that_need_no_model_are_counted() -> None:
-    """Each under its status, those that leave the connection and those that end it; health and metadata are not."""
+    """Each under its status, whether it ends the connection; health and metadata are not, and the teacher goes on."""
+    good = b"Authorization: Bearer t\r\n"
+    infer = b"POST /v2/models/teacher/infer HTTP/1.1\r\n" + good
+    counted: Counter[int] = Counter()
     with serving(token="t") as served:
-        good = b"Authorization: Bearer t\r\n"
-        infer = b"POST /v2/models/teacher/infer HTTP/1.1\r\n"
         for sent, status in (
             (b"GET /v2 HTTP/1.1\r\nConnection: close\r\n\r\n", 401),
             (b"GET /x HTTP/1.1\r\nConnection: close\r\n" + good + b"\r\n", 404),
-            (b"GET /v2 HTTP/1.1\r\nConnection: close\r\n" + good + b"\r\n", 200),
             (b"GET /v2 HTTP/7.0\r\n\r\n", 400),
+            (b"\x16\x03\x01 hello\r\n\r\n", 400),
+            (b"GET /v2 HTTP/1.1\r\nContent-Length: x\r\n\r\n", 400),
             (b"GET /v2 HTTP/1.1\r\nX: " + b"y" * 20_000, 431),
-            (infer + good + b"Content-Length: 99999999999\r\n\r\n", 413),
+            (b"GET /v2 HTTP/1.1\r\n" + good + b"X: " + b"y" * 20_000 + b"\r\n\r\n", 431),
+            (infer + b"Host: a\r\n\r\n", 411),
+            (infer + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", 411),
+            (infer + b"Content-Length: 99999999999\r\n\r\n", 413),
+            (infer + b"Content-Length: 1\r\nContent-Encoding: gzip\r\n\r\nx", 415),
         ):
             assert served.exchange(sent).startswith(b"HTTP/1.1 %d " % status)
+            counted[status] += 1
+        assert served.get("/v2", Authorization="Bearer t")["name"] == "edl-airflow"
         served.front.draining = True
-        assert served.exchange(infer + good + b"Content-Length: 1\r\n\r\nx").startswith(b"HTTP/1.1 503 ")
-        assert served.front.metrics._answers == dict.fromkeys((401, 404, 400, 431, 413, 503), 1)
-
-
-def test_a_client_that_would_rather_speak_http2_is_answered(served: Served) -> None:
-    """Java's client asks for it with every first request."""
-    wish = b"Connection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA"
-    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
-    head = b"POST /v2/models/teacher/infer HTTP/1.1\r\n%b\r\nContent-Length: %d\r\n\r\n" % (wish, len(body))
-    assert served.exchange(head + body).startswith(b"HTTP/1.1 200 ")
+        for sent in (infer + b"Content-Length: 1\r\n\r\nx", b"GET /v2/health/ready HTTP/1.1\r\n\r\n"):
+            assert served.exchange(sent).startswith(b"HTTP/1.1 503 ")
+        assert served.front.metrics._answers == {**counted, 503: 2}
 
 
 def test_a_token_is_asked_for_except_for_health() -> None:
     """With a token, only health is open to all."""
     with serving(token="secret") as served:
         assert served.get("/v2/health/ready") == {"ready": True}
-        for token in ("", "wrong"):
+        for token in ("", "wrong", "secre", "secrets", "a-secret"):
             with TeacherConnection(served.address, token=token) as teacher, pytest.raises(InferenceError) as refused:
                 teacher.infer({"x": X}, [])
             assert (refused.value.status, refused.value.retryable) == (401, False)
         with TeacherConnection(served.address, token="secret") as teacher:
             assert teacher.signature().name == "teacher"
             assert len(teacher.infer({"x": X}, [])) == 2
-
-
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [
-        (b"\x16\x03\x01 hello\r\n\r\n", 400),
-        (b"GET /v2 HTTP/1.1\r\nContent-Length: x\r\n\r\n", 400),
-        (b"GET /v2 HTTP/1.1\r\nX: " + b"y" * 20_000, 431),
-        (b"POST /v2/models/teacher/infer HTTP/1.1\r\nHost: a\r\n\r\n", 411),
-        (b"POST /v2/models/teacher/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", 411),
-        (b"POST /v2/models/teacher/infer HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", 413),
-        (b"POST /v2/models/teacher/infer HTTP/1.1\r\nContent-Length: 1\r\nContent-Encoding: gzip\r\n\r\nx", 415),
-    ],
-)
-def test_a_request_that_can_not_be_taken_is_refused_and_closed(served: Served, sent: bytes, status: int) -> None:
-    """Malformed or oversized heads and bodies get their status, then the connection ends; the teacher goes on."""
-    assert served.exchange(sent).startswith(b"HTTP/1.1 %d " % status)
-    assert served.get("/v2/health/live") == {"live": True}
 
 
 def test_a_body_over_the_limit_is_refused_while_it_is_sent(served: Served) -> None:
@@ -358,17 +236,6 @@ def test_nothing_stands_between_the_answer_to_head_and_the_next(served: Served) 
     )
     assert head.startswith(b"HTTP/1.1 405 ")
     assert rest.startswith(b"HTTP/1.1 200 ")
-
-
-def test_a_request_in_single_bytes_is_answered(served: Served) -> None:
-    """How the network cuts a request does not matter."""
-    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
-    head = b"POST /v2/models/teacher/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
-    with served.connect() as raw:
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in head + body:
-            raw.send(bytes([byte]))
-        assert raw.recv(65536).startswith(b"HTTP/1.1 200 OK")
 
 
 def test_a_client_that_waits_for_continue_is_told_to(served: Served) -> None:
@@ -432,7 +299,7 @@ def test_an_idle_client_holds_no_slot_over_tls(tls: tuple[ssl.SSLContext, Trust]
     """Its answer has left when the network has it, however large it is, and not when the client comes again."""
     context, trust = tls
     with serving("echo", LaterRunner, slots=1, limit=32 << 20, tls=context) as served, ExitStack() as stack:
-        for size in (1, 24 << 20):
+        for size in (1, 8 << 20):
             body = np.full((1, size), 7, np.uint8)
             teacher = stack.enter_context(TeacherConnection(served.address, trust=trust))
             for _ in range(3):
@@ -440,79 +307,50 @@ def test_an_idle_client_holds_no_slot_over_tls(tls: tuple[ssl.SSLContext, Trust]
                 wait_until(lambda: served.on_loop(lambda: served.front.slots.in_flight) == 0)
 
 
-def test_a_client_that_does_not_read_over_tls_is_disconnected(tls: tuple[ssl.SSLContext, Trust]) -> None:
-    """It holds its slot, and little memory beside it, until it goes; then others are served."""
-    context, trust = tls
+@pytest.mark.parametrize("secured", [False, True])
+def test_a_client_that_does_not_read_its_answer_is_disconnected(
+    tls: tuple[ssl.SSLContext, Trust], *, secured: bool
+) -> None:
+    """It holds its slot, and over TLS little memory beside it, for a while, not for ever; then others are served."""
+    context, trust = tls if secured else (None, None)
     size = 24 << 20
     with (
         serving("echo", slots=1, limit=32 << 20, tls=context) as served,
         late_reader(served.port) as raw,
-        trust.context.wrap_socket(raw, server_hostname="127.0.0.1") as never,
+        trust.context.wrap_socket(raw, server_hostname="127.0.0.1") if trust else nullcontext(raw) as never,
     ):
         never.sendall(echo_request(size))
         wait_until(lambda: served.unsent() > 0)
         (connection,) = served.front.connections
-        assert len(connection._unsent) > size / 2
+        assert not secured or len(connection._unsent) > size / 2
         for _ in range(1 + STALL_LOOKS):
             served.on_loop(served.front.end_stalled)
         with TeacherConnection(served.address, trust=trust) as teacher:
             assert len(teacher.infer({"x": np.zeros((1, 4), np.uint8)}, [])) == 1
 
 
-def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
-    """It keeps its slot for a while, not for ever; one that reads slowly gets all of its answer."""
+def test_a_client_that_reads_slowly_gets_all_of_its_answer() -> None:
+    """However often it is looked at, as long as it takes something in between."""
     size = 24 << 20
-    with serving("echo", slots=1, limit=32 << 20) as served:
-        with late_reader(served.port) as never:
-            never.sendall(echo_request(size))
-            wait_until(lambda: served.unsent() > 0)
-            for _ in range(1 + STALL_LOOKS):
-                served.on_loop(served.front.end_stalled)
-            with TeacherConnection(served.address) as teacher:
-                assert len(teacher.infer({"x": np.zeros((1, 4), np.uint8)}, [])) == 1
-            got = 0
-            while part := never.recv(1 << 20):
+    with serving("echo", slots=1, limit=32 << 20) as served, served.connect() as slow:
+        slow.sendall(echo_request(size))
+        wait_until(lambda: served.unsent() > 0)
+        got = 0
+        for _ in range(2 * STALL_LOOKS):
+            served.on_loop(served.front.end_stalled)
+            before = served.unsent()
+            while served.unsent() == before:
+                part = slow.recv(1 << 16)
+                assert part, "it was disconnected"
                 got += len(part)
-            assert got < size
-        with served.connect() as slow:
-            slow.sendall(echo_request(size))
-            wait_until(lambda: served.unsent() > 0)
-            got = 0
-            for _ in range(2 * STALL_LOOKS):
-                served.on_loop(served.front.end_stalled)
-                before = served.unsent()
-                while served.unsent() == before:
-                    part = slow.recv(1 << 16)
-                    assert part, "it was disconnected"
-                    got += len(part)
-            while part := slow.recv(1 << 20):
-                got += len(part)
-            assert got > size
-
-
-def test_more_requests_than_slots_wait_for_their_turn() -> None:
-    """Requests beyond the slots are answered when others are; none is lost or refused."""
-    with serving(runner=HeldRunner, slots=2) as served, ThreadPoolExecutor(6) as threads:
-        runner = served.front.runner
-        assert isinstance(runner, HeldRunner)
-
-        def ask(number: int) -> float:
-            with TeacherConnection(served.address) as teacher:
-                return float(teacher.infer({"x": np.full((1, 4), number, np.float32)}, ["sum"])["sum"][0])
-
-        answers = [threads.submit(ask, number) for number in range(6)]
-        for _ in range(6):
-            wait_until(lambda: len(runner.held) > 0)
-            assert len(runner.held) <= 2
-            served.loop.call_soon_threadsafe(runner.held.pop(0))
-        assert [answer.result(PATIENCE_S) for answer in answers] == [4.0 * number for number in range(6)]
+        while part := slow.recv(1 << 20):
+            got += len(part)
+        assert got > size
 
 
 def test_a_client_that_leaves_takes_nothing_along() -> None:
     """Slots of clients that went away halfway, waiting or while their request ran, are free again."""
     with serving(runner=HeldRunner, slots=1) as served:
-        runner = served.front.runner
-        assert isinstance(runner, HeldRunner)
         halfway = b"POST /v2/models/teacher/infer HTTP/1.1\r\nContent-Length: 9\r\n\r\n{}"
         with served.connect() as receiving:
             receiving.sendall(halfway)
@@ -522,9 +360,9 @@ def test_a_client_that_leaves_takes_nothing_along() -> None:
                 wait_until(lambda: len(served.front.slots._waiting) == 1)
         with served.connect() as running:
             running.sendall(halfway + b"       ")
-            wait_until(lambda: len(runner.held) == 1)
+            wait_until(lambda: len(served.held) == 1)
         wait_until(lambda: not served.front.connections)
-        served.loop.call_soon_threadsafe(runner.held.pop())
+        served.loop.call_soon_threadsafe(served.held.pop())
         wait_until(lambda: len(served.front.slots._free) == 1)
         assert served.front.slots.in_flight == 0
 
@@ -553,12 +391,14 @@ def test_a_silent_client_does_not_hold_up_those_who_wait() -> None:
     """Who has a slot that others wait for keeps it only while moving, however slowly; who waits is left alone."""
     with ExitStack() as stack:
         served = stack.enter_context(serving(slots=2))
-        slow, silent, waiting, last = (stack.enter_context(served.connect()) for _ in range(4))
+        slow, silent, waiting, last, asking = (stack.enter_context(served.connect()) for _ in range(5))
         slow.sendall(HEAD)
         wait_until(lambda: len(served.front.slots._free) == 1)
         (moving,) = (one for one in served.front.connections if one._slot >= 0)
         silent.sendall(HEAD)
         wait_until(lambda: not served.front.slots._free)
+        asking.sendall(b"GET /v2 HT")
+        wait_until(lambda: any(one._ahead for one in served.front.connections))
         for _ in range(1 + AWAITED_LOOKS):
             served.on_loop(served.front.end_stalled)
         assert not is_closed(silent)  # nobody waits
@@ -569,6 +409,9 @@ def test_a_silent_client_does_not_hold_up_those_who_wait() -> None:
             slow.sendall(BODY[position : position + 1])
             wait_until(lambda position=position: moving._received > position)
             served.on_loop(served.front.end_stalled)
+            if not position:  # it holds no slot
+                asking.sendall(b"TP/1.1\r\n\r\n")
+                assert asking.recv(65536).startswith(b"HTTP/1.1 200 ")
         wait_until(lambda: is_closed(silent))
         for client, rest in ((waiting, b""), (slow, BODY[STALL_LOOKS - 1 :]), (last, BODY)):
             client.settimeout(PATIENCE_S)
@@ -645,13 +488,11 @@ def test_strangers_lock_out_nobody() -> None:
 
 def test_a_draining_teacher_answers_what_it_has_and_refuses_the_rest() -> None:
     """In flight: answered. New: 503, which another teacher may answer. Health says not ready, then all is closed."""
-    with serving(runner=HeldRunner) as served, ThreadPoolExecutor(1) as thread:
-        runner = served.front.runner
-        assert isinstance(runner, HeldRunner)
+    with serving(runner=HeldRunner) as served, ThreadPoolExecutor(1) as thread, served.connect() as idle:
         early, late = TeacherConnection(served.address), TeacherConnection(served.address)
         assert late.ready()
         answer = thread.submit(early.infer, {"x": X}, ["sum"])
-        wait_until(lambda: len(runner.held) == 1)
+        wait_until(lambda: len(served.held) == 1)
         drained = asyncio.run_coroutine_threadsafe(served.front.drain(PATIENCE_S), served.loop)
         wait_until(lambda: served.front.draining)
         assert not late.ready()
@@ -659,9 +500,10 @@ def test_a_draining_teacher_answers_what_it_has_and_refuses_the_rest() -> None:
             late.infer({"x": X}, [])
         assert (refused.value.status, refused.value.retryable) == (503, True)
         assert not drained.done()
-        served.loop.call_soon_threadsafe(runner.held.pop())
+        served.loop.call_soon_threadsafe(served.held.pop())
         assert np.array_equal(answer.result(PATIENCE_S)["sum"], X.sum(axis=1))
         assert drained.result(PATIENCE_S)
+        wait_until(lambda: is_closed(idle))
         wait_until(lambda: not served.front.connections)
         early.close()
         late.close()
@@ -670,58 +512,20 @@ def test_a_draining_teacher_answers_what_it_has_and_refuses_the_rest() -> None:
 def test_a_call_can_be_broken_off_from_another_thread() -> None:
     """close() makes a waiting call raise OSError at once, and the connection stays closed."""
     with serving(runner=HeldRunner) as served, ThreadPoolExecutor(1) as thread:
-        runner = served.front.runner
-        assert isinstance(runner, HeldRunner)
         teacher = TeacherConnection(served.address)
         call = thread.submit(teacher.infer, {"x": X}, [])
-        wait_until(lambda: len(runner.held) == 1)
+        wait_until(lambda: len(served.held) == 1)
         teacher.close()
         assert isinstance(call.exception(PATIENCE_S), OSError)
         with pytest.raises(ConnectionAbortedError):
             teacher.ready()
-        served.loop.call_soon_threadsafe(runner.held.pop())
+        served.loop.call_soon_threadsafe(served.held.pop())
 
 
 def test_a_call_does_not_outlast_its_time_limit() -> None:
     """A silent teacher makes TimeoutError, and the next call connects anew."""
     with serving(runner=HeldRunner) as served, TeacherConnection(served.address, timeout_s=1) as teacher:
-        runner = served.front.runner
-        assert isinstance(runner, HeldRunner)
         with pytest.raises(TimeoutError, match="longer than 1 s"):
             teacher.infer({"x": X}, [])
         assert teacher.ready()
-        served.loop.call_soon_threadsafe(runner.held.pop())
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"nonsense\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
-        b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"outputs":[]}',
-        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nInference-Header-Content-Length: 9\r\n\r\n{}",
-        b"X" * 20_000,
-    ],
-)
-def test_an_answer_that_is_none_is_refused(answer: bytes) -> None:
-    """Garbage, missing lengths, giant claims and left-out outputs raise ProtocolError."""
-    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
-
-        def garble() -> None:
-            client, _ = server.accept()
-            with client:
-                client.recv(65536)
-                client.sendall(answer)
-                client.recv(65536)
-
-        thread.submit(garble)
-        with TeacherConnection(f"127.0.0.1:{server.getsockname()[1]}") as teacher, pytest.raises(ProtocolError):
-            teacher.infer({"x": X}, ["y"])
-
-
-@pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:0", "host:x"])
-def test_an_address_is_host_and_port(address: str) -> None:
-    """A wrong address is refused before anything is connected."""
-    with pytest.raises(SpecError, match="host:port"):
-        TeacherConnection(address)
+        served.loop.call_soon_threadsafe(served.held.pop())

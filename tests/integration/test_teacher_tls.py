@@ -1,11 +1,11 @@
-"""Teachers and the discovery endpoint over TLS: who speaks it, with whom, and what is said when it fails."""
+"""Teachers over TLS: who speaks it, with whom, and what is said when it fails."""
 
 from __future__ import annotations
 
 import os
 import socket
+import ssl
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -14,13 +14,11 @@ import msgspec
 import numpy as np
 import pytest
 from support.network.certificates import Authority, Shown
-from support.registry.discovery_process import running_discovery
 from support.students.readers import Batches, reader_of
-from support.teachers.process import Teacher, running_teacher, starting_teacher
+from support.teachers.process import PATIENCE_S, Teacher, running_teacher
 
-from edl_runtime.discovery.link import Link
 from edl_runtime.distill import Discovered
-from edl_runtime.errors import DiscoveryUnavailableError, InferenceError, NoTeacherError
+from edl_runtime.errors import InferenceError
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.tls import trust_of
 from edl_runtime.settings import RuntimeSettings
@@ -56,7 +54,7 @@ def connection(address: str, settings: RuntimeSettings) -> TeacherConnection:
     return TeacherConnection(address, timeout_s=settings.teacher_timeout_s, trust=trust_of(settings))
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 20_000), (8, 4_000_000)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 20_000), (8, 500_000)])
 def test_tensors_of_any_size_go_both_ways(echo: Teacher, authority: Authority, shape: tuple[int, int]) -> None:
     """One piece of TLS or thousands; and more than one request a connection."""
     x = np.random.default_rng(0).integers(0, 255, shape, np.uint8)
@@ -95,43 +93,32 @@ def test_a_refused_request_is_answered_before_the_end(echo: Teacher, authority: 
         other.infer({"x": np.ones((1, 1 << 20), np.uint8)}, ["x"])
 
 
-def test_a_student_reads_from_a_pool(
-    settings: RuntimeSettings, authority: Authority, shown: Shown, tmp_path: Path
-) -> None:
-    """With the name that all certificates hold, whatever addresses teachers register; other students don't."""
-    pooled = {**settings.to_env(), **shown.to_env()}
+def test_a_student_reads_from_a_pool(settings: RuntimeSettings, authority: Authority, shown: Shown) -> None:
+    """With the name that all certificates hold, whatever addresses teachers register."""
     batches = Batches(20)
-    with running_teacher("support.models:slow", "--pool", "pool", env=pooled):
+    with running_teacher("support.models:slow", "--pool", "pool", env={**settings.to_env(), **shown.to_env()}):
         trusting = msgspec.structs.replace(settings, teacher_ca=str(authority.ca), teacher_tls_name=NAME)
         with reader_of(batches, Discovered("pool"), trusting) as reader:
             batches.check(list(reader))
-        elsewhere = Authority(tmp_path / "elsewhere")
-        for others, said in (
-            (settings, "closed the connection"),
-            (msgspec.structs.replace(trusting, teacher_ca=str(elsewhere.ca)), "unable to get local issuer"),
-            (msgspec.structs.replace(trusting, teacher_tls_name="redis.tests"), "redis.tests"),
-        ):
-            hasty = msgspec.structs.replace(others, teacher_wait_s=1.0)
-            with pytest.raises(NoTeacherError, match=said), reader_of(batches, Discovered("pool"), hasty) as reader:
-                list(reader)
 
 
-def test_without_a_name_the_certificate_holds_the_host(authority: Authority) -> None:
-    """As everywhere on the web."""
-    with running_teacher("support.models:echo", env=authority.sign("127.0.0.1").to_env()) as teacher:
-        with connection(teacher.address, student(authority, name="")) as asked:
-            assert asked.ready()
-        with pytest.raises(ConnectionError, match=r"trusts for 'teachers\.tests'"):
-            connection(teacher.address, student(authority)).open()
-
-
-def test_a_teacher_without_tls_is_told_apart(authority: Authority) -> None:
-    """It waits for the student's request, as a busy one may seem to that speaks it; both are said."""
-    with (
-        running_teacher("support.models:echo") as teacher,
-        pytest.raises(TimeoutError, match="asked for TLS, as EDL_TEACHER_CA has it; it may speak none"),
+def test_a_student_trusts_no_other_authority_and_no_other_name(
+    echo: Teacher, authority: Authority, tmp_path: Path
+) -> None:
+    """What is wrong with the certificate is said; without a name it has to hold the host, as everywhere on the web."""
+    elsewhere = Authority(tmp_path / "elsewhere")
+    for wrong, said in (
+        (student(elsewhere), "unable to get local issuer"),
+        (student(authority, "redis.tests"), r"trusts for 'redis\.tests'"),
+        (student(authority, ""), "127.0.0.1"),
     ):
-        connection(teacher.address, student(authority, timeout_s=1.0)).open()
+        with closing(connection(echo.address, wrong)) as asked, pytest.raises(ConnectionError, match=said):
+            asked.open()
+    with (
+        silent(authority, after_handshake=True) as (host, _),
+        closing(connection(host, student(authority, ""))) as asked,
+    ):
+        asked.open()
 
 
 @contextmanager
@@ -157,14 +144,21 @@ def plain(answer: bytes) -> Iterator[tuple[str, bytearray]]:
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"], ids=["silent", "answering"]
+    ("answer", "error", "said"),
+    [
+        (b"", TimeoutError, "asked for TLS, as EDL_TEACHER_CA has it; it may speak none"),
+        (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", OSError, "EDL_TEACHER_CA"),
+    ],
+    ids=["silent", "answering"],
 )
-def test_a_teacher_without_tls_never_gets_to_see_a_token(authority: Authority, answer: bytes) -> None:
-    """Nor anything else but that TLS is asked for; whether it waits or answers."""
+def test_a_teacher_without_tls_never_gets_to_see_a_token(
+    authority: Authority, answer: bytes, error: type[OSError], said: str
+) -> None:
+    """Nor anything else but that TLS is asked for; whether it waits, as a busy one may seem to, or answers."""
     trust = trust_of(student(authority))
     with plain(answer) as (address, heard):
-        asked = TeacherConnection(address, token="never-to-be-seen", timeout_s=1.0, trust=trust)
-        with closing(asked), pytest.raises(OSError, match="EDL_TEACHER_CA"):
+        asked = TeacherConnection(address, token="never-to-be-seen", timeout_s=0.5, trust=trust)
+        with closing(asked), pytest.raises(error, match=said):
             asked.ready()
     assert heard[:1] == b"\x16"  # a handshake
     assert b"never-to-be-seen" not in heard
@@ -180,81 +174,54 @@ def test_a_student_without_tls_gets_nothing(echo: Teacher, authority: Authority)
 
 
 @contextmanager
-def silent(authority: Authority, *, after_handshake: bool) -> Iterator[str]:
-    """A server that takes a connection, and then says nothing more."""
-    import ssl
-
+def silent(authority: Authority, *, after_handshake: bool) -> Iterator[tuple[str, threading.Event]]:
+    """A server that takes a connection and answers nothing: its address, and whether a request has come over TLS."""
     shown = authority.sign("127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(shown.cert, shown.key)
-    done = threading.Event()
+    asked, done = threading.Event(), threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
             taken, _ = listener.accept()
             with taken:
                 if after_handshake:
-                    with context.wrap_socket(taken, server_side=True):
-                        done.wait()
+                    with context.wrap_socket(taken, server_side=True) as secured, suppress(OSError):
+                        if secured.recv(65536):
+                            asked.set()
+                            done.wait()
                 else:
                     done.wait()
 
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
+            yield f"127.0.0.1:{listener.getsockname()[1]}", asked
         finally:
             done.set()
             thread.join()
 
 
 @pytest.mark.parametrize("after_handshake", [True, False])
-def test_one_that_is_silent_is_given_up_in_time(authority: Authority, after_handshake: bool) -> None:  # noqa: FBT001
+def test_one_that_is_silent_is_given_up_in_time(authority: Authority, *, after_handshake: bool) -> None:
     """In the handshake or after it."""
-    with silent(authority, after_handshake=after_handshake) as address:
+    with silent(authority, after_handshake=after_handshake) as (address, _):
         asked = connection(address, student(authority, name="", timeout_s=0.5))
-        begun = time.monotonic()
-        with pytest.raises(TimeoutError):
+        with closing(asked), pytest.raises(TimeoutError):
             asked.ready()
-        assert time.monotonic() - begun < 5
 
 
 def test_closing_ends_a_call_under_way(authority: Authority) -> None:
     """From another thread, at once."""
-    with silent(authority, after_handshake=True) as address:
-        asked = connection(address, student(authority, name="", timeout_s=30.0))
-        asked.open()
-        closer = threading.Timer(0.3, asked.close)
+    with silent(authority, after_handshake=True) as (address, is_asked):
+        asked = connection(address, student(authority, name="", timeout_s=3600.0))
+
+        def close() -> None:
+            assert is_asked.wait(PATIENCE_S)
+            asked.close()
+
+        closer = threading.Thread(target=close)
         closer.start()
-        begun = time.monotonic()
         with pytest.raises(OSError):  # noqa: PT011 - whichever
             asked.ready()
-        assert time.monotonic() - begun < 10
         closer.join()
-
-
-@pytest.mark.parametrize("fault", ["missing", "mixed up"])
-def test_a_certificate_that_can_not_be_shown_is_named(authority: Authority, tmp_path: Path, fault: str) -> None:
-    """The teacher ends with 78, as for all that a restart can't mend."""
-    one, other = authority.sign("one"), authority.sign("other")
-    env = {"EDL_TLS_CERT": str(tmp_path / "none"), "EDL_TLS_KEY": ""}
-    if fault == "mixed up":
-        env = Shown(one.cert, other.key).to_env()
-    with starting_teacher("support.models:echo", env=env) as process:
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 78
-    assert "EDL_TLS_CERT" in said
-
-
-async def test_the_discovery_endpoint_speaks_https(
-    settings: RuntimeSettings, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It tells its URL; who trusts its certificate is served."""
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
-    with running_discovery(settings, env=authority.sign("127.0.0.1").to_env()) as endpoint:
-        assert endpoint.url.startswith("https://")
-        async with Link(endpoint.url, "") as link:
-            assert await link.pools() == []
-        async with Link(endpoint.url.replace("https", "http"), "") as link:
-            with pytest.raises(DiscoveryUnavailableError):
-                await link.pools()

@@ -1,4 +1,4 @@
-"""The inputs of fuzzing: each is made from a seed and its number alone, and can be kept and played again."""
+"""The inputs of fuzzing: each is made from a seed and its number alone."""
 
 from __future__ import annotations
 

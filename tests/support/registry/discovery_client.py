@@ -1,44 +1,50 @@
-"""A real `edl discovery` that is asked by an HTTP client, and a registry behind it."""
+"""An `edl discovery` that is asked by an HTTP client, and the registry behind it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+import signal
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import httpx
 import msgspec
 import pytest
+from support.registry.followers import POOL
 from support.teachers.process import PATIENCE_S
 
+from edl_runtime.discovery import server
 from edl_runtime.discovery.messages import Assignment
 from edl_runtime.registry.directory import Directory
-from edl_runtime.registry.lease import hold_lease
-from edl_runtime.registry.members import Member
+from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
-from edl_runtime.store.keys import Service
 
-NAMESPACE = "endpoint"
+STUDENT = f"/v1/pools/{POOL}/students/s"
 
 
-def asking(url: str) -> httpx.AsyncClient:
+@contextlib.asynccontextmanager
+async def serving(settings: RuntimeSettings) -> AsyncIterator[str]:
+    """Have an endpoint in this process, as `edl discovery` runs it; give its URL."""
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    served = asyncio.create_task(server.serve("127.0.0.1", 0, settings, ready.set_result))
+    await asyncio.wait([served, ready], return_when=asyncio.FIRST_COMPLETED)
+    try:
+        yield ready.result() if ready.done() else str(await served)
+    finally:
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.wait_for(served, PATIENCE_S)
+
+
+def asking(url: str, token: str = "") -> httpx.AsyncClient:
     """A client of the endpoint at that URL."""
-    return httpx.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE_S)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return httpx.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE_S, headers=headers)
 
 
 @contextlib.asynccontextmanager
-async def member(url: str, pool: str, name: str) -> AsyncIterator[None]:
-    """Have a teacher in the pool, though nobody listens there."""
-    async with (
-        connect(url) as client,
-        hold_lease(client, Service(NAMESPACE, pool), Member(id=name, address=f"{name}:1")),
-    ):
-        yield
-
-
-@contextlib.asynccontextmanager
-async def stream(http: httpx.AsyncClient, path: str, **params: str) -> AsyncIterator[AsyncGenerator[Assignment, None]]:
+async def stream(
+    http: httpx.AsyncClient, path: str = STUDENT, **params: str
+) -> AsyncIterator[AsyncGenerator[Assignment, None]]:
     """Open a student's stream and give its lines."""
     async with http.stream("GET", path, params=params) as response:
         assert response.status_code == 200
@@ -51,22 +57,29 @@ async def stream(http: httpx.AsyncClient, path: str, **params: str) -> AsyncIter
             yield assignments
 
 
-async def until(assignments: AsyncGenerator[Assignment, None], *wanted: str) -> float:
-    """Wait for that assignment; return when it came."""
+async def until(assignments: AsyncGenerator[Assignment, None], *wanted: str) -> None:
+    """Wait for that assignment."""
     async with asyncio.timeout(PATIENCE_S):
         async for assignment in assignments:
             if assignment.teachers == wanted:
-                return time.monotonic()
+                return
     pytest.fail("the stream ended")
 
 
-async def students(url: str, pool: str) -> list[str]:
-    async with connect(url) as client:
-        return [member.id for member in await Directory(client, NAMESPACE).members(pool, "students")]
-
-
-async def until_gone(url: str, pool: str) -> float:
+async def until_end(assignments: AsyncGenerator[Assignment, None]) -> list[Assignment]:
+    """Return what comes until the stream ends."""
     async with asyncio.timeout(PATIENCE_S):
-        while await students(url, pool):  # noqa: ASYNC110 - Redis tells nobody
+        return [one async for one in assignments]
+
+
+async def students(settings: RuntimeSettings) -> list[str]:
+    """Return who is registered in the pool."""
+    async with connect(settings.redis_url) as client:
+        return [member.id for member in await Directory(client, settings.namespace).members(POOL, "students")]
+
+
+async def until_students(settings: RuntimeSettings, *wanted: str) -> None:
+    """Wait until these are registered."""
+    async with asyncio.timeout(PATIENCE_S):
+        while tuple(await students(settings)) != wanted:  # noqa: ASYNC110 - Redis tells nobody
             await asyncio.sleep(0.02)
-    return time.monotonic()

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import httpx  # noqa: F401 - it takes a while, in which no loop should wait for a student that is the first to need it
 import msgspec
+import pytest
 
 from edl_runtime.discovery.messages import Words
 from edl_runtime.distill.discovery import follow_pool
 from edl_runtime.distill.teachers import Discovered
 from edl_runtime.pool_reports import StudentReport
+from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.registry.pools import view_pool
@@ -61,8 +64,35 @@ async def student(settings: RuntimeSettings, at_most: int | None = None) -> Asyn
         following.cancel()
 
 
+async def failure_of(settings: RuntimeSettings) -> Exception:
+    """What a student raises."""
+    with pytest.raises(ExceptionGroup) as caught:
+        async with student(settings), asyncio.timeout(PATIENCE_S):
+            await asyncio.Event().wait()
+    [error] = caught.value.exceptions
+    assert isinstance(error, Exception)
+    return error
+
+
+async def until_logged(logs: Sequence[Mapping[str, Any]], event: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not any(entry["event"] == event for entry in logs):  # noqa: ASYNC110 - a log tells nobody
+            await asyncio.sleep(0.01)
+
+
+class OneTeacher(Directory):
+    """A registry that lists one teacher, no students, and never anything else."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def watch(self, pool: str, role: str = "teachers") -> AsyncGenerator[list[Member], None]:
+        yield [Member(id="t", address=f"{pool}:1")] if role == "teachers" else []
+        await asyncio.Event().wait()
+
+
 @contextlib.asynccontextmanager
-async def registered(settings: RuntimeSettings, *teachers: str, ttl_s: float = 3.0) -> AsyncIterator[None]:
+async def registered(settings: RuntimeSettings, *teachers: str, ttl_s: float = 60.0) -> AsyncIterator[None]:
     """Have teachers of those addresses in the pool, though nobody listens there."""
     async with connect(settings.redis_url) as client, contextlib.AsyncExitStack() as stack:
         for address in teachers:

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
+from support.clock import LoopClock
+from support.registry.followers import OneTeacher
 
 from edl_runtime.discovery import feed as feeds
 from edl_runtime.discovery.feed import Feed
-from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.members import Member
 from edl_runtime.registry.shares import shares
-
-
-class OneTeacher(Directory):
-    """A registry that lists one teacher, no students, and never anything else."""
-
-    def __init__(self) -> None:
-        pass
-
-    async def watch(self, pool: str, role: str = "teachers") -> AsyncGenerator[list[Member], None]:
-        yield [Member(id="t", address=f"{pool}:1")] if role == "teachers" else []
-        await asyncio.Event().wait()
 
 
 async def test_the_endpoint_goes_on_while_shares_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,15 +53,62 @@ async def test_a_burst_of_changes_is_computed_together(monkeypatch: pytest.Monke
         return shares(teachers, students, avoided)
 
     monkeypatch.setattr(feeds, "shares", counted)
+    clock = LoopClock(monkeypatch)
     feed = Feed(OneTeacher(), "p")
     feed.start()
     feed.add(Member(id="first", address="h:1"))
-    await asyncio.wait_for(feed.knows("first"), 30)
+    await feed.knows("first")
     for number in range(1000):
         feed.add(Member(id=f"s{number}", address="h:1"))
-        if number % 100 == 0:
-            await asyncio.sleep(0)
-    await asyncio.wait_for(feed.knows("s999"), 30)
+        await clock.advance(0.0)
+    assert computed == [1]
+    await clock.advance(3600.0)  # it rests at least for as long as it has computed
+    await feed.knows("s999")
     await feed.stop()
-    assert computed[-1] == 1001
-    assert len(computed) <= 3
+    assert computed == [1, 1001]
+
+
+async def test_it_rests_as_long_as_it_has_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases have to be renewed meanwhile; and who says again what it has said costs no computation."""
+    now_s = 0.0
+    computed = 0
+
+    async def slow(compute: Callable[..., object], *given: object) -> object:
+        nonlocal now_s, computed
+        now_s += 10.0
+        computed += 1
+        return compute(*given)
+
+    monkeypatch.setattr(feeds, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(asyncio, "to_thread", slow)
+    clock = LoopClock(monkeypatch)
+    feed = Feed(OneTeacher(), "p")
+    feed.start()
+    feed.add(Member(id="s", address="h:1"))
+    await clock.advance(0.0)
+    feed.avoid("s", ["p:1"])
+    await clock.advance(9.9)
+    assert computed == 1
+    await clock.advance(0.2)
+    assert computed == 2
+    feed.avoid("s", ["p:1"])
+    await clock.advance(3600.0)
+    assert computed == 2
+    await feed.stop()
+
+
+async def test_a_student_that_came_again_stays_when_its_earlier_stream_ends() -> None:
+    """Whether or not the registry lists it."""
+    feed = Feed(OneTeacher(), "p")
+    feed.start()
+    earlier, later = Member(id="s", address="h:1"), Member(id="s", address="h:2")
+    feed.add(earlier)
+    await asyncio.wait_for(feed.knows("s"), 30)
+    feed.add(later)
+    feed.remove(earlier)
+    await asyncio.wait_for(feed.news(), 30)
+    assert feed.assignment("s") is not None
+    feed.remove(later)
+    await asyncio.wait_for(feed.news(), 30)
+    assert feed.assignment("s") is None
+    await feed.stop()

@@ -6,16 +6,17 @@ import itertools
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import numpy as np
 import pytest
 
-from edl_runtime.errors import InferenceError, ProtocolError
+from edl_runtime.errors import InferenceError, ProtocolError, SpecError
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.tensors import Array
 
 X = np.zeros((2, 3), np.float32)
+CLOSE = "Connection: close\r\n"
 
 
 def answer(y: Array, *, status: str = "200 OK", headers: str = "") -> bytes:
@@ -35,16 +36,24 @@ def json_answer(numbers: Sequence[float]) -> bytes:
 
 
 @contextmanager
-def teacher(answers: Sequence[Sequence[bytes]]) -> Iterator[TeacherConnection]:
-    """A connection to a teacher that gives each request the pieces of the next answer, one after the other."""
+def teacher(
+    answers: Sequence[Sequence[bytes]], ends: bytes = X.tobytes(), got: bytearray | None = None
+) -> Iterator[TeacherConnection]:
+    """A connection to a teacher that gives each request the pieces of the next answer, one after the other.
+
+    Requests end with `ends`; what came is added to `got`. It disconnects after an answer that says so.
+    """
 
     def serve() -> None:
-        with listening.accept()[0] as client:
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with ExitStack() as stack, suppress(OSError):  # of a test that has failed
+            client = None
             for pieces in answers:
-                received = b""
-                while not received.endswith(X.tobytes()) or b"\r\n\r\n" not in received:
-                    part = client.recv(65536)
+                if client is None:
+                    client = stack.enter_context(listening.accept()[0])
+                    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                received = bytearray() if got is None else got
+                while not received.endswith(ends) or b"\r\n\r\n" not in received[:4096]:
+                    part = client.recv(1 << 20)
                     if not part:  # the test has failed
                         return
                     received += part
@@ -52,15 +61,21 @@ def teacher(answers: Sequence[Sequence[bytes]]) -> Iterator[TeacherConnection]:
                     client.sendall(piece)
                     if len(pieces) > 1:
                         taken.wait(0.01)
+                if CLOSE.encode() in pieces[0]:
+                    client.close()
+                    client = None
 
     taken = threading.Event()  # never set: it only spaces the pieces
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=serve)
         thread.start()
         host, port = listening.getsockname()
-        with TeacherConnection(f"{host}:{port}", timeout_s=20) as connection:
-            yield connection
-        thread.join()
+        try:
+            with TeacherConnection(f"{host}:{port}", timeout_s=60) as connection:
+                yield connection
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)  # so that nobody is waited for
+            thread.join()
 
 
 def test_answers_that_begin_alike_have_their_own_numbers() -> None:
@@ -108,6 +123,14 @@ def test_a_refusal_after_answers_is_a_refusal() -> None:
         np.testing.assert_array_equal(connection.infer({"x": X}, ["y"])["y"], y + 1)
 
 
+def test_a_teacher_may_disconnect_after_each_answer() -> None:
+    """The next request goes over another connection, however often the answer begins as the last."""
+    y = np.ones(3, np.float32)
+    with teacher([[answer(y, headers=CLOSE)]] * 4) as connection:
+        for _ in range(4):
+            np.testing.assert_array_equal(connection.infer({"x": X}, ["y"])["y"], y)
+
+
 def test_an_output_that_was_left_out_is_said_each_time() -> None:
     """Also when the answer begins as one that was right for another call."""
     y = np.ones(3, np.float32)
@@ -129,25 +152,32 @@ def test_bytes_behind_an_answer_are_noticed() -> None:
 
 def test_rows_beyond_what_one_call_takes_are_all_sent() -> None:
     """A sequence of more rows than the system takes at once, and more bytes than its buffers hold, arrives whole."""
-    rows = [np.full(2048, number, np.float32) for number in range(3000)]
-    y = np.ones(3, np.float32)
-    seen = bytearray()
+    rows = np.arange(3000 * 2048, dtype=np.float32).reshape(3000, 2048)
+    got = bytearray()
+    with teacher([[answer(np.ones(3, np.float32))]], ends=rows.tobytes()[-64:], got=got) as connection:
+        connection.infer({"x": list(rows)}, ["y"])
+    np.testing.assert_array_equal(np.frombuffer(got[-rows.nbytes :], np.float32).reshape(rows.shape), rows)
 
-    def serve() -> None:
-        with listening.accept()[0] as client:
-            while len(seen) < 3000 * 2048 * 4 or not seen.endswith(rows[-1].tobytes()):
-                part = client.recv(1 << 20)
-                if not part:  # the test has failed
-                    return
-                seen.extend(part)
-            client.sendall(answer(y))
 
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        host, port = listening.getsockname()
-        with TeacherConnection(f"{host}:{port}", timeout_s=20) as connection:
-            connection.infer({"x": rows}, ["y"])
-        thread.join()
-    body = np.frombuffer(seen[-3000 * 2048 * 4 :], np.float32).reshape(3000, 2048)
-    np.testing.assert_array_equal(body, np.stack(rows))
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"outputs":[]}',
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nInference-Header-Content-Length: 9\r\n\r\n{}",
+        b"X" * 20_000,
+    ],
+)
+def test_an_answer_that_is_none_is_refused(answer: bytes) -> None:
+    """Garbage, missing lengths, giant claims and left-out outputs raise ProtocolError."""
+    with teacher([[answer]]) as connection, pytest.raises(ProtocolError):
+        connection.infer({"x": X}, ["y"])
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:0", "host:x"])
+def test_an_address_is_host_and_port(address: str) -> None:
+    """A wrong address is refused before anything is connected."""
+    with pytest.raises(SpecError, match="host:port"):
+        TeacherConnection(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -10,9 +11,10 @@ import pytest
 
 from edl_runtime.errors import ProtocolError
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
-from edl_runtime.protocol.region import REGION, START, refer_to_region
+from edl_runtime.protocol.region import EXTENSION, MOST_BYTES, REGION, START, refer_to_region
 from edl_runtime.protocol.requests import InferRequest, decode_request, encode_request
 from edl_runtime.protocol.responses import open_response
+from edl_runtime.protocol.sharing import LEAST_BYTES, Sharing
 
 SIGNATURE = ModelSignature(
     name="teacher",
@@ -109,3 +111,15 @@ def test_a_teacher_can_not_answer_in_shared_memory() -> None:
     output = {"name": "y", "datatype": "FP32", "shape": [2], "parameters": parameters}
     with pytest.raises(ProtocolError, match="not registered by this connection"):
         open_response(msgspec.json.encode({"outputs": [output]}), 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
+def test_memory_is_shared_for_what_is_worth_it_and_fits() -> None:
+    """By a student whose teacher has said that it can, until that turns out wrong."""
+    sharing = Sharing("h:1")
+    sizes = (LEAST_BYTES - 1, LEAST_BYTES, MOST_BYTES - START, MOST_BYTES - START + 1)
+    assert not any(sharing.pays(size) for size in sizes)
+    assert sharing.learn(msgspec.structs.replace(SIGNATURE, extensions=("top_k", EXTENSION))).extensions == ("top_k",)
+    assert [sharing.pays(size) for size in sizes] == [False, True, True, False]
+    sharing.give_up("it is refused")
+    assert not any(sharing.pays(size) for size in sizes)

@@ -201,24 +201,21 @@ def test_a_number_of_floating_point_is_rounded_to_the_nearest() -> None:
     assert array_of("FP32", [0.1, 16777217], 2).tolist() == [float(np.float32(0.1)), 16777216]
 
 
-def test_a_missing_input_is_named() -> None:
-    """A request without one of the inputs is refused."""
-    encoded = encode_request({"image": IMAGE}, [])
-    with pytest.raises(ProtocolError, match="input ids is missing; the model takes image, ids"):
-        decode_request(body_of(encoded), len(encoded.header), SIGNATURE)
-
-
-def test_an_unknown_output_is_named() -> None:
-    """A request for an output that the model does not have says which it has."""
-    encoded = encode_request({"image": IMAGE, "ids": IDS}, ["worst"])
-    with pytest.raises(ProtocolError, match="output 'worst' is unknown; the model has logits, best"):
-        decode_request(body_of(encoded), len(encoded.header), SIGNATURE)
-
-
-def test_the_json_size_has_to_lie_within_the_body() -> None:
-    """A header that claims more JSON than there is body is refused."""
-    with pytest.raises(ProtocolError, match="Inference-Header-Content-Length"):
-        decode_request(json_body(), 10_000, SIGNATURE)
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "json_size", "message"),
+    [
+        ({"image": IMAGE}, [], None, "input ids is missing; the model takes image, ids"),
+        ({"image": IMAGE, "ids": IDS}, ["worst"], None, "output 'worst' is unknown; the model has logits, best"),
+        ({"image": IMAGE, "ids": IDS}, [], 10_000, "Inference-Header-Content-Length"),
+    ],
+)
+def test_a_request_that_does_not_fit_the_model_is_refused(
+    inputs: dict[str, Array], outputs: list[str], json_size: int | None, message: str
+) -> None:
+    """It names what is missing or unknown, and what there is; more JSON than there is body can't be."""
+    encoded = encode_request(inputs, outputs)
+    with pytest.raises(ProtocolError, match=message):
+        decode_request(body_of(encoded), json_size or len(encoded.header), SIGNATURE)
 
 
 def test_answers_arrive_as_they_were_sent() -> None:
@@ -231,10 +228,6 @@ def test_answers_arrive_as_they_were_sent() -> None:
             assert np.array_equal(array, outputs[name])
             assert array.dtype == outputs[name].dtype
             assert array.flags.writeable
-
-
-def test_an_empty_answer_arrives() -> None:
-    """No rows are rows too."""
     assert answer_with({"best": np.zeros((0,), np.int64)}, {"best": True})["best"].shape == (0,)
 
 

@@ -30,7 +30,7 @@ class Doubler:
         self.now_s = 0.0
         self._most = most
         self._too_many = too_many
-        self._row_s = row_s
+        self.row_s = row_s
         self.signature = ModelSignature(
             name="m",
             inputs=(TensorSpec("x", "FP32", (-1, 4)),),
@@ -40,7 +40,7 @@ class Doubler:
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         x = inputs["x"]
         self.runs.append(len(x))
-        self.now_s += self._row_s * len(x)
+        self.now_s += self.row_s * len(x)
         if (x < 0).any():
             raise ArithmeticError("below zero")
         if len(x) >= self._too_many:
@@ -253,6 +253,19 @@ def test_joined_runs_are_kept_short(arena: Arena) -> None:
     while work:
         ran(work)
     assert model.runs == [1, 2, 2]
+
+
+def test_a_run_that_failed_tells_nothing_of_how_long_others_take(arena: Arena) -> None:
+    """What a model does before it raises may take any time; requests are joined as before."""
+    model = Doubler(row_s=2 * JOINED_S)
+    work = Work(model, arena, 64, clock_s=lambda: model.now_s)
+    work.add(*put(arena, 0, rows(-1)))
+    ran(work)
+    model.row_s = 0.0
+    for slot in range(4):
+        work.add(*put(arena, slot, rows(1)))
+    ran(work)
+    assert model.runs == [1, 4]
 
 
 def test_a_request_that_nobody_waits_for_does_not_run(arena: Arena) -> None:

@@ -1,0 +1,131 @@
+"""The front of a teacher in the test's own process, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from support.teachers.process import PATIENCE_S
+
+from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.callable_model import CallableModel
+from edl_runtime.teacher.models import ModelOptions
+from edl_runtime.teacher.runner import Done, InlineRunner
+from edl_runtime.teacher.server import Front
+
+T = TypeVar("T")
+LIMIT = 1 << 20
+"""Bytes of a body."""
+
+
+class HeldRunner(InlineRunner):
+    """Holds requests until they are let go."""
+
+    def __init__(self, model: CallableModel, arena: Arena) -> None:
+        super().__init__(model, arena)
+        self.held: list[Callable[[], None]] = []
+
+    def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
+        self.held.append(lambda: InlineRunner.submit(self, slot, size, json_size, done))
+
+
+class LaterRunner(InlineRunner):
+    """Answers when the request has been received and the loop goes on, as predictors do."""
+
+    def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
+        asyncio.get_running_loop().call_soon(InlineRunner.submit, self, slot, size, json_size, done)
+
+
+class Served:
+    """A front that serves in a thread of its own."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, front: Front, port: int) -> None:
+        self.loop = loop
+        self.front = front
+        self.port = port
+        self.address = f"127.0.0.1:{port}"
+
+    @property
+    def held(self) -> list[Callable[[], None]]:
+        """What lets the requests go that its HeldRunner holds."""
+        assert isinstance(self.front.runner, HeldRunner)
+        return self.front.runner.held
+
+    def get(self, path: str, **headers: str) -> Any:
+        request = urllib.request.Request(f"http://{self.address}{path}", headers=headers)
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return json.load(answer)
+
+    def post(self, path: str, body: Any, **headers: str) -> Any:
+        request = urllib.request.Request(f"http://{self.address}{path}", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return json.load(answer)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
+
+    def on_loop(self, call: Callable[[], T]) -> T:
+        """Return what `call` returns, made where the front lives."""
+
+        async def make_call() -> T:
+            return call()
+
+        return asyncio.run_coroutine_threadsafe(make_call(), self.loop).result(PATIENCE_S)
+
+    def unsent(self) -> int:
+        """Return how many bytes of answers the network has not taken yet."""
+        return self.on_loop(
+            lambda: sum(one._transport.get_write_buffer_size() for one in self.front.connections),
+        )
+
+    def exchange(self, sent: bytes) -> bytes:
+        """Send raw bytes and return all that comes back until the teacher closes."""
+        with self.connect() as raw:
+            raw.sendall(sent)
+            answer = b""
+            while part := raw.recv(65536):
+                answer += part
+            return answer
+
+
+@contextmanager
+def serving(
+    name: str = "arithmetic",
+    runner: type[InlineRunner] = InlineRunner,
+    tls: ssl.SSLContext | None = None,
+    **options: Any,
+) -> Iterator[Served]:
+    model = CallableModel(ModelOptions(model=f"support.models:{name}"))
+    port = options.pop("port", 0)
+    arena = Arena.create(options.pop("limit", LIMIT), slots=options.pop("slots", 4))
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> tuple[Front, asyncio.Server, asyncio.Task[None]]:
+        front = Front(model.signature, runner(model, arena), arena, **options)
+        server = await loop.create_server(front.connect, "127.0.0.1", port, ssl=tls)
+        return front, server, loop.create_task(front.watch())
+
+    async def end() -> None:
+        watch.cancel()
+        server.close()
+        await front.drain(0.1)
+        await asyncio.sleep(0)
+
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        front, server, watch = asyncio.run_coroutine_threadsafe(begin(), loop).result()
+        yield Served(loop, front, server.sockets[0].getsockname()[1])
+        asyncio.run_coroutine_threadsafe(end(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+        arena.close()

@@ -1,0 +1,138 @@
+"""A student behind an endpoint that does as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+from support.registry.followers import failure_of, student, until_logged
+
+from edl_runtime.discovery import client, link
+from edl_runtime.discovery.client import LINE_LIMIT
+from edl_runtime.discovery.messages import Assignment
+from edl_runtime.errors import DiscoveryRefusedError, DiscoveryUnavailableError, SpecError
+from edl_runtime.settings import RuntimeSettings
+
+
+class FakeEndpoint:
+    """Answers each stream with `head`, the lines of `told`, and silence; a stream ends when `dropped` is set anew."""
+
+    def __init__(self) -> None:
+        self.head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+        self.told: list[tuple[str, ...]] = []
+        self.body = b""
+        self.streams = 0
+        self.dropped = asyncio.Event()
+        self.url = ""
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            asked = await reader.readuntil(b"\r\n\r\n")
+            if asked.startswith(b"PUT "):
+                writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+            else:
+                self.streams += 1
+                lines = [msgspec.json.encode(Assignment(one, students=1, listed=9)) + b"\n" for one in self.told]
+                writer.write(self.head + b"".join(lines) + self.body)
+                await writer.drain()
+                await self.dropped.wait()
+        writer.close()
+
+    def drop(self) -> None:
+        self.dropped.set()
+        self.dropped = asyncio.Event()
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[FakeEndpoint]:
+    made = FakeEndpoint()
+    server = await asyncio.start_server(made.answer, "127.0.0.1", 0)
+    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield made
+    made.drop()
+    server.close()
+
+
+async def test_an_endpoint_that_is_silent_is_left_and_found_again(
+    endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is stopped keeps its connections: the student says so, keeps its teachers and asks anew."""
+    monkeypatch.setattr(link, "SILENT_AFTER_S", 0.5)
+    endpoint.told = [("a:1",)]
+    with capture_logs() as logs:
+        async with student(RuntimeSettings(discovery_url=endpoint.url)) as one:
+            await until_logged(logs, "discovery.away")
+            endpoint.told = [("a:1",), ("a:1", "b:1")]
+            await until_logged(logs, "discovery.back")
+            await one.until(lambda teachers: teachers == ("a:1", "b:1"))
+    assert all(teachers for _, teachers in one.told)
+    away = [log for log in logs if log["event"] == "discovery.away"]
+    assert away[0]["cause"] == "it is silent"
+
+
+async def test_an_endpoint_that_comes_back_without_teachers_is_believed_in_the_end(
+    endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Redis may have been emptied, and its teachers are about to register anew."""
+    monkeypatch.setattr(client, "SETTLE_S", 3600.0)
+    endpoint.told = [("a:1",)]
+    with capture_logs() as logs:
+        async with student(RuntimeSettings(discovery_url=endpoint.url)) as one:
+            await one.until(lambda teachers: teachers == ("a:1",))
+            endpoint.told = [(), ("b:1",)]
+            endpoint.drop()
+            await one.until(lambda teachers: teachers == ("b:1",))
+            assert [teachers for _, teachers in one.told] == [("a:1",), ("b:1",)]
+            monkeypatch.setattr(client, "SETTLE_S", -1.0)
+            endpoint.told = [()]
+            endpoint.drop()
+            await one.until(lambda teachers: teachers == ())
+    about = [log for log in logs if log["event"].startswith("discovery.")]
+    assert [log["event"] for log in about] == ["discovery.away", "discovery.back"] * 2
+    assert about[0]["cause"] == "it ended the stream"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (b"200 OK", b'{"error":"\xff"}\n', "no assignment"),
+        (b"200 OK", b" " * (LINE_LIMIT + 1), "a line of 1048576 bytes or more"),
+        (b"404 Not Found", b'{"error":"\xff"}\n', "no discovery endpoint of ours"),
+        (b"404 Not Found", b"<html>", "no discovery endpoint of ours"),
+    ],
+)
+async def test_what_is_no_endpoint_is_told_apart(endpoint: FakeEndpoint, status: bytes, body: bytes, said: str) -> None:
+    """Whatever bytes come, the student raises what it always raises."""
+    endpoint.head, endpoint.body = b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n" % (status, len(body)), body
+    error = await failure_of(RuntimeSettings(discovery_url=endpoint.url))
+    assert isinstance(error, DiscoveryRefusedError)
+    assert error.status == int(status[:3])
+    assert said in str(error)
+
+
+async def test_an_endpoint_that_is_not_there_at_the_start_is_said() -> None:
+    """At once, with its URL."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        error = await failure_of(RuntimeSettings(discovery_url=url, discovery_token="t0ken"))
+    assert isinstance(error, DiscoveryUnavailableError)
+    assert url in str(error)
+    assert "EDL_DISCOVERY_URL" in str(error)
+    assert "t0ken" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h:1", "h:1", "http://", "http://user:t0ken@h:1", "http://h:port", "http://[h"]
+)
+async def test_what_is_no_url_is_refused(url: str) -> None:
+    """A password in it is not shown: the token has a variable of its own."""
+    error = await failure_of(RuntimeSettings(discovery_url=url))
+    assert isinstance(error, SpecError)
+    assert "discovery_url" in str(error)
+    assert "t0ken" not in str(error)

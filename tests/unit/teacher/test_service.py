@@ -1,0 +1,40 @@
+"""What a teacher is told to do, and what can't be done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from click.testing import CliRunner
+
+from edl_runtime.cli.teacher import teacher
+from edl_runtime.errors import SpecError
+
+
+@pytest.fixture
+def logs_as_before() -> Iterator[None]:
+    """The command configures them."""
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("logs_as_before")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--host", "0.0.0.0"], "host: got '0.0.0.0', allowed is 127.0.0.1"),
+        (["--pool", "Bad Name"], "pool: got 'Bad Name'"),
+        (["--pool", "pool"], "EDL_REDIS_URL: got ''"),
+        (["--weight", "0"], "weight: got 0.0"),
+        (["--hung_after", "nan"], "hung_after: got nan"),
+        (["--hung_after", "0"], "hung_after: got 0.0"),
+        (["--advertise", "host:80"], "advertise: got 'host:80'"),
+        (["--gpu_ids", "all"], "gpu_ids: got 'all'"),
+    ],
+)
+def test_what_a_restart_can_not_mend_is_said_before_the_model_is_loaded(flags: list[str], message: str) -> None:
+    """With the option and what is allowed."""
+    result = CliRunner().invoke(teacher, ["--model", "support.models:arithmetic", *flags])
+    assert isinstance(result.exception, SpecError)
+    assert message in str(result.exception)
