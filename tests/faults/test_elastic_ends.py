@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.elastic.agent_group import Group, running_group
 from support.elastic.fake_agent import batches_of, open_gate, stepped
@@ -16,7 +17,7 @@ from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.deep, pytest.mark.timeout(180)]
 
 SCRIPT = TRAINING_SCRIPTS / "ending_script.py"
 GATE = 4
@@ -25,7 +26,7 @@ ALL = batches_of(150, 64, 2)
 
 @pytest.fixture
 def settings(redis_url: str, namespace: str) -> RuntimeSettings:
-    return RuntimeSettings(redis_url=redis_url, namespace=namespace, job="training")
+    return RuntimeSettings(redis_url=redis_url, namespace=namespace, job="training", lease_ttl_s=30.0)
 
 
 @contextmanager
@@ -44,9 +45,7 @@ def ending_group(out: Path, settings: RuntimeSettings) -> Iterator[Group]:
 
 def test_the_last_checkpoint_is_written_though_its_writer_dies(tmp_path: Path, settings: RuntimeSettings) -> None:
     """By one of those who have the state, too; nothing is trained again, and nobody is waited for."""
-    keeping = RuntimeSettings(
-        redis_url=settings.redis_url, namespace=settings.namespace, job="training", checkpoint=str(tmp_path / "kept")
-    )
+    keeping = msgspec.structs.replace(settings, checkpoint=str(tmp_path / "kept"))
     with ending_group(tmp_path / "out", keeping) as group:
         both = group.trains(0, 1)
         writer, other = both.members

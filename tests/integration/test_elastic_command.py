@@ -28,7 +28,14 @@ def edl(work_dir: Path, **environ: str) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
     options = json.dumps({"samples": 10**5, "global_batch": 24, "epochs": 1, "step_s": 0.05})
     quiet = {"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    return {**clean, **quiet, "EDL_WORK_DIR": str(work_dir), "SCRIPT_OPTIONS": options, **environ}
+    return {
+        **clean,
+        **quiet,
+        "EDL_LEASE_TTL_S": "30",
+        "EDL_WORK_DIR": str(work_dir),
+        "SCRIPT_OPTIONS": options,
+        **environ,
+    }
 
 
 def eventually(holds: Callable[[], object], log: Path) -> None:
@@ -77,7 +84,9 @@ def test_a_job_is_given_its_priority_and_weight(tmp_path: Path, work_dir: Path, 
     wait_until_gone(work_dir)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["a Redis each", "one Redis"])
+@pytest.mark.parametrize(
+    "shared", [pytest.param(False, marks=pytest.mark.deep), True], ids=["a Redis each", "one Redis"]
+)
 def test_a_job_of_that_name_that_runs_is_left_alone(
     tmp_path: Path, work_dir: Path, redis_url: str, *, shared: bool
 ) -> None:
@@ -117,7 +126,7 @@ def test_a_job_of_that_name_that_runs_is_left_alone(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("seen_by", ["a terminal", "a program"])
+@pytest.mark.parametrize("seen_by", ["a terminal", pytest.param("a program", marks=pytest.mark.deep)])
 def test_a_training_that_nobody_sees_any_more_ends_with_a_checkpoint(
     tmp_path: Path, work_dir: Path, seen_by: str
 ) -> None:
@@ -265,7 +274,7 @@ def test_a_detached_training_goes_on_without_the_command(tmp_path: Path, work_di
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.parametrize("writable", [True, pytest.param(False, marks=pytest.mark.deep)])
 def test_a_stopped_training_leaves_a_checkpoint_or_says_that_it_could_not(
     tmp_path: Path, work_dir: Path, redis_url: str, namespace: str, *, writable: bool
 ) -> None:

@@ -72,7 +72,7 @@ def test_ranks_that_set_other_rates_train_one_model(tmp_path: Path) -> None:
         np.testing.assert_array_equal(value, second[name])
 
 
-@pytest.mark.parametrize("how", ["number", "scheduler"])
+@pytest.mark.parametrize("how", ["number", pytest.param("scheduler", marks=pytest.mark.deep)])
 def test_a_step_that_is_lost_lowers_no_rate(tmp_path: Path, how: str) -> None:
     """Its batch comes again, and what the script does for each is done once for the step, also where it was done twice.
 
@@ -108,7 +108,7 @@ def test_a_step_that_is_lost_lowers_no_rate(tmp_path: Path, how: str) -> None:
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("how", ["number", "scheduler"])
+@pytest.mark.parametrize("how", [pytest.param("number", marks=pytest.mark.deep), "scheduler"])
 def test_newcomers_go_on_with_the_rate_that_the_others_have(tmp_path: Path, how: str) -> None:
     """Also where those who have set it leave, and where all begin anew from a checkpoint."""
     options: dict[str, Any] = {"gates": [EARLY, LATE], "how": how, "decay": DECAY, "after": AFTER}

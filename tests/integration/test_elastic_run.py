@@ -28,8 +28,8 @@ ONCE = batches_of(150, 64, EPOCHS)
 EARLY, LATE = 16, 28
 """Gates: of 36 steps."""
 
-SOON_S = 10.0
-"""On a machine that does much else. Gloo by itself would wait 30 s; how long pauses are is for the benchmark to say."""
+PATIENCE_S = 60.0
+"""Before something is taken to hang; how long pauses are is for the benchmark to say."""
 
 
 @pytest.fixture(scope="module")
@@ -66,40 +66,36 @@ def test_two_train_the_same_model_as_one(tmp_path: Path, undisturbed: dict[str, 
 
 
 def test_instances_come_and_go_and_train_the_same_model(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
-    """One, then three, then two: the same steps, the same weights, and no pause that would be noticed."""
+    """One, then three, then two: the same steps, the same weights, and nobody who lost another."""
     with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03, gates=[EARLY, LATE]) as [first, second, third]:
         for trainer in (first, second, third):
             assert trainer.await_word(Ready).live
         join([first], 1)
         first.await_word(Stepped)
-        began = time.monotonic()
         join([first, second, third], 2)
         open_gate(tmp_path, EARLY)
         for trainer in (first, second, third):
             up = trainer.await_word(Up, lambda word: word.generation == 2)
             assert up.source == "peer"
             trainer.await_word(Stepped, lambda word: word.generation == 2)
-        grown_s = time.monotonic() - began
         leave(second)
         join([first, third], 3)
         open_gate(tmp_path, LATE)
-        began = time.monotonic()
         assert third.await_word(Stepped, lambda word: word.generation == 3)
-        shrunk_s = time.monotonic() - began
         assert second.await_word(Finished).why == "left"
         assert [trainer.wait() for trainer in (first, second, third)] == [0, 0, 0]
         assert all(not trainer.said(Lost) for trainer in (first, second, third))
     assert stepped(tmp_path) == ONCE
     assert_same(weights(tmp_path), undisturbed)
-    assert max(grown_s, shrunk_s) < SOON_S
 
 
 def loading(trainer: Trainer) -> list[psutil.Process]:
-    """Return the processes that load samples for a trainer; those that have just ended have no command line."""
+    """Return the processes that load samples for a trainer: its forks; those that have just ended are none."""
+    parent = psutil.Process(trainer.process.pid)
     found = []
-    for each in psutil.Process(trainer.process.pid).children():
+    for each in parent.children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "elastic_script" in str(each.cmdline()):
+            if each.cmdline() == parent.cmdline():
                 found.append(each)
     return found
 
@@ -118,7 +114,7 @@ def test_samples_that_workers_load_count_once_while_instances_come_and_go(tmp_pa
         open_gate(tmp_path, EARLY)
         for trainer in (first, second, third):
             trainer.await_word(Stepped, lambda word: word.generation == 2)
-        assert psutil.wait_procs(seen, timeout=SOON_S)[1] == []
+        assert psutil.wait_procs(seen, timeout=PATIENCE_S)[1] == []
         seen += [worker for trainer in (first, second, third) for worker in loading(trainer)]
         leave(second)
         leave(third)
@@ -128,7 +124,7 @@ def test_samples_that_workers_load_count_once_while_instances_come_and_go(tmp_pa
         assert [trainer.wait() for trainer in (first, second, third)] == [0, 0, 0]
     assert stepped(tmp_path) == batches_of(65, 8, 6)
     assert len(seen) > 2
-    assert psutil.wait_procs(seen, timeout=SOON_S)[1] == []
+    assert psutil.wait_procs(seen, timeout=PATIENCE_S)[1] == []
 
 
 def test_workers_that_load_samples_die_with_their_trainer(tmp_path: Path) -> None:
@@ -140,10 +136,10 @@ def test_workers_that_load_samples_die_with_their_trainer(tmp_path: Path) -> Non
         wait_until(lambda: len(loading(only)) == 2)  # the second may take longer than a step
         workers = loading(only)
         only.process.kill()
-        assert psutil.wait_procs(workers, timeout=SOON_S)[1] == []
+        assert psutil.wait_procs(workers, timeout=PATIENCE_S)[1] == []
 
 
-@pytest.mark.parametrize("reader", [False, True], ids=["plain", "reader"])
+@pytest.mark.parametrize("reader", [pytest.param(False, marks=pytest.mark.deep), True], ids=["plain", "reader"])
 def test_the_killed_and_the_stopped_are_not_waited_for(
     tmp_path: Path, undisturbed: dict[str, np.ndarray], *, reader: bool
 ) -> None:
@@ -154,7 +150,6 @@ def test_the_killed_and_the_stopped_are_not_waited_for(
             trainer.await_word(Ready)
         join([first, second, third], 1)
         second.await_word(Stepped, lambda word: word.step > 3)
-        began = time.monotonic()
         first.process.kill()
         open_gate(tmp_path, EARLY)
         for trainer in (second, third):
@@ -162,19 +157,15 @@ def test_the_killed_and_the_stopped_are_not_waited_for(
         join([second, third], 2)
         for trainer in (second, third):
             trainer.await_word(Stepped, lambda word: word.generation == 2)
-        killed_s = time.monotonic() - began
         third.process.send_signal(signal.SIGSTOP)
-        began = time.monotonic()
         second.line.say(Abort(generation=2))
         open_gate(tmp_path, LATE)
         second.await_word(Lost)
-        freed_s = time.monotonic() - began
         join([second], 3)
         assert second.await_word(Finished).why == "done"
         assert second.wait() == 0
     assert_same(weights(tmp_path), undisturbed)
     assert_all_but_the_dead_wrote(stepped(tmp_path))
-    assert max(killed_s, freed_s) < SOON_S
 
 
 def assert_all_but_the_dead_wrote(steps: dict[int, list[int]]) -> None:
@@ -221,6 +212,7 @@ def test_who_had_no_batch_in_the_last_step_ends_with_the_others(tmp_path: Path) 
     assert stepped(tmp_path) == {step: batches_of(65, 64, 1)[step] for step in (1, 2)}
 
 
+@pytest.mark.deep
 def test_who_joins_at_the_last_step_ends_with_the_others(tmp_path: Path) -> None:
     """What it has begun by then is in no model."""
     with trainers(tmp_path, 3, epochs=EPOCHS, finish_at=EARLY, gates=[EARLY]) as [first, second, third]:
@@ -289,7 +281,7 @@ Far.is_full = sys.argv[1] == "full"
 """
 
 
-@pytest.mark.parametrize("place", ["free", "full"])
+@pytest.mark.parametrize("place", ["free", pytest.param("full", marks=pytest.mark.deep)])
 def test_a_loop_that_is_left_early_is_an_end_for_a_script_alone(tmp_path: Path, place: str) -> None:
     """Its last checkpoint is written, also where that takes a connection; else it does not end with 0."""
     (tmp_path / "early.py").write_text(LEAVES_EARLY)

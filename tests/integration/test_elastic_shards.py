@@ -128,6 +128,7 @@ def all_go_back(first: list[Trainer], out: Path, options: dict[str, Any], saved:
         assert [trainer.wait() for trainer in second] == [0, 0]
 
 
+@pytest.mark.deep
 def test_a_redis_that_came_back_older_sends_all_ranks_back_together(
     tmp_path: Path, environ: dict[str, str], own_redis: RedisServer, namespace: str
 ) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from support.elastic import warm_trainers
 from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.elastic.channel import Channel
@@ -29,25 +30,36 @@ Message = TypeVar("Message")
 
 
 class Trainer:
-    """A process that runs a script, and this end of its line."""
+    """A process that runs a script, and this end of its line. `warm`: forked from one that has imported Paddle."""
 
     def __init__(
-        self, out: Path, *, script: Path = SCRIPT, environ: Mapping[str, str] | None = None, **options: Any
+        self,
+        out: Path,
+        *,
+        script: Path = SCRIPT,
+        environ: Mapping[str, str] | None = None,
+        warm: bool = True,
+        **options: Any,
     ) -> None:
         ours, theirs = socket.socketpair()
+        told = {
+            **os.environ,
+            "GLOG_minloglevel": "2",
+            "SCRIPT_OPTIONS": json.dumps(options),
+            "OMP_NUM_THREADS": "1",
+            **(environ or {}),
+        }
+        command = [str(script), str(out)]
         with theirs, (out / f"stderr-{time.monotonic_ns()}").open("wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", str(script), str(out)],
-                env={
-                    **os.environ,
-                    "GLOG_minloglevel": "2",
-                    "EDL_AGENT_FD": str(theirs.fileno()),
-                    "SCRIPT_OPTIONS": json.dumps(options),
-                    "OMP_NUM_THREADS": "1",
-                    **(environ or {}),
-                },
-                pass_fds=[theirs.fileno()],
-                stderr=errors,
+            self.process = (
+                warm_trainers.begin(command, told, theirs, errors)
+                if warm
+                else subprocess.Popen(
+                    [sys.executable, "-W", "ignore", *command],
+                    env={**told, "EDL_AGENT_FD": str(theirs.fileno())},
+                    pass_fds=[theirs.fileno()],
+                    stderr=errors,
+                )
             )
         self._end = ours
         self.line: Channel[FromTrainer] = Channel(ours, FromTrainer)
