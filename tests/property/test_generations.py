@@ -12,12 +12,12 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from support.depth import examples
-from support.elastic.group_simulation import CLOCK, LEASE_S, TICK_S, TIMES, Agent, World
+from support.elastic.group_clock import take_time_from_a_key
+from support.elastic.group_simulation import LEASE_S, TICK_S, TIMES, Agent, World
 
 from edl_runtime.elastic.agreement import decide
 from edl_runtime.elastic.generation import Generation
 from edl_runtime.specs import Bounds
-from edl_runtime.store import client as store_client
 from edl_runtime.store.client import connect
 from edl_runtime.store.server import RedisServer
 
@@ -31,8 +31,7 @@ INSTANCES = st.integers(0, 3)
 @pytest.fixture
 def redis_with_our_clock(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """A Redis whose scripts take their time from a key."""
-    text = store_client._text
-    monkeypatch.setattr(store_client, "_text", lambda name: text(name).replace("redis.call('TIME')", CLOCK))
+    take_time_from_a_key(monkeypatch)
     return own_redis.url
 
 

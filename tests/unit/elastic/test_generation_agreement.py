@@ -275,6 +275,13 @@ def test_a_member_that_failed_is_kept_for_a_while_from_those_who_train() -> None
     assert following(view(there(1, failures=3, since=NOW - 1), of=None))[0] == "1"
 
 
+def test_a_member_that_failed_does_not_come_along_with_others() -> None:
+    """Who joins by now, or is lost, is no reason to let it in before its time."""
+    failed = there(2, failures=1, since=NOW - 9)
+    assert following(view(*up(0), there(1), failed, of=generation(0))) == ("0 1", "instance 1 has joined")
+    assert following(view(*up(0), failed, of=generation(0, 1))) == ("0", "instance 1 is gone")
+
+
 def test_below_the_least_number_there_is_no_generation() -> None:
     """Who is left waits, and says for what."""
     assert held(view(there(0), of=None), Bounds(2, 4)) == Wait("1 of at least 2 instances is ready")
