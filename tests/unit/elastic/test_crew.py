@@ -18,7 +18,7 @@ from edl_runtime.elastic.generation import Generation
 from edl_runtime.elastic.messages import Leave
 from edl_runtime.elastic.script import Script, read_script
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 ME = "0-me"
 GENERATION = Generation(
