@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.elastic.agent_group import Group, running_group
+from support.elastic.agent_group import PATIENCE_S, Group, running_group
 from support.elastic.fake_agent import batches_of, open_gate, stepped
 from support.paths import TRAINING_SCRIPTS
 
@@ -17,7 +17,7 @@ from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.deep, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.deep, pytest.mark.timeout(300)]
 
 SCRIPT = TRAINING_SCRIPTS / "ending_script.py"
 GATE = 4
@@ -36,7 +36,7 @@ def ending_group(out: Path, settings: RuntimeSettings) -> Iterator[Group]:
         group.start(0, 1)
         group.await_event("forming", lambda event: set(event.members) == {0, 1})
         open_gate(out, GATE)
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while not (out / "writing").exists():
             assert time.monotonic() < until, group.story()
             time.sleep(0.02)

@@ -22,7 +22,9 @@ from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def edl(work_dir: Path, **environ: str) -> dict[str, str]:
@@ -114,7 +116,6 @@ def test_a_job_of_that_name_that_runs_is_left_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("seen_by", ["a terminal", pytest.param("a program", marks=pytest.mark.deep)])
 def test_a_training_that_nobody_sees_any_more_ends_with_a_checkpoint(
     tmp_path: Path, work_dir: Path, seen_by: str
@@ -203,7 +204,6 @@ async def test_an_error_leaves_no_training_without_its_redis(work_dir: Path, mon
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_person_runs_resizes_and_stops_a_training(tmp_path: Path, work_dir: Path) -> None:
     """One command starts it with a Redis of its own; another shell resizes it; Ctrl-C ends it with a checkpoint."""
     out, kept, log = tmp_path / "out", tmp_path / "kept", tmp_path / "log"
@@ -251,7 +251,6 @@ def test_a_detached_training_goes_on_without_the_command(tmp_path: Path, work_di
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("writable", [True, pytest.param(False, marks=pytest.mark.deep)])
 def test_a_stopped_training_leaves_a_checkpoint_or_says_that_it_could_not(
     tmp_path: Path, work_dir: Path, redis_url: str, namespace: str, *, writable: bool

@@ -36,7 +36,7 @@ def test_groups_follow_one_another_and_are_let_go_of(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     try:
-        seen = [json.loads(process.communicate(timeout=60)[0].splitlines()[-1]) for process in ranks]
+        seen = [json.loads(process.communicate(timeout=110)[0].splitlines()[-1]) for process in ranks]
     finally:
         for process in ranks:
             process.kill()
@@ -60,5 +60,5 @@ def test_a_network_that_is_cut_is_noticed() -> None:
     alone = ["unshare", "--user", "--map-root-user", "--net"]
     if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody make a network of their own (unshare --user --net)")
-    done = subprocess.run([*alone, sys.executable, str(CUT)], capture_output=True, check=True, timeout=60)
+    done = subprocess.run([*alone, sys.executable, str(CUT)], capture_output=True, check=True, timeout=110)
     assert json.loads(done.stdout) == "TimeoutError"

@@ -14,7 +14,7 @@ from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.elastic.messages import Finished, Lost, Ready, Stepped, Up
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCRIPT = TRAINING_SCRIPTS / "rate_script.py"
 EARLY, LATE, STEPS = 8, 20, 36

@@ -28,7 +28,7 @@ from edl_runtime.store.client import connect
 SCRIPT = TRAINING_SCRIPTS / "elastic_script.py"
 IMPATIENT = Path(__file__).with_name("impatient_agent.py")
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 class Group:

@@ -69,8 +69,8 @@ class Trainer:
         self._listener.start()
 
     def await_word(self, kind: type[Message], such: Callable[[Message], bool] = lambda _: True) -> Message:
-        """Return the next message of that kind, passing over others. Fails after 60 s, or when the trainer ends."""
-        until = time.monotonic() + 60
+        """Return the next message of that kind, passing over others. Fails after 150 s, or when the trainer ends."""
+        until = time.monotonic() + 150
         while (word := self._news.get(timeout=max(0.01, until - time.monotonic()))) is not None:
             if isinstance(word, kind) and such(word):
                 return word
@@ -80,7 +80,7 @@ class Trainer:
         return [word for _, word in self.heard if isinstance(word, kind)]
 
     def wait(self) -> int:
-        return self.process.wait(60)
+        return self.process.wait(150)
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.elastic import generations
 
 from edl_runtime.elastic.agreement import Wait, decide, outcome_of, waits_for
 from edl_runtime.elastic.generation import Generation, GroupView, Outcome, Presence, Suspicion, TrainerMember
@@ -23,9 +24,8 @@ def there(index: int, *, since: float = NOW - 60, beaten_at: float = NOW - 0.1, 
     return Presence(member=member, deadline=beaten_at + 3.0, beaten_at=beaten_at, since=since)
 
 
-def generation(*indexes: int, number: int = 4, **fields: Any) -> Generation:
-    given = {"gear": "live", "reason": "", "proposed_by": "0-a", "proposed_at": NOW - 30, "store": "", "endpoints": ()}
-    return Generation(number=number, members=tuple(f"{index}-a" for index in indexes), **{**given, **fields})
+def generation(*indexes: int, **fields: Any) -> Generation:
+    return generations.generation(4, [f"{index}-a" for index in indexes], proposed_at=NOW - 30, **fields)
 
 
 def view(*members: Presence, of: Generation | None, **fields: Any) -> GroupView:
