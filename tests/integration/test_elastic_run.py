@@ -37,7 +37,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarra
     """The weights that one trainer gets to, which nothing disturbs."""
     out = tmp_path_factory.mktemp("undisturbed")
     with trainers(out, 1, epochs=EPOCHS) as (only,):
-        only.await_word(Ready)
         join([only], 1)
         assert only.await_word(Finished).why == "done"
         assert only.wait() == 0
@@ -54,8 +53,6 @@ def assert_same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> 
 def test_two_train_the_same_model_as_one(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
     """Uneven parts and micro batches change nothing of what is trained."""
     with trainers(tmp_path, 2, epochs=EPOCHS, micro_batch=10) as both:
-        for trainer in both:
-            trainer.await_word(Ready)
         join(both, 1)
         last = [trainer.await_word(Stepped, lambda word: word.step == len(ONCE)) for trainer in both]
         assert [trainer.wait() for trainer in both] == [0, 0]
@@ -68,8 +65,7 @@ def test_two_train_the_same_model_as_one(tmp_path: Path, undisturbed: dict[str, 
 def test_instances_come_and_go_and_train_the_same_model(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
     """One, then three, then two: the same steps, the same weights, and nobody who lost another."""
     with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03, gates=[EARLY, LATE]) as [first, second, third]:
-        for trainer in (first, second, third):
-            assert trainer.await_word(Ready).live
+        assert all(trainer.said(Ready)[0].live for trainer in (first, second, third))
         join([first], 1)
         first.await_word(Stepped)
         join([first, second, third], 2)
@@ -104,8 +100,6 @@ def test_samples_that_workers_load_count_once_while_instances_come_and_go(tmp_pa
     """Each generation has workers of its own, none is left of those before, and none outlives the training."""
     options = {"samples": 65, "global_batch": 8, "micro_batch": 3, "num_workers": 2, "epochs": 6}
     with trainers(tmp_path, 3, **options, gates=[EARLY, LATE]) as [first, second, third]:
-        for trainer in (first, second, third):
-            trainer.await_word(Ready)
         join([first, second], 1)
         first.await_word(Stepped)
         seen = loading(first)
@@ -130,7 +124,6 @@ def test_samples_that_workers_load_count_once_while_instances_come_and_go(tmp_pa
 def test_workers_that_load_samples_die_with_their_trainer(tmp_path: Path) -> None:
     """However it dies: nobody else knows of them."""
     with trainers(tmp_path, 1, num_workers=2, epochs=EPOCHS, gates=[EARLY]) as (only,):
-        only.await_word(Ready)
         join([only], 1)
         only.await_word(Stepped)
         wait_until(lambda: len(loading(only)) == 2)  # the second may take longer than a step
@@ -146,8 +139,6 @@ def test_the_killed_and_the_stopped_are_not_waited_for(
     """Survivors of a killed trainer, and who waits for a stopped one, go on at once; each sample counts once."""
     gates = [EARLY, LATE]
     with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03, gates=gates, reader=reader) as [first, second, third]:
-        for trainer in (first, second, third):
-            trainer.await_word(Ready)
         join([first, second, third], 1)
         second.await_word(Stepped, lambda word: word.step > 3)
         first.process.kill()
@@ -179,8 +170,6 @@ def assert_all_but_the_dead_wrote(steps: dict[int, list[int]]) -> None:
 def test_a_loop_that_one_rank_leaves_is_an_error(tmp_path: Path) -> None:
     """Who is left behind says which rank has gone, instead of waiting for it; and that one says so, too."""
     with trainers(tmp_path, 2, epochs=EPOCHS, leave_at={"1": 5}) as both:
-        for trainer in both:
-            trainer.await_word(Ready)
         join(both, 1)
         assert "rank 1 of 2 left the loop over the data after step 5" in both[1].await_word(Failed).reason
         assert [trainer.wait() for trainer in both] == [1, 1]
@@ -192,8 +181,6 @@ def test_a_loop_that_all_ranks_leave_is_an_end(tmp_path: Path) -> None:
     """A script may stop early, by what all ranks know; a checkpoint is written then."""
     environ = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
     with trainers(tmp_path, 2, epochs=EPOCHS, leave_at={"0": 5, "1": 5}, environ=environ) as both:
-        for trainer in both:
-            trainer.await_word(Ready)
         join(both, 1)
         assert [trainer.await_word(Finished) for trainer in both] == [Finished(step=5, why="done")] * 2
         assert [trainer.wait() for trainer in both] == [0, 0]
@@ -204,8 +191,6 @@ def test_who_had_no_batch_in_the_last_step_ends_with_the_others(tmp_path: Path) 
     """Its script can't know that the others' end there; it finds no other batch."""
     options: dict[str, Any] = {"samples": 65, "epochs": EPOCHS, "finish_at": 2}
     with trainers(tmp_path, 2, **options) as both:
-        for trainer in both:
-            trainer.await_word(Ready)
         join(both, 1)
         assert [trainer.await_word(Finished) for trainer in both] == [Finished(step=2, why="done")] * 2
         assert [trainer.wait() for trainer in both] == [0, 0]
@@ -216,8 +201,6 @@ def test_who_had_no_batch_in_the_last_step_ends_with_the_others(tmp_path: Path) 
 def test_who_joins_at_the_last_step_ends_with_the_others(tmp_path: Path) -> None:
     """What it has begun by then is in no model."""
     with trainers(tmp_path, 3, epochs=EPOCHS, finish_at=EARLY, gates=[EARLY]) as [first, second, third]:
-        for trainer in (first, second, third):
-            trainer.await_word(Ready)
         join([first, second], 1)
         until = time.monotonic() + PATIENCE_S
         while EARLY - 1 not in stepped(tmp_path):
@@ -302,8 +285,6 @@ def test_a_checkpoint_is_read_before_the_ranks_meet(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     options: dict[str, Any] = {"epochs": EPOCHS, "gates": [LATE], "environ": {"EDL_CHECKPOINT": str(kept)}}
     with trainers(tmp_path, 3, **options) as [first, *others]:
-        for trainer in (first, *others):
-            trainer.await_word(Ready)
         join([first], 1)
         first.await_word(Stepped)
         leave(first, checkpoint=True)
@@ -370,8 +351,7 @@ def test_a_leave_with_a_checkpoint_is_one_for_all(tmp_path: Path, undisturbed: d
     environ = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
     options: dict[str, Any] = {"epochs": EPOCHS, "step_s": 0.03, "gates": [LATE], "environ": environ}
     with trainers(tmp_path, 2, **options) as both:
-        for trainer in both:
-            assert trainer.await_word(Ready).seen == 0
+        assert [trainer.said(Ready)[0].seen for trainer in both] == [0, 0]
         join(both, 5)
         both[0].await_word(Stepped, lambda word: word.step > 3)
         leave(both[0])

@@ -21,7 +21,7 @@ from support.elastic import warm_trainers
 from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.elastic.channel import Channel
-from edl_runtime.elastic.messages import Beat, FromTrainer, Join, Leave
+from edl_runtime.elastic.messages import Beat, FromTrainer, Join, Leave, Ready
 from edl_runtime.shards.cursor import Cursor, advance, batch
 
 SCRIPT = TRAINING_SCRIPTS / "elastic_script.py"
@@ -125,10 +125,12 @@ def open_gate(out: Path, step: int) -> None:
 
 @contextlib.contextmanager
 def trainers(out: Path, count: int, **options: Any) -> Iterator[list[Trainer]]:
-    """Start so many trainers; whatever is left of them is ended afterwards. Append others to the list."""
+    """Yield so many trainers that are ready; what is left of them is ended afterwards. Append others to the list."""
     out.mkdir(exist_ok=True)
     started = [Trainer(out, **options) for _ in range(count)]
     try:
+        for trainer in started:
+            trainer.await_word(Ready)
         yield started
     finally:
         for trainer in started:
