@@ -34,8 +34,9 @@ def ending_group(out: Path, settings: RuntimeSettings) -> Iterator[Group]:
     """Yield instances 0 and 1, rank 0 of which is about to write what they have trained; see ending_script."""
     with running_group(out, settings, command=[str(SCRIPT), str(out)], gates=[GATE]) as group:
         group.start(0, 1)
-        group.await_event("forming", lambda event: set(event.members) == {0, 1})
-        open_gate(out, GATE)
+        both = group.await_event("forming", lambda event: set(event.members) == {0, 1}).generation
+        group.await_members(lambda members: any(one.get("came_on") or one.get("up") == both for one in members))
+        open_gate(out, GATE)  # whoever has trained alone so far knows of the other
         until = time.monotonic() + PATIENCE_S
         while not (out / "writing").exists():
             assert time.monotonic() < until, group.story()
