@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
-from support.elastic.agent_group import Group, running_group
+from support.elastic.agent_group import PATIENCE_S, Group, running_group
 from support.elastic.fake_agent import batches_of, open_gate, stepped
 from support.paths import TRAINING_SCRIPTS
 
@@ -16,7 +17,7 @@ from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.deep, pytest.mark.timeout(300)]
 
 SCRIPT = TRAINING_SCRIPTS / "ending_script.py"
 GATE = 4
@@ -25,7 +26,7 @@ ALL = batches_of(150, 64, 2)
 
 @pytest.fixture
 def settings(redis_url: str, namespace: str) -> RuntimeSettings:
-    return RuntimeSettings(redis_url=redis_url, namespace=namespace, job="training")
+    return RuntimeSettings(redis_url=redis_url, namespace=namespace, job="training", lease_ttl_s=30.0)
 
 
 @contextmanager
@@ -33,9 +34,10 @@ def ending_group(out: Path, settings: RuntimeSettings) -> Iterator[Group]:
     """Yield instances 0 and 1, rank 0 of which is about to write what they have trained; see ending_script."""
     with running_group(out, settings, command=[str(SCRIPT), str(out)], gates=[GATE]) as group:
         group.start(0, 1)
-        group.await_event("forming", lambda event: set(event.members) == {0, 1})
-        open_gate(out, GATE)
-        until = time.monotonic() + 60
+        both = group.await_event("forming", lambda event: set(event.members) == {0, 1}).generation
+        group.await_members(lambda members: any(one.get("came_on") or one.get("up") == both for one in members))
+        open_gate(out, GATE)  # whoever has trained alone so far knows of the other
+        until = time.monotonic() + PATIENCE_S
         while not (out / "writing").exists():
             assert time.monotonic() < until, group.story()
             time.sleep(0.02)
@@ -44,9 +46,7 @@ def ending_group(out: Path, settings: RuntimeSettings) -> Iterator[Group]:
 
 def test_the_last_checkpoint_is_written_though_its_writer_dies(tmp_path: Path, settings: RuntimeSettings) -> None:
     """By one of those who have the state, too; nothing is trained again, and nobody is waited for."""
-    keeping = RuntimeSettings(
-        redis_url=settings.redis_url, namespace=settings.namespace, job="training", checkpoint=str(tmp_path / "kept")
-    )
+    keeping = msgspec.structs.replace(settings, checkpoint=str(tmp_path / "kept"))
     with ending_group(tmp_path / "out", keeping) as group:
         both = group.trains(0, 1)
         writer, other = both.members

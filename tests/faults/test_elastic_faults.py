@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.elastic.agent_group import SCRIPT, running_group
 from support.elastic.fake_agent import batches_of, stepped
@@ -24,17 +25,34 @@ LONG = {"samples": 10**5, "global_batch": 24, "epochs": 1, "step_s": 0.05}
 
 @pytest.fixture
 def settings(redis_url: str, namespace: str, tmp_path: Path) -> RuntimeSettings:
-    return RuntimeSettings(redis_url=redis_url, namespace=namespace, job="training", checkpoint=str(tmp_path / "kept"))
+    return RuntimeSettings(
+        redis_url=redis_url, namespace=namespace, job="training", lease_ttl_s=30.0, checkpoint=str(tmp_path / "kept")
+    )
 
 
-def test_a_training_outlives_its_redis_and_its_partitions(
-    tmp_path: Path, own_redis: RedisServer, settings: RuntimeSettings
-) -> None:
-    """Redis away stops nobody; empty, it gets the generation back; who is cut off from it ends its side and comes back.
+def test_a_training_outlives_its_redis(tmp_path: Path, own_redis: RedisServer, settings: RuntimeSettings) -> None:
+    """While it is away nobody stops; one that came back empty gets the generation back."""
+    settings = msgspec.structs.replace(settings, redis_url=own_redis.url)
+    with running_group(tmp_path / "out", settings, **LONG) as group:
+        group.start(0, 1)
+        first = group.trains(0, 1)
+        own_redis.kill()
+        group.await_steps(20)
+        own_redis.start()
+        group.await_event("restored")
+        group.await_steps(20)
+        told = {event.generation for event in group.events() if event.kind in ("restored", "forming")}
+        assert told == {first.generation}
+        assert all(agent.poll() is None for agent in group.agents.values())
+
+
+@pytest.mark.deep
+def test_a_training_outlives_partitions(tmp_path: Path, own_redis: RedisServer, settings: RuntimeSettings) -> None:
+    """Who is cut off from Redis ends its side and comes back.
 
     Who is told to leave while another joins is heard, and an instance that dies as it joins costs only a pause.
     """
-    settings = RuntimeSettings(**{**_fields(settings), "redis_url": own_redis.url})
+    settings = msgspec.structs.replace(settings, redis_url=own_redis.url, lease_ttl_s=3.0)
     with (
         running_proxy("127.0.0.1", own_redis.port) as proxy,
         running_group(tmp_path / "out", settings, **LONG) as group,
@@ -42,16 +60,6 @@ def test_a_training_outlives_its_redis_and_its_partitions(
         group.start(0)
         group.start(1, url=own_redis.url.replace(f":{own_redis.port}/", f":{proxy.port}/"))
         first = group.trains(0, 1)
-
-        own_redis.kill()
-        group.await_steps(20)
-        own_redis.start()
-        group.await_event("restored")
-        group.await_steps(20)
-        assert {event.generation for event in group.events() if event.kind in ("restored", "forming")} == {
-            first.generation
-        }
-
         proxy.cut()
         alone = group.trains(0, after=first.generation)
         assert alone.reason == "instance 1 is gone"
@@ -63,7 +71,7 @@ def test_a_training_outlives_its_redis_and_its_partitions(
         group.await_event("forming", lambda event: 2 in event.members)
         group.terminate(1)
         changed = group.trains(0, 2, after=both.generation)
-        assert (changed.gear, changed.generation) == ("live", both.generation + 2), group.story()
+        assert changed.gear == "live", group.story()
         assert group.forget(1) == -15
 
         group.start(3)
@@ -75,14 +83,11 @@ def test_a_training_outlives_its_redis_and_its_partitions(
         assert all(agent.poll() is None for agent in group.agents.values())
 
 
-def _fields(settings: RuntimeSettings) -> dict[str, object]:
-    return {field: getattr(settings, field) for field in settings.__struct_fields__}
-
-
+@pytest.mark.deep
 def test_a_training_goes_on_when_all_of_it_was_killed(tmp_path: Path, settings: RuntimeSettings) -> None:
     """From the newest checkpoint, in a generation above all before; what was lost since is trained again."""
     samples, batch = 24 * 150, 24
-    keeping = RuntimeSettings(**{**_fields(settings), "checkpoint_every_steps": 10})
+    keeping = msgspec.structs.replace(settings, checkpoint_every_steps=10)
     options = {"samples": samples, "global_batch": batch, "epochs": 1, "step_s": 0.05}
     with running_group(tmp_path / "out", keeping, instances="2", **options) as group:
         group.start(0, 1)
@@ -96,6 +101,7 @@ def test_a_training_goes_on_when_all_of_it_was_killed(tmp_path: Path, settings: 
         assert stepped(group.out) == batches_of(samples, batch, 1)
 
 
+@pytest.mark.deep
 def test_wrong_input_fails_the_job_at_once(tmp_path: Path, settings: RuntimeSettings) -> None:
     """No other try would fare better: all agents end, the one whose script says so with its words and status 65."""
     with running_group(tmp_path / "out", settings, global_batch=2) as group:
@@ -105,25 +111,41 @@ def test_wrong_input_fails_the_job_at_once(tmp_path: Path, settings: RuntimeSett
         assert "global_batch: got 2, allowed is a whole number, 4 or more" in group.await_event("ended").reason
 
 
-def test_a_newcomer_with_wrong_input_gives_up_alone(tmp_path: Path, settings: RuntimeSettings) -> None:
-    """Its data has another length than the others', who go on without it and end as they are told to."""
-    with running_group(tmp_path / "out", settings, **LONG) as group:
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"samples": 10**5 + 1}, "the dataset has 100001 samples, and had 100000"),
+        pytest.param({"hidden": 9}, "'0.weight': float32 (4, 9) here, float32 (4, 8) there", marks=pytest.mark.deep),
+    ],
+)
+def test_a_newcomer_with_wrong_input_gives_up_alone(
+    tmp_path: Path, settings: RuntimeSettings, wrong: dict[str, int], reason: str
+) -> None:
+    """It has other data or another model than the others, who lose no step though they keep no checkpoints.
+
+    They end as they are told to.
+    """
+    bare = msgspec.structs.replace(settings, checkpoint="")
+    with running_group(tmp_path / "out", bare, **LONG) as group:
         group.start(0)
         group.await_steps(5)
-        group.option(**LONG | {"samples": 10**5 + 1})
+        group.option(**LONG | wrong)
         group.start(1)
         told = group.await_event("failed")
         assert told.instance == 1
-        assert "the dataset has 100001 samples, and had 100000" in told.reason
+        assert reason in told.reason
         assert told.reason.endswith("it gives up, and the others go on")
         assert group.forget(1) == EX_CONFIG
         assert f"edl: instance 1: {told.reason}" in group.log(1)
         group.await_steps(5)
-        stop(settings)
+        assert {event.gear for event in group.events() if event.kind == "forming"} == {"live"}, group.story()
+        group.check_no_step_twice()
+        stop(bare)
         assert group.statuses() == {0: 0}, group.story()
         assert [event.outcome for event in group.events() if event.kind == "ended"] == ["stopped"]
 
 
+@pytest.mark.deep
 def test_a_newcomer_that_can_not_start_gives_up_alone(tmp_path: Path, settings: RuntimeSettings) -> None:
     """Its trainer is replaced three times while the others make steps; the fourth that falls is its own last."""
     script = tmp_path / "train.py"
@@ -148,11 +170,11 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
         assert group.statuses() == {0: 0}, group.story()
 
 
-@pytest.mark.parametrize("way", ["stop", "sigterm"])
+@pytest.mark.parametrize("way", ["stop", pytest.param("sigterm", marks=pytest.mark.deep)])
 def test_a_job_whose_last_checkpoint_is_not_written_fails(tmp_path: Path, settings: RuntimeSettings, way: str) -> None:
     """All are told to end, and its writer can't write: event and exit status say so, and what is there instead."""
     kept = Path(settings.checkpoint)
-    settings = RuntimeSettings(**{**_fields(settings), "checkpoint_every_steps": 20})
+    settings = msgspec.structs.replace(settings, checkpoint_every_steps=20)
     with running_group(tmp_path / "out", settings, **LONG) as group:
         group.start(0, 1)
         group.trains(0, 1)
@@ -173,9 +195,10 @@ def test_a_job_whose_last_checkpoint_is_not_written_fails(tmp_path: Path, settin
         assert f"edl: {ended.reason}" in group.logs()
 
 
+@pytest.mark.deep
 def test_a_last_checkpoint_that_takes_too_long_fails_the_job(tmp_path: Path, settings: RuntimeSettings) -> None:
     """Its writer is ended before its instance's grace is over, and the job says what was lost by that."""
-    settings = RuntimeSettings(**{**_fields(settings), "grace_s": 2.0})
+    settings = msgspec.structs.replace(settings, grace_s=2.0)
     with running_group(tmp_path / "out", settings, save_s=600.0, **LONG) as group:
         group.start(0)
         group.await_steps(5)
@@ -195,6 +218,7 @@ def stop(settings: RuntimeSettings) -> None:
     assert asyncio.run(ask())
 
 
+@pytest.mark.deep
 def test_a_rank_that_goes_early_fails_the_job(tmp_path: Path, settings: RuntimeSettings) -> None:
     """The others don't wait for ever, and all are told which rank it was and at which step."""
     with running_group(tmp_path / "out", settings, instances="2", leave_at={"1": 3}, **LONG) as group:
@@ -218,25 +242,7 @@ def test_a_script_that_fails_again_and_again_fails_the_job(tmp_path: Path, setti
         assert f"edl: {ended.reason}" in group.log(0)
 
 
-def test_a_wrong_newcomer_costs_those_who_train_without_checkpoints_nothing(
-    tmp_path: Path, settings: RuntimeSettings
-) -> None:
-    """They keep what they have: no step is lost, and no gear is tried in which the state would be."""
-    bare = RuntimeSettings(**{**_fields(settings), "checkpoint": ""})
-    with running_group(tmp_path / "out", bare, **LONG) as group:
-        group.start(0)
-        group.trains(0)
-        group.await_steps(10)
-        for wrong in ({"samples": 10**4}, {"hidden": 9}):
-            group.option(**{**LONG, **wrong})
-            group.start(1)
-            assert group.forget(1) == 78
-            group.await_steps(10)
-        assert {event.gear for event in group.events() if event.kind == "forming"} == {"live"}, group.story()
-        steps = [line["step"] for line in group.stepped()]
-        assert steps == list(range(1, len(steps) + 1))
-
-
+@pytest.mark.deep
 def test_instances_with_other_data_do_not_begin_together(tmp_path: Path, settings: RuntimeSettings) -> None:
     """Who has other data than rank 0 goes before the first step, and says what differs; two are the fewest here."""
     with running_group(tmp_path / "out", settings, instances="2", **LONG) as group:

@@ -59,6 +59,7 @@ def faults_of(draw: random.Random, feed: str) -> list[str]:
     return [draw.choice(some[:2]), *rest]
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("seed", "feed"), [(0, "cursor"), (1, "ledger"), (2, "cursor"), (3, "ledger"), (4, "ledger")])
@@ -69,7 +70,12 @@ def test_trainers_under_fire_miss_nothing_and_double_nothing(
     draw = random.Random(seed)
     kept, out = tmp_path / "kept", tmp_path / "out"
     settings = RuntimeSettings(
-        redis_url=redis_url, namespace=namespace, job="counting", checkpoint=str(kept), checkpoint_every_steps=10
+        redis_url=redis_url,
+        namespace=namespace,
+        job="counting",
+        checkpoint=str(kept),
+        checkpoint_every_steps=10,
+        lease_ttl_s=30.0,
     )
     command = [str(SCRIPT), str(out), str(SAMPLES), feed]
     with running_group(out, settings, instances="1:3", command=command) as group:

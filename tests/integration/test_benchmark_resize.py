@@ -110,6 +110,7 @@ def test_steps_while_a_newcomer_loads_are_compared_with_those_before(pauses: Mod
     assert pauses.slowdown(steps, 1, since=0.85) is None
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_changes_of_instances_are_measured(tmp_path: Path) -> None:

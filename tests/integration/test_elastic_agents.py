@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import itertools
 import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -27,19 +25,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LONG = {"samples": 10**6, "global_batch": 24, "epochs": 1, "step_s": 0.05}
 """A training that does not end by itself."""
 
-SLACK_S = 3.0
-"""What a machine that is busy with other tests may add to a pause."""
-
 
 @pytest.fixture
 def settings(redis_url: str, namespace: str, tmp_path: Path) -> RuntimeSettings:
-    return RuntimeSettings(redis_url=redis_url, namespace=namespace, job="training", checkpoint=str(tmp_path / "kept"))
-
-
-def longest_gap_s(group: Group, since: float) -> float:
-    """Return the longest time between two steps of anybody from then on."""
-    at = [each["at"] for each in group.stepped()]
-    return max(later - earlier for earlier, later in itertools.pairwise(at) if later >= since)
+    return RuntimeSettings(
+        redis_url=redis_url, namespace=namespace, job="training", lease_ttl_s=30.0, checkpoint=str(tmp_path / "kept")
+    )
 
 
 async def progress_of(settings: RuntimeSettings) -> Progress | None:
@@ -61,13 +52,6 @@ def check_each_once(group: Group, expected: dict[int, list[int]], *, killed: int
         assert len(found[step]) == len(set(found[step]))
 
 
-def check_no_step_twice(group: Group, *, killed: int = 0) -> None:
-    """Check that no rank did a step again; of who is `killed` the last step may be one that nobody else has."""
-    steps = Counter((each["step"], each["rank"]) for each in group.stepped())
-    assert steps.total() - len(steps) <= killed, group.story()
-    assert {step for step, _ in steps} == set(range(1, 1 + max(step for step, _ in steps)))
-
-
 def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, settings: RuntimeSettings) -> None:
     """A join, a leave, a killed trainer, a hung one and a killed instance cost pauses, and no sample.
 
@@ -82,35 +66,27 @@ def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, setti
         assert (joined.gear, joined.reason) == ("live", "instance 2 has joined")
         group.await_steps(10)
 
-        since = time.time()
         group.terminate(2)
         left = group.trains(0, 1, after=joined.generation)
         group.await_steps(5)
         assert group.forget(2) == -15
-        assert longest_gap_s(group, since) < 1.5 + SLACK_S
 
-        since = time.time()
         group.trainer(1).kill()
         alone = group.trains(0, after=left.generation)
         group.await_steps(5)
-        assert longest_gap_s(group, since) < 2 + SLACK_S
         both = group.trains(0, 1, after=alone.generation)
         group.await_steps(5)
 
-        since = time.time()
         group.trainer(0).suspend()
         hung = group.await_event("failed", lambda event: "is stopped" in event.reason)
-        group.trains(0, 1, after=both.generation)
-        group.await_steps(5)
         assert hung.instance == 0
-        assert longest_gap_s(group, since) < 5 + SLACK_S
-
-        since = time.time()
-        group.kill(0)
-        group.await_event("gone")
+        again = group.trains(0, 1, after=both.generation)
         group.await_steps(5)
-        assert longest_gap_s(group, since) < 4 + SLACK_S
+
+        group.kill(0)
+        assert group.trains(1, after=again.generation).reason == "instance 0 does not answer"
         group.start(3)
+        (group.out / "quickly").touch()
         assert set(group.statuses().values()) == {0}
         assert group.await_event("ended").outcome == "done"
         report = asyncio.run(progress_of(settings))
@@ -120,44 +96,51 @@ def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, setti
         check_each_once(group, batches_of(12000, 24, 1), killed=3)
 
 
+WARM = {"samples": 60000, "global_batch": 24, "epochs": 1, "step_s": 0.05}
+
+
 def test_a_training_without_live_generations_goes_on_from_checkpoints(
     tmp_path: Path, settings: RuntimeSettings
 ) -> None:
-    """In warm gear one trainer leaves with a checkpoint and standbys take over, be it rank 0 that goes or is lost.
-
-    All leaving is an end with a checkpoint, too. No step is done twice.
-    """
-    options = {"samples": 60000, "global_batch": 24, "epochs": 1, "step_s": 0.05}
-    with running_group(tmp_path / "out", settings, gear="warm", **options) as group:
+    """In warm gear one trainer leaves with a checkpoint and standbys take over; all leaving ends with one, too."""
+    with running_group(tmp_path / "out", settings, gear="warm", **WARM) as group:
         group.start(0, 1)
         first = group.trains(0, 1)
         group.await_standbys()
         leaver, stays = first.members
-        since = time.time()
         group.terminate(leaver)
         second = group.trains(stays, after=first.generation)
         assert second.gear == "warm"
         group.await_steps(5)
-        assert longest_gap_s(group, since) < 3 + SLACK_S
         assert group.forget(leaver) == -15
-        check_no_step_twice(group)
+        group.terminate(stays)
+        assert group.statuses() == {stays: -15}
+        saved = group.await_event("saved", lambda event: event.generation >= second.generation)
+        assert saved.step == max(each["step"] for each in group.stepped())
+        group.check_no_step_twice()
 
-        group.start(leaver)
-        both = group.trains(0, 1, after=second.generation)
-        assert (both.gear, both.members) == ("warm", (stays, leaver))
+
+@pytest.mark.deep
+def test_standbys_take_over_when_rank_0_is_lost(tmp_path: Path, settings: RuntimeSettings) -> None:
+    """Who joined last has the state as well; no step is done twice."""
+    with running_group(tmp_path / "out", settings, gear="warm", **WARM) as group:
+        group.start(0)
+        first = group.trains(0)
+        group.start(1)
+        both = group.trains(0, 1, after=first.generation)
+        assert (both.gear, both.members) == ("warm", (0, 1))
         group.await_steps(5)
-        group.trainer(stays).kill()
-        alone = group.trains(leaver, after=both.generation)
-        last = group.trains(0, 1, after=alone.generation)
+        group.trainer(0).kill()
+        alone = group.trains(1, after=both.generation)
+        group.trains(0, 1, after=alone.generation)
         group.await_steps(5)
         group.terminate(0)
         group.terminate(1)
         assert group.statuses() == {0: -15, 1: -15}
-        saved = group.await_event("saved", lambda event: event.generation >= last.generation)
-        assert saved.step == max(each["step"] for each in group.stepped())
-        check_no_step_twice(group, killed=1)
+        group.check_no_step_twice(killed=1)
 
 
+@pytest.mark.deep
 def test_who_starts_slowly_is_waited_for_only_when_its_generation_forms(
     tmp_path: Path, settings: RuntimeSettings
 ) -> None:
@@ -174,11 +157,12 @@ def test_who_starts_slowly_is_waited_for_only_when_its_generation_forms(
         assert formed.total_s is not None
         assert formed.total_s > 2.0
         group.await_steps(5)
-        at = [each["at"] for each in group.stepped() if since < each["at"] < both.at]
-        assert max(later - earlier for earlier, later in itertools.pairwise(at)) < 1.0 + SLACK_S
+        meanwhile = [each for each in group.stepped() if since < each["at"] < both.at]
+        assert len(meanwhile) > 5
         assert both.at - since > 2.0
 
 
+@pytest.mark.deep
 def test_a_trainer_that_does_not_come_back_from_a_step_is_replaced(tmp_path: Path, settings: RuntimeSettings) -> None:
     """It says all the time that it lives, so that only a limit to what a step may take tells it from a slow one."""
     limited = msgspec.structs.replace(settings, step_limit_s=2.0)
@@ -198,6 +182,7 @@ def test_a_trainer_that_does_not_come_back_from_a_step_is_replaced(tmp_path: Pat
 INDIRECT = TRAINING_SCRIPTS / "indirect_script.py"
 
 
+@pytest.mark.deep
 def test_a_script_that_calls_init_in_another_module_is_elastic(tmp_path: Path, settings: RuntimeSettings) -> None:
     """Its agent takes it for another kind until it does, and that of the next instance hears of it beforehand."""
     out = tmp_path / "out"
@@ -214,11 +199,10 @@ def test_a_script_that_calls_init_in_another_module_is_elastic(tmp_path: Path, s
         assert (joined.gear, joined.reason) == ("live", "instance 1 has joined"), group.story()
         assert joined.generation == alone + 1
         group.await_steps(10)
-        assert longest_gap_s(group, joined.at) < 1.5 + SLACK_S
         group.terminate(0)
         group.terminate(1)
         assert group.statuses() == {0: -15, 1: -15}
-        check_no_step_twice(group)
+        group.check_no_step_twice()
 
 
 def test_instances_may_find_out_at_the_same_time_that_their_script_is_elastic(
@@ -254,6 +238,7 @@ TORCH = TRAINING_SCRIPTS / "torch_script.py"
 TORCH_PYTHON = os.environ.get("EDL_TORCH_PYTHON") or (importlib.util.find_spec("torch") and sys.executable)
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not TORCH_PYTHON, reason="no PyTorch here, and EDL_TORCH_PYTHON names no interpreter that has it")
 def test_an_unchanged_script_of_pytorch_goes_on_from_its_own_checkpoints(
     tmp_path: Path, settings: RuntimeSettings

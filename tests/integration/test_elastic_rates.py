@@ -12,9 +12,9 @@ import pytest
 from support.elastic.fake_agent import join, leave, open_gate, trainers
 from support.paths import TRAINING_SCRIPTS
 
-from edl_runtime.elastic.messages import Finished, Lost, Ready, Stepped, Up
+from edl_runtime.elastic.messages import Finished, Lost, Stepped, Up
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCRIPT = TRAINING_SCRIPTS / "rate_script.py"
 EARLY, LATE, STEPS = 8, 20, 36
@@ -59,8 +59,6 @@ def assert_as_wanted(out: Path, how: str) -> None:
 def test_ranks_that_set_other_rates_train_one_model(tmp_path: Path) -> None:
     """What counts is the rate of the first; the optimizer's clip is of the gradient of all."""
     with trainers(tmp_path, 2, script=SCRIPT, how="local") as both:
-        for trainer in both:
-            trainer.await_word(Ready)
         join(both, 1)
         assert [trainer.wait() for trainer in both] == [0, 0]
     rates = rates_of(tmp_path)
@@ -72,7 +70,7 @@ def test_ranks_that_set_other_rates_train_one_model(tmp_path: Path) -> None:
         np.testing.assert_array_equal(value, second[name])
 
 
-@pytest.mark.parametrize("how", ["number", "scheduler"])
+@pytest.mark.parametrize("how", ["number", pytest.param("scheduler", marks=pytest.mark.deep)])
 def test_a_step_that_is_lost_lowers_no_rate(tmp_path: Path, how: str) -> None:
     """Its batch comes again, and what the script does for each is done once for the step, also where it was done twice.
 
@@ -80,14 +78,11 @@ def test_a_step_that_is_lost_lowers_no_rate(tmp_path: Path, how: str) -> None:
     """
     alone = tmp_path / "alone"
     with trainers(alone, 1, script=SCRIPT, how=how, decay=DECAY, after=AFTER) as (only,):
-        only.await_word(Ready)
         join([only], 1)
         assert only.wait() == 0
     assert_as_wanted(alone, how)
     options: dict[str, Any] = {"gates": [EARLY, LATE], "how": how, "decay": DECAY, "after": AFTER}
     with trainers(tmp_path, 3, script=SCRIPT, **options) as [first, second, third]:
-        for trainer in (first, second, third):
-            trainer.await_word(Ready)
         join([first, second, third], 1)
         second.await_word(Stepped)
         first.process.kill()
@@ -108,14 +103,12 @@ def test_a_step_that_is_lost_lowers_no_rate(tmp_path: Path, how: str) -> None:
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("how", ["number", "scheduler"])
+@pytest.mark.parametrize("how", [pytest.param("number", marks=pytest.mark.deep), "scheduler"])
 def test_newcomers_go_on_with_the_rate_that_the_others_have(tmp_path: Path, how: str) -> None:
     """Also where those who have set it leave, and where all begin anew from a checkpoint."""
     options: dict[str, Any] = {"gates": [EARLY, LATE], "how": how, "decay": DECAY, "after": AFTER}
     options["environ"] = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
     with trainers(tmp_path, 3, script=SCRIPT, **options) as [first, second, last]:
-        for trainer in (first, second, last):
-            trainer.await_word(Ready)
         join([first], 1)
         first.await_word(Stepped)
         join([first, second], 2)

@@ -21,15 +21,15 @@ from support.teachers.process import wait_until
 
 from edl_runtime.elastic.messages import Abort, Failed, Finished, Join, Lost, Ready, Stepped, Up
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 EPOCHS = 12
 ONCE = batches_of(150, 64, EPOCHS)
 EARLY, LATE = 16, 28
 """Gates: of 36 steps."""
 
-SOON_S = 10.0
-"""On a machine that does much else. Gloo by itself would wait 30 s; how long pauses are is for the benchmark to say."""
+PATIENCE_S = 150.0
+"""Before something is taken to hang; how long pauses are is for the benchmark to say."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarra
     """The weights that one trainer gets to, which nothing disturbs."""
     out = tmp_path_factory.mktemp("undisturbed")
     with trainers(out, 1, epochs=EPOCHS) as (only,):
-        only.await_word(Ready)
         join([only], 1)
         assert only.await_word(Finished).why == "done"
         assert only.wait() == 0
@@ -54,8 +53,6 @@ def assert_same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> 
 def test_two_train_the_same_model_as_one(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
     """Uneven parts and micro batches change nothing of what is trained."""
     with trainers(tmp_path, 2, epochs=EPOCHS, micro_batch=10) as both:
-        for trainer in both:
-            trainer.await_word(Ready)
         join(both, 1)
         last = [trainer.await_word(Stepped, lambda word: word.step == len(ONCE)) for trainer in both]
         assert [trainer.wait() for trainer in both] == [0, 0]
@@ -66,40 +63,35 @@ def test_two_train_the_same_model_as_one(tmp_path: Path, undisturbed: dict[str, 
 
 
 def test_instances_come_and_go_and_train_the_same_model(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
-    """One, then three, then two: the same steps, the same weights, and no pause that would be noticed."""
+    """One, then three, then two: the same steps, the same weights, and nobody who lost another."""
     with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03, gates=[EARLY, LATE]) as [first, second, third]:
-        for trainer in (first, second, third):
-            assert trainer.await_word(Ready).live
+        assert all(trainer.said(Ready)[0].live for trainer in (first, second, third))
         join([first], 1)
         first.await_word(Stepped)
-        began = time.monotonic()
         join([first, second, third], 2)
         open_gate(tmp_path, EARLY)
         for trainer in (first, second, third):
             up = trainer.await_word(Up, lambda word: word.generation == 2)
             assert up.source == "peer"
             trainer.await_word(Stepped, lambda word: word.generation == 2)
-        grown_s = time.monotonic() - began
         leave(second)
         join([first, third], 3)
         open_gate(tmp_path, LATE)
-        began = time.monotonic()
         assert third.await_word(Stepped, lambda word: word.generation == 3)
-        shrunk_s = time.monotonic() - began
         assert second.await_word(Finished).why == "left"
         assert [trainer.wait() for trainer in (first, second, third)] == [0, 0, 0]
         assert all(not trainer.said(Lost) for trainer in (first, second, third))
     assert stepped(tmp_path) == ONCE
     assert_same(weights(tmp_path), undisturbed)
-    assert max(grown_s, shrunk_s) < SOON_S
 
 
 def loading(trainer: Trainer) -> list[psutil.Process]:
-    """Return the processes that load samples for a trainer; those that have just ended have no command line."""
+    """Return the processes that load samples for a trainer: its forks; those that have just ended are none."""
+    parent = psutil.Process(trainer.process.pid)
     found = []
-    for each in psutil.Process(trainer.process.pid).children():
+    for each in parent.children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "elastic_script" in str(each.cmdline()):
+            if each.cmdline() == parent.cmdline():
                 found.append(each)
     return found
 
@@ -108,8 +100,6 @@ def test_samples_that_workers_load_count_once_while_instances_come_and_go(tmp_pa
     """Each generation has workers of its own, none is left of those before, and none outlives the training."""
     options = {"samples": 65, "global_batch": 8, "micro_batch": 3, "num_workers": 2, "epochs": 6}
     with trainers(tmp_path, 3, **options, gates=[EARLY, LATE]) as [first, second, third]:
-        for trainer in (first, second, third):
-            trainer.await_word(Ready)
         join([first, second], 1)
         first.await_word(Stepped)
         seen = loading(first)
@@ -118,7 +108,7 @@ def test_samples_that_workers_load_count_once_while_instances_come_and_go(tmp_pa
         open_gate(tmp_path, EARLY)
         for trainer in (first, second, third):
             trainer.await_word(Stepped, lambda word: word.generation == 2)
-        assert psutil.wait_procs(seen, timeout=SOON_S)[1] == []
+        assert psutil.wait_procs(seen, timeout=PATIENCE_S)[1] == []
         seen += [worker for trainer in (first, second, third) for worker in loading(trainer)]
         leave(second)
         leave(third)
@@ -128,33 +118,29 @@ def test_samples_that_workers_load_count_once_while_instances_come_and_go(tmp_pa
         assert [trainer.wait() for trainer in (first, second, third)] == [0, 0, 0]
     assert stepped(tmp_path) == batches_of(65, 8, 6)
     assert len(seen) > 2
-    assert psutil.wait_procs(seen, timeout=SOON_S)[1] == []
+    assert psutil.wait_procs(seen, timeout=PATIENCE_S)[1] == []
 
 
 def test_workers_that_load_samples_die_with_their_trainer(tmp_path: Path) -> None:
     """However it dies: nobody else knows of them."""
     with trainers(tmp_path, 1, num_workers=2, epochs=EPOCHS, gates=[EARLY]) as (only,):
-        only.await_word(Ready)
         join([only], 1)
         only.await_word(Stepped)
         wait_until(lambda: len(loading(only)) == 2)  # the second may take longer than a step
         workers = loading(only)
         only.process.kill()
-        assert psutil.wait_procs(workers, timeout=SOON_S)[1] == []
+        assert psutil.wait_procs(workers, timeout=PATIENCE_S)[1] == []
 
 
-@pytest.mark.parametrize("reader", [False, True], ids=["plain", "reader"])
+@pytest.mark.parametrize("reader", [pytest.param(False, marks=pytest.mark.deep), True], ids=["plain", "reader"])
 def test_the_killed_and_the_stopped_are_not_waited_for(
     tmp_path: Path, undisturbed: dict[str, np.ndarray], *, reader: bool
 ) -> None:
     """Survivors of a killed trainer, and who waits for a stopped one, go on at once; each sample counts once."""
     gates = [EARLY, LATE]
     with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03, gates=gates, reader=reader) as [first, second, third]:
-        for trainer in (first, second, third):
-            trainer.await_word(Ready)
         join([first, second, third], 1)
         second.await_word(Stepped, lambda word: word.step > 3)
-        began = time.monotonic()
         first.process.kill()
         open_gate(tmp_path, EARLY)
         for trainer in (second, third):
@@ -162,19 +148,15 @@ def test_the_killed_and_the_stopped_are_not_waited_for(
         join([second, third], 2)
         for trainer in (second, third):
             trainer.await_word(Stepped, lambda word: word.generation == 2)
-        killed_s = time.monotonic() - began
         third.process.send_signal(signal.SIGSTOP)
-        began = time.monotonic()
         second.line.say(Abort(generation=2))
         open_gate(tmp_path, LATE)
         second.await_word(Lost)
-        freed_s = time.monotonic() - began
         join([second], 3)
         assert second.await_word(Finished).why == "done"
         assert second.wait() == 0
     assert_same(weights(tmp_path), undisturbed)
     assert_all_but_the_dead_wrote(stepped(tmp_path))
-    assert max(killed_s, freed_s) < SOON_S
 
 
 def assert_all_but_the_dead_wrote(steps: dict[int, list[int]]) -> None:
@@ -188,8 +170,6 @@ def assert_all_but_the_dead_wrote(steps: dict[int, list[int]]) -> None:
 def test_a_loop_that_one_rank_leaves_is_an_error(tmp_path: Path) -> None:
     """Who is left behind says which rank has gone, instead of waiting for it; and that one says so, too."""
     with trainers(tmp_path, 2, epochs=EPOCHS, leave_at={"1": 5}) as both:
-        for trainer in both:
-            trainer.await_word(Ready)
         join(both, 1)
         assert "rank 1 of 2 left the loop over the data after step 5" in both[1].await_word(Failed).reason
         assert [trainer.wait() for trainer in both] == [1, 1]
@@ -201,8 +181,6 @@ def test_a_loop_that_all_ranks_leave_is_an_end(tmp_path: Path) -> None:
     """A script may stop early, by what all ranks know; a checkpoint is written then."""
     environ = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
     with trainers(tmp_path, 2, epochs=EPOCHS, leave_at={"0": 5, "1": 5}, environ=environ) as both:
-        for trainer in both:
-            trainer.await_word(Ready)
         join(both, 1)
         assert [trainer.await_word(Finished) for trainer in both] == [Finished(step=5, why="done")] * 2
         assert [trainer.wait() for trainer in both] == [0, 0]
@@ -213,21 +191,18 @@ def test_who_had_no_batch_in_the_last_step_ends_with_the_others(tmp_path: Path) 
     """Its script can't know that the others' end there; it finds no other batch."""
     options: dict[str, Any] = {"samples": 65, "epochs": EPOCHS, "finish_at": 2}
     with trainers(tmp_path, 2, **options) as both:
-        for trainer in both:
-            trainer.await_word(Ready)
         join(both, 1)
         assert [trainer.await_word(Finished) for trainer in both] == [Finished(step=2, why="done")] * 2
         assert [trainer.wait() for trainer in both] == [0, 0]
     assert stepped(tmp_path) == {step: batches_of(65, 64, 1)[step] for step in (1, 2)}
 
 
+@pytest.mark.deep
 def test_who_joins_at_the_last_step_ends_with_the_others(tmp_path: Path) -> None:
     """What it has begun by then is in no model."""
     with trainers(tmp_path, 3, epochs=EPOCHS, finish_at=EARLY, gates=[EARLY]) as [first, second, third]:
-        for trainer in (first, second, third):
-            trainer.await_word(Ready)
         join([first, second], 1)
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while EARLY - 1 not in stepped(tmp_path):
             assert time.monotonic() < until
             time.sleep(0.02)
@@ -289,13 +264,13 @@ Far.is_full = sys.argv[1] == "full"
 """
 
 
-@pytest.mark.parametrize("place", ["free", "full"])
+@pytest.mark.parametrize("place", ["free", pytest.param("full", marks=pytest.mark.deep)])
 def test_a_loop_that_is_left_early_is_an_end_for_a_script_alone(tmp_path: Path, place: str) -> None:
     """Its last checkpoint is written, also where that takes a connection; else it does not end with 0."""
     (tmp_path / "early.py").write_text(LEAVES_EARLY)
     command = [sys.executable, "-W", "ignore", str(tmp_path / "early.py"), place]
     environ = {**os.environ, "GLOG_minloglevel": "2", "EDL_RESULT_FILE": str(tmp_path / "result.json")}
-    done = subprocess.run(command, check=False, env=environ, capture_output=True, timeout=60)
+    done = subprocess.run(command, check=False, env=environ, capture_output=True, timeout=PATIENCE_S)
     if place == "full":
         assert done.returncode == 1
         assert "no room" in done.stderr.decode()
@@ -310,8 +285,6 @@ def test_a_checkpoint_is_read_before_the_ranks_meet(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     options: dict[str, Any] = {"epochs": EPOCHS, "gates": [LATE], "environ": {"EDL_CHECKPOINT": str(kept)}}
     with trainers(tmp_path, 3, **options) as [first, *others]:
-        for trainer in (first, *others):
-            trainer.await_word(Ready)
         join([first], 1)
         first.await_word(Stepped)
         leave(first, checkpoint=True)
@@ -337,7 +310,7 @@ def test_a_checkpoint_is_read_before_the_ranks_meet(tmp_path: Path) -> None:
 
 def reader_of(pipe: Path) -> int:
     """Return an end to write to, once somebody reads the pipe."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         with contextlib.suppress(OSError):  # ENXIO: nobody does
             return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
@@ -358,17 +331,17 @@ def test_a_script_alone_ends_at_sigterm_and_goes_on_later(tmp_path: Path, undist
     """It finishes its step, writes a checkpoint and exits with 0; the next run trains what is left."""
     environ = {"EDL_CHECKPOINT": str(tmp_path / "kept"), "EDL_RESULT_FILE": str(tmp_path / "result.json")}
     first = alone(tmp_path / "out", environ, epochs=EPOCHS, step_s=0.05, gates=[LATE])
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE_S
     while len(stepped(tmp_path / "out")) < 3:
         assert time.monotonic() < until
         time.sleep(0.02)
     first.terminate()
     open_gate(tmp_path / "out", LATE)
-    assert first.wait(30) == 0
+    assert first.wait(PATIENCE_S) == 0
     done = len(stepped(tmp_path / "out"))
     assert 3 <= done < len(ONCE)
     assert Path(json.loads((tmp_path / "result.json").read_text())["checkpoint"]).name.startswith(f"step-{done:09d}-")
-    assert alone(tmp_path / "out", environ, epochs=EPOCHS).wait(60) == 0
+    assert alone(tmp_path / "out", environ, epochs=EPOCHS).wait(PATIENCE_S) == 0
     assert stepped(tmp_path / "out") == ONCE
     assert_same(weights(tmp_path / "out"), undisturbed)
 
@@ -378,8 +351,7 @@ def test_a_leave_with_a_checkpoint_is_one_for_all(tmp_path: Path, undisturbed: d
     environ = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
     options: dict[str, Any] = {"epochs": EPOCHS, "step_s": 0.03, "gates": [LATE], "environ": environ}
     with trainers(tmp_path, 2, **options) as both:
-        for trainer in both:
-            assert trainer.await_word(Ready).seen == 0
+        assert [trainer.said(Ready)[0].seen for trainer in both] == [0, 0]
         join(both, 5)
         both[0].await_word(Stepped, lambda word: word.step > 3)
         leave(both[0])

@@ -41,7 +41,7 @@ def pair(out: Path, *, ending: str, step: int, first: int) -> list[Trainer]:
     out.mkdir()
     script = out / "ends.py"
     script.write_text(ENDS.format(ending=ending, step=step, first=first))
-    both = [Trainer(out, script=script) for _ in range(2)]
+    both = [Trainer(out, script=script, warm=False) for _ in range(2)]
     for trainer in both:
         trainer.await_word(Ready)
     join(both, 1)
@@ -57,7 +57,7 @@ def end(both: list[Trainer]) -> None:
 
 @pytest.mark.parametrize(
     ("ending", "status"),
-    [("raise ValueError('no')", 1), ("raise KeyboardInterrupt", -signal.SIGINT)],
+    [("raise ValueError('no')", 1), pytest.param("raise KeyboardInterrupt", -signal.SIGINT, marks=pytest.mark.deep)],
 )
 def test_a_group_is_closed_before_the_interpreter_ends(tmp_path: Path, ending: str, status: int) -> None:
     """The others notice it while the process that fails is still there."""
@@ -71,6 +71,7 @@ def test_a_group_is_closed_before_the_interpreter_ends(tmp_path: Path, ending: s
         end(both)
 
 
+@pytest.mark.deep
 def test_failing_trainers_end_by_their_status_and_by_no_signal(tmp_path: Path) -> None:
     """Twenty trainers, five pairs at a time, which fail in the same step: no thread ends them."""
     for turn in range(2):

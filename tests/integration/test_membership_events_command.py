@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 
 import pytest
 from click.testing import CliRunner, Result
@@ -22,6 +21,14 @@ TOLD = [
     Event(kind="saved", generation=3, step=120, epoch=2, url="s3://b/run", metrics={"loss": 0.25}),
     Event(kind="ended", generation=3, outcome="done"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that nobody is in is given up soon, and looked at often."""
+    monkeypatch.setattr("edl_runtime.cli.events.DESERTED_S", 0.1)
+    monkeypatch.setattr("edl_runtime.elastic.events.BLOCK_MS", 20)
+    monkeypatch.setattr("edl_runtime.elastic.glance.SILENT_S", 0.1)
 
 
 @pytest.fixture
@@ -59,11 +66,8 @@ def test_following_ends_with_the_job(environ: dict[str, str]) -> None:
     assert len(run(environ, "digits", "--follow").stdout.splitlines()) == len(TOLD)
 
 
-def test_following_goes_on_with_a_job_that_runs_anew(
-    environ: dict[str, str], redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_following_goes_on_with_a_job_that_runs_anew(environ: dict[str, str], redis_url: str, namespace: str) -> None:
     """That an earlier run of that name has ended is none of its end."""
-    monkeypatch.setattr("edl_runtime.cli.events.DESERTED_S", 1.0)
 
     async def run_anew() -> None:
         async with connect(redis_url) as client:
@@ -75,11 +79,8 @@ def test_following_goes_on_with_a_job_that_runs_anew(
     assert "it has not ended" in result.stderr
 
 
-def test_following_ends_when_nobody_is_there_any_more(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_following_ends_when_nobody_is_there_any_more(redis_url: str, namespace: str) -> None:
     """The job was stopped, or its instances are dead, and no event says that it has ended."""
-    monkeypatch.setattr("edl_runtime.cli.events.DESERTED_S", 1.0)
 
     async def register(*, leave: bool) -> None:
         async with connect(redis_url) as client:
@@ -95,19 +96,18 @@ def test_following_ends_when_nobody_is_there_any_more(
         assert result.stderr == "edl: no trainers of 'digits' are registered any more, and it has not ended\n"
 
 
-async def test_following_goes_on_while_somebody_is_there(redis_url: str, namespace: str) -> None:
-    """However long nothing happens: an agent that beats is enough."""
+async def test_following_goes_on_while_somebody_is_there(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long nothing happens: an agent that has beaten lately is enough."""
+    monkeypatch.setattr("edl_runtime.elastic.glance.SILENT_S", 60.0)
     async with connect(redis_url) as client:
         membership = Membership(client, namespace, "digits")
-        agent = TrainerMember(id="0-a", index=0)
-        await membership.beat(agent)
-        following = follow(client, namespace, "digits", deserted_s=0.2)
+        await membership.beat(TrainerMember(id="0-a", index=0))
+        following = follow(client, namespace, "digits", deserted_s=0.05)
         assert (await anext(following)).kind == "registered"
         coming = asyncio.ensure_future(anext(following))
-        until = time.monotonic() + 3.0
-        while time.monotonic() < until:
-            await membership.beat(agent)
-            await asyncio.sleep(0.1)
+        assert await asyncio.wait([coming], timeout=0.5) == (set(), {coming})
         await membership.leave()
         assert (await coming).kind == "left"
         with pytest.raises(StopAsyncIteration):

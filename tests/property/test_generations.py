@@ -11,16 +11,19 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from support.elastic.group_simulation import CLOCK, LEASE_S, TICK_S, TIMES, Agent, World
+from support.depth import examples
+from support.elastic.group_clock import take_time_from_a_key
+from support.elastic.group_simulation import LEASE_S, TICK_S, TIMES, Agent, World
 
 from edl_runtime.elastic.agreement import decide
 from edl_runtime.elastic.generation import Generation
 from edl_runtime.specs import Bounds
-from edl_runtime.store import client as store_client
 from edl_runtime.store.client import connect
 from edl_runtime.store.server import RedisServer
 
-SETTINGS = settings(max_examples=20, stateful_step_count=25, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+SETTINGS = settings(
+    max_examples=examples(8, 200), stateful_step_count=25, phases=[Phase.explicit, Phase.reuse, Phase.generate]
+)
 """Shrinking takes minutes; what is printed when it fails can be followed as it is."""
 INSTANCES = st.integers(0, 3)
 
@@ -28,8 +31,7 @@ INSTANCES = st.integers(0, 3)
 @pytest.fixture
 def redis_with_our_clock(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """A Redis whose scripts take their time from a key."""
-    text = store_client._text
-    monkeypatch.setattr(store_client, "_text", lambda name: text(name).replace("redis.call('TIME')", CLOCK))
+    take_time_from_a_key(monkeypatch)
     return own_redis.url
 
 
@@ -184,8 +186,7 @@ def test_generations_keep_their_promises(redis_with_our_clock: str) -> None:
     run_state_machine_as_test(Groups, settings=SETTINGS)
 
 
-@pytest.mark.parametrize("come_on", [{0}, {2}, {0, 1, 2}], ids=str)
-@pytest.mark.parametrize("form_s", [6.0, 90.0])
+@pytest.mark.parametrize(("form_s", "come_on"), [(6.0, {0, 1, 2}), (90.0, {2})])
 async def test_a_generation_that_comes_on_is_never_overdue(
     redis_with_our_clock: str, form_s: float, come_on: set[int]
 ) -> None:

@@ -10,23 +10,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
+import redis
 from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.elastic.events import Event, Kind, read
-from edl_runtime.elastic.membership import BEAT_EVERY_S
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store import keys
 from edl_runtime.store.client import connect
 
 SCRIPT = TRAINING_SCRIPTS / "elastic_script.py"
 IMPATIENT = Path(__file__).with_name("impatient_agent.py")
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 class Group:
@@ -137,9 +139,16 @@ class Group:
         self._await(lambda: self._last_step() >= begin + count, f"{count} more steps")
 
     def await_standbys(self) -> None:
-        """Wait until each agent has, or has had, a standby that is loaded, and has told others of it."""
-        self._await(lambda: all("standby.loaded" in self.log(instance) for instance in self.agents), "standbys")
-        time.sleep(2 * BEAT_EVERY_S)
+        """Wait until each agent has told the others that it has a standby."""
+        self.await_members(
+            lambda members: len(members) == len(self.agents) and all(each["standby"] for each in members)
+        )
+
+    def await_members(self, hold: Callable[[list[dict[str, Any]]], object]) -> None:
+        """Wait until the members are such, as their agents have told Redis."""
+        records = keys.of_group(self.settings.namespace, self.settings.job)[1]
+        with redis.Redis.from_url(self.settings.redis_url) as client:
+            self._await(lambda: hold([json.loads(each) for each in client.hvals(records)]), "such members")
 
     def await_log(self, instance: int, words: str) -> str:
         """Wait until an instance's log has these words, and return what follows them."""
@@ -152,7 +161,7 @@ class Group:
     def _last_step(self) -> int:
         return max((each["step"] for each in self.stepped()), default=0)
 
-    def _await(self, holds: Callable[[], bool], what: str) -> None:
+    def _await(self, holds: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not holds():
             assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:.0f} s\n{self.logs()}"
@@ -179,6 +188,12 @@ class Group:
         """Return what trainers stepped on, by time."""
         lines = [line for file in self.out.glob("stepped-*.jsonl") for line in file.read_text().splitlines()]
         return sorted((json.loads(line) for line in lines), key=lambda each: each["at"])
+
+    def check_no_step_twice(self, *, killed: int = 0) -> None:
+        """Check that no rank did a step again; of who is `killed` the last step may be one that nobody else has."""
+        steps = Counter((each["step"], each["rank"]) for each in self.stepped())
+        assert steps.total() - len(steps) <= killed, self.story()
+        assert {step for step, _ in steps} == set(range(1, 1 + max(step for step, _ in steps)))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Two ranks of one process whose network is cut while one waits: prints what it raises, and after how long, in s.
+"""Two ranks of one process whose network is cut while one waits: prints what it raises.
 
 For a network namespace of its own, as `unshare --user --map-root-user --net` makes one: it is without a network then.
 """
@@ -9,7 +9,6 @@ import fcntl
 import json
 import socket
 import struct
-import time
 
 import numpy as np
 
@@ -36,11 +35,10 @@ def main() -> None:
         other, _ = listener.accept()
     first, second = star.Star({1: other}), star.Star({0: end})
     switch_loopback(on=False)
-    began = time.monotonic()
     try:
         first.sum(np.zeros(1, np.int64))
     except OSError as error:
-        print(json.dumps([type(error).__name__, time.monotonic() - began]))  # noqa: T201
+        print(json.dumps(type(error).__name__))  # noqa: T201
     del second
 
 

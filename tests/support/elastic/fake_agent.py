@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from support.elastic import warm_trainers
 from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.elastic.channel import Channel
-from edl_runtime.elastic.messages import Beat, FromTrainer, Join, Leave
+from edl_runtime.elastic.messages import Beat, FromTrainer, Join, Leave, Ready
 from edl_runtime.shards.cursor import Cursor, advance, batch
 
 SCRIPT = TRAINING_SCRIPTS / "elastic_script.py"
@@ -29,25 +30,36 @@ Message = TypeVar("Message")
 
 
 class Trainer:
-    """A process that runs a script, and this end of its line."""
+    """A process that runs a script, and this end of its line. `warm`: forked from one that has imported Paddle."""
 
     def __init__(
-        self, out: Path, *, script: Path = SCRIPT, environ: Mapping[str, str] | None = None, **options: Any
+        self,
+        out: Path,
+        *,
+        script: Path = SCRIPT,
+        environ: Mapping[str, str] | None = None,
+        warm: bool = True,
+        **options: Any,
     ) -> None:
         ours, theirs = socket.socketpair()
+        told = {
+            **os.environ,
+            "GLOG_minloglevel": "2",
+            "SCRIPT_OPTIONS": json.dumps(options),
+            "OMP_NUM_THREADS": "1",
+            **(environ or {}),
+        }
+        command = [str(script), str(out)]
         with theirs, (out / f"stderr-{time.monotonic_ns()}").open("wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", str(script), str(out)],
-                env={
-                    **os.environ,
-                    "GLOG_minloglevel": "2",
-                    "EDL_AGENT_FD": str(theirs.fileno()),
-                    "SCRIPT_OPTIONS": json.dumps(options),
-                    "OMP_NUM_THREADS": "1",
-                    **(environ or {}),
-                },
-                pass_fds=[theirs.fileno()],
-                stderr=errors,
+            self.process = (
+                warm_trainers.begin(command, told, theirs, errors)
+                if warm
+                else subprocess.Popen(
+                    [sys.executable, "-W", "ignore", *command],
+                    env={**told, "EDL_AGENT_FD": str(theirs.fileno())},
+                    pass_fds=[theirs.fileno()],
+                    stderr=errors,
+                )
             )
         self._end = ours
         self.line: Channel[FromTrainer] = Channel(ours, FromTrainer)
@@ -57,8 +69,8 @@ class Trainer:
         self._listener.start()
 
     def await_word(self, kind: type[Message], such: Callable[[Message], bool] = lambda _: True) -> Message:
-        """Return the next message of that kind, passing over others. Fails after 60 s, or when the trainer ends."""
-        until = time.monotonic() + 60
+        """Return the next message of that kind, passing over others. Fails after 150 s, or when the trainer ends."""
+        until = time.monotonic() + 150
         while (word := self._news.get(timeout=max(0.01, until - time.monotonic()))) is not None:
             if isinstance(word, kind) and such(word):
                 return word
@@ -68,7 +80,7 @@ class Trainer:
         return [word for _, word in self.heard if isinstance(word, kind)]
 
     def wait(self) -> int:
-        return self.process.wait(60)
+        return self.process.wait(150)
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -113,10 +125,12 @@ def open_gate(out: Path, step: int) -> None:
 
 @contextlib.contextmanager
 def trainers(out: Path, count: int, **options: Any) -> Iterator[list[Trainer]]:
-    """Start so many trainers; whatever is left of them is ended afterwards. Append others to the list."""
+    """Yield so many trainers that are ready; what is left of them is ended afterwards. Append others to the list."""
     out.mkdir(exist_ok=True)
     started = [Trainer(out, **options) for _ in range(count)]
     try:
+        for trainer in started:
+            trainer.await_word(Ready)
         yield started
     finally:
         for trainer in started:

@@ -6,6 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 import msgspec
+from support.elastic.group_clock import START_S, set_clock
 
 from edl_runtime.elastic.agreement import decide, outcome_of
 from edl_runtime.elastic.generation import Generation, GroupView, TrainerMember
@@ -20,11 +21,8 @@ if TYPE_CHECKING:
 TICK_S = 0.25
 LEASE_S = 3.0
 TIMES = Times(join_limit_s=4.0, retry_s=2.0)
-START_S = 1_800_000_000.0
 HANGS_FOR_S = 1.5
 """How long a collective waits for a stopped member before its trainer says so."""
-CLOCK = "{redis.call('HGET', 'clock', 's'), redis.call('HGET', 'clock', 'us')}"
-"""Stands in the scripts in place of Redis's own."""
 
 
 class Agent:
@@ -134,7 +132,7 @@ class World:
     def __init__(self, client: Redis, bounds: Bounds) -> None:
         self.client = client
         self.bounds = bounds
-        self.now = START_S
+        self.now = float(START_S)
         self.ahead_s = 0.0
         self.form_s = 0.3
         self.come_on: frozenset[int] = frozenset()
@@ -161,8 +159,7 @@ class World:
 
     async def set_clock(self) -> None:
         """Set Redis's clock to the world's, as far ahead or behind as it is."""
-        at = self.now + self.ahead_s
-        await self.client.hset("clock", mapping={"s": int(at), "us": round(at % 1 * 1e6)})
+        await set_clock(self.client, self.now + self.ahead_s)
 
     async def run(self, seconds: float) -> None:
         """Let time pass; the agents wake in any order."""

@@ -11,26 +11,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.elastic.generations import generation
 
 from edl_runtime.elastic.crew import Crew
 from edl_runtime.elastic.gears import Begin, Kill, Phase, Run, Spare, Tell
-from edl_runtime.elastic.generation import Generation
 from edl_runtime.elastic.messages import Leave
 from edl_runtime.elastic.script import Script, read_script
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 ME = "0-me"
-GENERATION = Generation(
-    number=4,
-    members=(ME,),
-    store="127.0.0.1:7000",
-    endpoints=("127.0.0.1:7001",),
-    gear="warm",
-    reason="",
-    proposed_by=ME,
-    proposed_at=0.0,
-)
+GENERATION = generation(4, [ME], store="127.0.0.1:7000", endpoints=("127.0.0.1:7001",), gear="warm")
 
 BESIDE = """
 import os, pathlib, time

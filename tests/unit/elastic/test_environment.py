@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.elastic.generations import generation
 
 from edl_runtime.elastic.environment import plain_environment
 from edl_runtime.elastic.generation import Generation
@@ -13,22 +14,14 @@ from edl_runtime.elastic.script import read_script
 from edl_runtime.errors import SpecError
 
 
-def generation(store: str = "10.0.0.2:7000") -> Generation:
-    return Generation(
-        number=4,
-        members=("0-a", "2-b", "1-c"),
-        store=store,
-        endpoints=("10.0.0.2:7001", "10.0.0.3:7101", "10.0.0.4:7201"),
-        gear="warm",
-        reason="",
-        proposed_by="0-a",
-        proposed_at=0.0,
-    )
+def of_three(store: str = "10.0.0.2:7000") -> Generation:
+    endpoints = ("10.0.0.2:7001", "10.0.0.3:7101", "10.0.0.4:7201")
+    return generation(4, ["0-a", "2-b", "1-c"], store=store, endpoints=endpoints, gear="warm")
 
 
 def test_a_plain_script_finds_its_rank_in_the_variables_of_both_worlds() -> None:
     """Ranks go by the order of members, and rank 0's store is where all meet."""
-    environ = plain_environment(generation(), "2-b", "gloo")
+    environ = plain_environment(of_three(), "2-b", "gloo")
     assert (environ["PADDLE_TRAINER_ID"], environ["PADDLE_TRAINERS_NUM"]) == ("1", "3")
     assert environ["PADDLE_TRAINER_ENDPOINTS"] == "10.0.0.2:7001,10.0.0.3:7101,10.0.0.4:7201"
     assert (environ["PADDLE_CURRENT_ENDPOINT"], environ["PADDLE_MASTER"]) == ("10.0.0.3:7101", "10.0.0.2:7000")
@@ -41,13 +34,13 @@ def test_the_communication_is_named_and_a_device_only_where_there_are_some(
     communication: str, gpus: str | None
 ) -> None:
     """Paddle on the CPU needs to be told of gloo; with NCCL each instance has the first device that it sees."""
-    environ = plain_environment(generation(), "0-a", communication)  # type: ignore[arg-type]
+    environ = plain_environment(of_three(), "0-a", communication)  # type: ignore[arg-type]
     assert (environ["PADDLE_DISTRI_BACKEND"], environ.get("FLAGS_selected_gpus")) == (communication, gpus)
 
 
 def test_an_address_of_ipv6_loses_its_brackets() -> None:
     """MASTER_ADDR is an address alone."""
-    assert plain_environment(generation("[fd00::2]:7000"), "1-c", "gloo")["MASTER_ADDR"] == "fd00::2"
+    assert plain_environment(of_three("[fd00::2]:7000"), "1-c", "gloo")["MASTER_ADDR"] == "fd00::2"
 
 
 @pytest.mark.parametrize(

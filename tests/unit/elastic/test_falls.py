@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from support.elastic.generations import generation
 
 from edl_runtime.elastic.falls import MOST_FALLS, Fall, Others, Row, judge
-from edl_runtime.elastic.generation import Generation, GroupView, Presence, TrainerMember
+from edl_runtime.elastic.generation import GroupView, Presence, TrainerMember
 from edl_runtime.elastic.messages import Failed
 from edl_runtime.errors import EX_CONFIG, EX_DATAERR
 from edl_runtime.specs import Bounds
@@ -46,17 +47,7 @@ def member(index: int, **changes: object) -> Presence:
 
 
 def view(*members: Presence, of: str = "0-x 1-x 2-x", **changes: object) -> GroupView:
-    generation = Generation(
-        number=4,
-        members=tuple(of.split()),
-        store="127.0.0.1:7000",
-        endpoints=(),
-        gear="live",
-        reason="",
-        proposed_by="0-x",
-        proposed_at=90.0,
-    )
-    now = GroupView(now=100.0, members=members, number=4, generation=generation, state="active")
+    now = GroupView(now=100.0, members=members, number=4, generation=generation(4, of.split()), state="active")
     return msgspec.structs.replace(now, **changes)
 
 

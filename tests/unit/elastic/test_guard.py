@@ -15,16 +15,12 @@ from support.elastic.local_run import SAMPLES, arrays_of, begin, model_and_optim
 from edl_runtime.elastic.run import Run
 from edl_runtime.errors import StepError
 
+pytestmark = pytest.mark.usefixtures("nothing_at_exit")
+
 BATCHES: dict[str, Any] = {"global_batch": 4, "epochs": 2}
 STEPS = 6
 
 Do = Callable[[], object]
-
-
-@pytest.fixture(autouse=True)
-def nothing_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that a test leaves early is not this process's end."""
-    monkeypatch.setattr("edl_runtime.elastic.training.at_script_end", lambda *_: None)
 
 
 def loop(

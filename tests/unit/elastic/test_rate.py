@@ -13,13 +13,9 @@ from support.elastic.local_run import SAMPLES, begin, model_and_optimizer, paddl
 from edl_runtime.elastic.rate import Held, Rate, from_slots, to_slots
 from edl_runtime.elastic.run import Run
 
+pytestmark = pytest.mark.usefixtures("nothing_at_exit")
+
 BATCHES: dict[str, Any] = {"global_batch": 4, "epochs": 2}
-
-
-@pytest.fixture(autouse=True)
-def nothing_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that a test leaves early is not this process's end."""
-    monkeypatch.setattr("edl_runtime.elastic.training.at_script_end", lambda *_: None)
 
 
 class Number:

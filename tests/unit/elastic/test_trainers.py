@@ -18,7 +18,7 @@ from edl_runtime.elastic.messages import Beat, Failed, FromTrainer, Loaded
 from edl_runtime.elastic.script import Script, read_script
 from edl_runtime.elastic.trainers import Ended, Heard, Trainer, quietened
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 FAMILY = """
 import os, pathlib, subprocess, sys, time

@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {
     "epochs": 2,
     "micro_batch": None,
     "num_workers": 0,
-    "step_s": 0.0,  # time that each batch takes
+    "step_s": 0.0,  # time that each batch takes, until there is a file "quickly"
     "gates": [],  # steps that are not done before the test opens them
     "hidden": 8,
     "scaling": "fixed",
@@ -214,7 +214,8 @@ def main(out: Path) -> None:
             loss = ((model(inputs) - labels) ** 2).mean()
             loss.backward()
             pending += numbers.tolist()
-            time.sleep(OPTIONS["step_s"])
+            if OPTIONS["step_s"] and not (out / "quickly").exists():
+                time.sleep(OPTIONS["step_s"])
             pass_gate(out, run.step_number + 1)
             if own_step == OPTIONS["stuck_after"]:
                 get_stuck(out)

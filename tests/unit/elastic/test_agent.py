@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -26,14 +27,16 @@ async def test_an_agent_says_again_and_again_that_redis_is_away(
     script.touch()
     settings = RuntimeSettings(job="training")
     with capture_logs() as logs:
-        async with connect("redis://127.0.0.1:1/0") as nobody, asyncio.timeout(30):
+        async with connect("redis://127.0.0.1:1/0") as nobody, asyncio.timeout(60):
             agent = Agent(
                 read_script([str(script)]), settings, nobody, bounds=Bounds(1, 1), gear="live", communication="gloo"
             )
+            began = time.monotonic()
             running = asyncio.ensure_future(agent.run(os.environ))
-            while not (told := [log["for_s"] for log in logs if log["event"] == "agent.frozen"]) or told[-1] < 2:  # noqa: ASYNC110
+            while len(told := [log["for_s"] for log in logs if log["event"] == "agent.frozen"]) < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+            assert time.monotonic() - began >= 2 * 0.5, "not each time it tries"
             agent.leave(signal.SIGTERM)
             assert (await running).status == -signal.SIGTERM
     assert told == sorted(told)
-    assert 3 <= len(told) <= 6
+    assert told[-1] >= 1

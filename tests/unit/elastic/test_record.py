@@ -7,10 +7,11 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from support.elastic.generations import generation
 
 from edl_runtime.elastic.crew import Crew
 from edl_runtime.elastic.gears import Mine, Phase, Post
-from edl_runtime.elastic.generation import Generation, GroupView, TrainerMember
+from edl_runtime.elastic.generation import GroupView, TrainerMember
 from edl_runtime.elastic.ports import Ports
 from edl_runtime.elastic.record import record_of
 
@@ -19,17 +20,8 @@ POST = Post(member=ME.id, elastic=True)
 
 
 def group(number: int, *members: str, **changes: Any) -> GroupView:
-    generation = Generation(
-        number=number,
-        members=members,
-        store="",
-        endpoints=(),
-        gear="warm",
-        reason="",
-        proposed_by="",
-        proposed_at=0.0,
-    )
-    return msgspec.structs.replace(GroupView(now=0.0, number=number, generation=generation), **changes)
+    view = GroupView(now=0.0, number=number, generation=generation(number, members, gear="warm"))
+    return msgspec.structs.replace(view, **changes)
 
 
 def record(

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.elastic import generations
 
 from edl_runtime.elastic.agreement import Wait, decide, outcome_of, waits_for
 from edl_runtime.elastic.generation import Generation, GroupView, Outcome, Presence, Suspicion, TrainerMember
@@ -23,9 +24,8 @@ def there(index: int, *, since: float = NOW - 60, beaten_at: float = NOW - 0.1, 
     return Presence(member=member, deadline=beaten_at + 3.0, beaten_at=beaten_at, since=since)
 
 
-def generation(*indexes: int, number: int = 4, **fields: Any) -> Generation:
-    given = {"gear": "live", "reason": "", "proposed_by": "0-a", "proposed_at": NOW - 30, "store": "", "endpoints": ()}
-    return Generation(number=number, members=tuple(f"{index}-a" for index in indexes), **{**given, **fields})
+def generation(*indexes: int, **fields: Any) -> Generation:
+    return generations.generation(4, [f"{index}-a" for index in indexes], proposed_at=NOW - 30, **fields)
 
 
 def view(*members: Presence, of: Generation | None, **fields: Any) -> GroupView:
@@ -273,6 +273,13 @@ def test_a_member_that_failed_is_kept_for_a_while_from_those_who_train() -> None
     assert following(view(*up(0), there(1, failures=1, since=NOW - 10), of=generation(0)))[0] == "0 1"
     assert held(view(*up(0), there(1, failures=3, since=NOW - 10), of=generation(0))).for_s == 30.0
     assert following(view(there(1, failures=3, since=NOW - 1), of=None))[0] == "1"
+
+
+def test_a_member_that_failed_does_not_come_along_with_others() -> None:
+    """Who joins by now, or is lost, is no reason to let it in before its time."""
+    failed = there(2, failures=1, since=NOW - 9)
+    assert following(view(*up(0), there(1), failed, of=generation(0))) == ("0 1", "instance 1 has joined")
+    assert following(view(*up(0), failed, of=generation(0, 1))) == ("0", "instance 1 is gone")
 
 
 def test_below_the_least_number_there_is_no_generation() -> None:

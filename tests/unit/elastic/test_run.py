@@ -33,13 +33,9 @@ from edl_runtime.errors import (
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
 
+pytestmark = pytest.mark.usefixtures("nothing_at_exit")
+
 BATCHES: dict[str, Any] = {"global_batch": 4, "epochs": 2}
-
-
-@pytest.fixture(autouse=True)
-def nothing_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that a test leaves early is not this process's end."""
-    monkeypatch.setattr("edl_runtime.elastic.training.at_script_end", lambda *_: None)
 
 
 def test_each_sample_comes_once_an_epoch() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from support.elastic.generations import generation
 
-from edl_runtime.elastic.generation import Generation, GroupView, Presence, TrainerMember
+from edl_runtime.elastic.generation import GroupView, Presence, TrainerMember
 from edl_runtime.elastic.messages import Stepped
 from edl_runtime.elastic.steps import Steps
 from edl_runtime.elastic.vigil import Vigil
@@ -53,10 +54,7 @@ def view(*waits_for: int, up: int = 1) -> GroupView:
         )
         for each, step in zip(ids, (0, *waits_for), strict=True)
     )
-    generation = Generation(
-        number=1, members=ids, store="", endpoints=(), gear="live", reason="", proposed_by="", proposed_at=0.0
-    )
-    return GroupView(now=0.0, members=members, number=1, generation=generation, state="active")
+    return GroupView(now=0.0, members=members, number=1, generation=generation(1, ids), state="active")
 
 
 def look(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from support.elastic.generations import generation
 
 from edl_runtime.elastic.gears import (
     Begin,
@@ -18,7 +19,7 @@ from edl_runtime.elastic.gears import (
     Terminate,
     orders,
 )
-from edl_runtime.elastic.generation import Generation, GroupView, Outcome, Presence, Suspicion, TrainerMember
+from edl_runtime.elastic.generation import GroupView, Outcome, Presence, Suspicion, TrainerMember
 from edl_runtime.elastic.messages import Abort, Gear, Join, Leave
 
 ME, PEER, OTHER = "0-me", "1-peer", "2-other"
@@ -37,17 +38,7 @@ def view(
     leaving: tuple[str, ...] = (),
 ) -> GroupView:
     """Return the view of a group whose generation `number` has these members, or none for 0."""
-    current = Generation(
-        number=number,
-        members=members,
-        store="127.0.0.1:1",
-        endpoints=tuple("127.0.0.1:2" for _ in members),
-        gear=gear,
-        reason="why",
-        proposed_by=ME,
-        proposed_at=0.0,
-        writer=writer,
-    )
+    current = generation(number, members, store="127.0.0.1:1", gear=gear, reason="why", writer=writer)
     records = [TrainerMember(id=each, index=int(each[0]), ready=True, leaving=each in leaving) for each in there]
     presences = tuple(Presence(member=each, deadline=9e9, beaten_at=NOW, since=NOW) for each in records)
     return GroupView(now=NOW, members=presences, number=number, generation=current if number else None, state="active")
@@ -89,11 +80,11 @@ def test_a_trainer_hears_the_word_of_its_generation() -> None:
 def test_a_plain_script_is_run_for_its_generation_only() -> None:
     """Loaded it waits; it ends with its generation and is begun for the next."""
     assert orders(Mine(phase="loaded"), PLAIN, view(1, PEER), NOW) == []
-    generation = view(2, ME, PEER)
-    assert orders(Mine(phase="loaded", told=1), PLAIN, generation, NOW) == [Run(generation.generation)]
+    both = view(2, ME, PEER)
+    assert orders(Mine(phase="loaded", told=1), PLAIN, both, NOW) == [Run(both.generation)]
     assert orders(member(), PLAIN, view(1, ME, PEER), NOW) == []
-    assert orders(member(), PLAIN, generation, NOW) == [Terminate()]
-    assert orders(member(phase="leaving", since=NOW - 6), PLAIN, generation, NOW) == [Kill("it did not leave in time")]
+    assert orders(member(), PLAIN, both, NOW) == [Terminate()]
+    assert orders(member(phase="leaving", since=NOW - 6), PLAIN, both, NOW) == [Kill("it did not leave in time")]
 
 
 def test_a_generation_is_entered_in_its_gear() -> None:
