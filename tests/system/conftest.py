@@ -7,7 +7,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -50,24 +50,36 @@ with DAG("fails", schedule=None):
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an example that has trained its teacher: `data` and `teacher`."""
+def training(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Popen[bytes], Path]:
+    """An example that trains its teacher, meanwhile a database is made."""
     folder = tmp_path_factory.mktemp("trained")
     where = ["--data_dir", str(folder / "data"), "--model_dir", str(folder / "teacher")]
-    subprocess.run([sys.executable, str(EXAMPLES / "mnist_distill" / "train_teacher.py"), *where], check=True)
+    command = [sys.executable, str(EXAMPLES / "mnist_distill" / "train_teacher.py"), *where]
+    return subprocess.Popen(command), folder
+
+
+@pytest.fixture(scope="session")
+def trained(training: tuple[subprocess.Popen[bytes], Path]) -> Path:
+    """The folder of an example that has trained its teacher: `data` and `teacher`."""
+    process, folder = training
+    assert process.wait() == 0
     return folder
 
 
 @pytest.fixture(scope="session")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an Airflow's empty database, to be copied, and with what says that it is made."""
-    home = tmp_path_factory.mktemp("database")
-    environ = {**os.environ, "AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+def new_airflow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], None]:
+    """Make a folder the home of an Airflow that was never started; its database is a copy of one, as is its secret."""
+    first = tmp_path_factory.mktemp("airflow")
+    environ = {**os.environ, "AIRFLOW_HOME": str(first), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
     subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], env=environ, check=True, capture_output=True)
-    made = tmp_path_factory.mktemp("made")
-    shutil.copy(home / "airflow.db", made)
-    (made / "migrated").write_text(version("apache-airflow-core"))
-    return made
+
+    def make(home: Path) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        shutil.copy(first / "airflow.db", home)
+        (home / "airflow.cfg").write_text((first / "airflow.cfg").read_text().replace(str(first), str(home)))
+        (home / "migrated").write_text(version("apache-airflow-core"))
+
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -103,11 +115,16 @@ def proxy(pods: Pods | None) -> Iterator[Proxy | None]:
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory, database: Path, trained: Path) -> Path:
+def home(
+    tmp_path_factory: pytest.TempPathFactory,
+    training: object,  # noqa: ARG001 -- begins before the database does
+    new_airflow: Callable[[Path], None],
+    trained: Path,
+) -> Path:
     """The folder of an Airflow that was never started, with a teacher of the example for each place."""
     home = tmp_path_factory.mktemp("laptop")
     shared = home / "airflow" / "on_pods"
-    shutil.copytree(database, home / "airflow")
+    new_airflow(home / "airflow")
     for folder in (home / "airflow", shared):
         shutil.copytree(trained, folder / "mnist_distill")
     shutil.copytree(trained / "data", shared / "elastic_train" / "data")

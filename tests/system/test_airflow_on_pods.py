@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from conftest import skip_on_a_laptop
 from support.airflow.shared import Airflow, beside_others
 from support.cluster.cluster import PADDLE_IMAGE
+from system.test_nights import grown_night
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def _needs_paddle() -> None:
@@ -34,12 +34,5 @@ def test_the_quickstart_distils_in_pods(airflow: Airflow) -> None:
 def test_a_short_night_trains_and_grows_in_pods(airflow: Airflow) -> None:
     """It ends in time with a checkpoint on the volume."""
     _needs_paddle()
-    conf = {"ends_by": "PT2M30S", "trainers_max": 2, "pause_s": 0.05}
-    run = airflow.run("edl_nightly_elastic_training_on_pods", conf)
-    night = airflow.client.xcom(run, "train")
-    assert night["stopped"] is True
-    assert night["step"] > 0
-    assert night["generations"] >= 2
-    assert Path(night["checkpoint"]).is_dir()
-    assert airflow.client.xcom(run, "grow")["job"] == night["job"]
+    _, night = grown_night(airflow, "edl_nightly_elastic_training_on_pods", [])
     airflow.nothing_is_left(night["job"], place=airflow.pods)

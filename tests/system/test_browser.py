@@ -19,6 +19,9 @@ pytestmark = [pytest.mark.system, pytest.mark.browser, pytest.mark.slow, pytest.
 
 DAG_ID = "edl_quickstart_distill"
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
+SLOWEST_MS = 180_000
+"""How long anything may take to be seen: other tests use the same Airflow."""
+
 QUIET = (
     "--no-sandbox",
     "--disable-gpu",
@@ -37,7 +40,9 @@ def page() -> Iterator[Page]:
     if program is None:
         skip_on_a_laptop("a browser (chromium) is missing")
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program, args=QUIET) as browser:
-        yield browser.new_page(viewport={"width": 1440, "height": 900})
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.set_default_timeout(SLOWEST_MS)
+        yield page
 
 
 def test_the_form_starts_a_run_with_its_values(airflow: Airflow, page: Page) -> None:

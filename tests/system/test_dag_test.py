@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,10 @@ Runs = Sequence[tuple[str, dict[str, Any], str]]
 
 @pytest.fixture(scope="module")
 def environ(
-    tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer, trained: Path, database: Path
+    tmp_path_factory: pytest.TempPathFactory,
+    redis_server: RedisServer,
+    trained: Path,
+    new_airflow: Callable[[Path], None],
 ) -> Iterator[dict[str, str]]:
     """The environment of an Airflow that is nothing but a database; jobs that a failed test leaves are stopped."""
     home = tmp_path_factory.mktemp("airflow")
@@ -89,7 +92,7 @@ def environ(
         work_dir=home / "jobs",
         passwords=home / "passwords.json",
     )
-    shutil.copytree(database, home, dirs_exist_ok=True)
+    new_airflow(home)
     shutil.copytree(trained, home / "mnist_distill")
     yield environ
     for job in jobs(environ):
