@@ -1,7 +1,8 @@
 """Tasks that are ended, cleared, timed out or lost in a real Airflow: nothing leaks, nothing doubles.
 
 The students are processes of this machine or pods, and the task runs in a worker or is deferred: of these four each
-interruption is shown in one or two, and in the others by `make test-deep`.
+interruption is shown in one or two, and in the others by `make test-deep`. On pods alone: a component of Airflow that is
+ended with its children, which on this machine are jobs, too.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ def test_cleared_while_no_trigger_runs(airflow: Airflow, state: str, place: str)
     case.is_taken_over(student)
 
 
-@over("deferred-pods", states=("deferred",))
+@over("deferred-pods", states=("deferred",), places=("pods",))
 @alone("stopped_triggerer")
 def test_stopped_triggerer(airflow: Airflow, state: str, place: str) -> None:
     """A triggerer that is told to go ends no training; the next one follows it to its end."""
@@ -215,7 +216,7 @@ def test_lost_triggerer(airflow: Airflow, state: str, place: str) -> None:
         case.is_taken_over(student)
 
 
-@over("deferred-pods")
+@over("deferred-pods", places=("pods",))
 @alone("lost_scheduler")
 def test_lost_scheduler(airflow: Airflow, state: str, place: str) -> None:
     """The next one hears how a deferred task has ended, and starts one in a worker again, which has one student."""
