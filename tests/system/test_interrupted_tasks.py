@@ -1,8 +1,8 @@
 """Tasks that are ended, cleared, timed out or lost in a real Airflow: nothing leaks, nothing doubles.
 
 The students are processes of this machine or pods, and the task runs in a worker or is deferred: of these four each
-interruption is shown in one or two, and in the others by `make test-deep`. On pods alone: a component of Airflow that is
-ended with its children, which on this machine are jobs, too.
+interruption is shown in one or two, and in the others by `make test-deep`. On pods alone: a component of Airflow that
+is ended with its children, which on this machine are jobs, too.
 """
 
 from __future__ import annotations

@@ -43,15 +43,16 @@ for place, conn_id in CONNECTIONS.items():
         distil(f"{place}_marked_failed_while_{state}", *SAVES, **how)
         distil(f"{place}_cleared_while_{state}", **how)
         distil(f"{place}_timed_out_while_{state}", execution_timeout=TIME, **how)
-        distil(f"{place}_lost_scheduler_while_{state}", **how)
     running: dict[str, Any] = {"deferrable": False, "conn_id": conn_id, "retries": 1}
     distil(f"{place}_lost_worker_while_running", **running)
     distil(f"{place}_lost_supervisor_while_running", **running)
     distil(f"{place}_lost_task_process_while_running", **running)
     distil(f"{place}_stopped_task_process_while_running", *SAVES, **running)
     distil(f"{place}_lost_triggerer_while_deferred", deferrable=True, conn_id=conn_id)
-    distil(f"{place}_stopped_triggerer_while_deferred", deferrable=True, conn_id=conn_id)
 
+distil("pods_lost_scheduler_while_running", deferrable=False, conn_id="edl_near")
+distil("pods_lost_scheduler_while_deferred", deferrable=True, conn_id="edl_near")
+distil("pods_stopped_triggerer_while_deferred", deferrable=True, conn_id="edl_near")
 distil("pods_unreachable_while_running", deferrable=False, conn_id="edl_far")
 distil("pods_unreachable_while_deferred", deferrable=True, conn_id="edl_far")
 distil("pods_marked_unreachable_while_deferred", deferrable=True, conn_id="edl_far")
