@@ -41,6 +41,7 @@ USUAL_PORT = 8080
 START_TIMEOUT_S = 300.0
 LOOK_EVERY_S = 0.5
 GRACE_S = 5.0
+LOCKED_S = 60.0
 
 Say = Callable[[str], None]
 
@@ -208,8 +209,18 @@ class Laptop:
         done.write_text(current)
 
     def _component(self, name: str, words: tuple[str, ...], env: Mapping[str, str], lock: int) -> Component:
+        if name != "api-server":
+            env = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self._patient_database, **env}
         log = self.airflow_home / f"{name.replace(' ', '-')}.log"
         return Component(name, [sys.executable, "-m", "airflow", *words], env=env, log=log, lock=lock)
+
+    @property
+    def _patient_database(self) -> str:
+        """The address of Airflow's SQLite for those that end where it is locked for too long.
+
+        Usually that is five seconds, for which the API server holds the lock itself where its event loop waits for it.
+        """
+        return f"sqlite:///{self.airflow_home}/airflow.db?timeout={LOCKED_S:.0f}"
 
     def _wait_for_api(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

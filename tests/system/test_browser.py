@@ -5,19 +5,23 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from conftest import skip_on_a_laptop
 from playwright.sync_api import Page, sync_playwright
+from support.airflow.shared import Airflow
 
-from edl_airflow.laptop.client import AirflowClient
+from edl_airflow.laptop.client import Run
 from edl_airflow.laptop.follow import follow
-from edl_airflow.laptop.launcher import Laptop
 
-pytestmark = [pytest.mark.system, pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.system, pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900)]
 
 DAG_ID = "edl_quickstart_distill"
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
+SLOWEST_MS = 180_000
+"""How long anything may take to be seen: other tests use the same Airflow."""
+
 QUIET = (
     "--no-sandbox",
     "--disable-gpu",
@@ -36,11 +40,14 @@ def page() -> Iterator[Page]:
     if program is None:
         skip_on_a_laptop("a browser (chromium) is missing")
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program, args=QUIET) as browser:
-        yield browser.new_page(viewport={"width": 1440, "height": 900})
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.set_default_timeout(SLOWEST_MS)
+        yield page
 
 
-def test_the_form_starts_a_run_with_its_values(laptop: Laptop, client: AirflowClient, page: Page) -> None:
+def test_the_form_starts_a_run_with_its_values(airflow: Airflow, page: Page) -> None:
     """A person logs in, changes the form's values, triggers, and sees the run succeed with them."""
+    laptop, client = airflow.laptop, airflow.client
     laptop.wait_for_dag(client, DAG_ID)
     client.unpause(DAG_ID)
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
@@ -59,8 +66,8 @@ def test_the_form_starts_a_run_with_its_values(laptop: Laptop, client: AirflowCl
     page.get_by_role("dialog").get_by_role("button", name="Trigger", exact=True).click()
     page.wait_for_url(lambda url: "/runs/" in url)
 
-    run = client.runs(DAG_ID)[0]
-    follow(client, run, print, check=laptop.check, timeout_s=300)
+    run = Run(DAG_ID, unquote(urlsplit(page.url).path.split("/runs/")[1].partition("/")[0]))
+    follow(client, run, print, check=laptop.check, timeout_s=600)
     page.goto(f"{laptop.url}/dags/{DAG_ID}/runs/{run.run_id}/tasks/distill")
     page.get_by_text("samples/s").first.wait_for()
     page.screenshot(path=SCREENSHOTS / "log.png")

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,53 +20,9 @@ from edl_airflow.laptop.environment import components_environment
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.store.server import RedisServer
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 RUN = SUPPORT / "airflow" / "run_dag_test.py"
-
-
-@pytest.fixture(scope="module")
-def environ(
-    tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer, trained: Path
-) -> Iterator[dict[str, str]]:
-    """The environment of an Airflow that is nothing but a database; jobs that a failed test leaves are stopped."""
-    home = tmp_path_factory.mktemp("airflow")
-    environ = components_environment(
-        os.environ,
-        home=home,
-        dags=DAGS,
-        port=1,
-        redis_url=redis_server.url,
-        work_dir=home / "jobs",
-        passwords=home / "passwords.json",
-    )
-    shutil.copytree(trained, home / "mnist_distill")
-    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], env=environ, check=True)
-    yield environ
-    for job in jobs(environ):
-        asyncio.run(LocalBackend(home / "jobs").delete(job))
-
-
-@pytest.mark.parametrize(
-    ("dag_id", "conf", "assumed"),
-    [
-        # Its pool grows beside the student, and dag.test() runs one task after the other.
-        ("edl_quickstart_distill", {"epochs": 1}, "pool_in_use|grow_pool"),
-        ("edl_distill_steps", {"epochs": 1, "teachers": 1}, ""),
-    ],
-)
-def test_every_task_succeeds(environ: dict[str, str], dag_id: str, conf: dict[str, int], assumed: str) -> None:
-    """dag.test() runs the DAG to its end in one process, deferred tasks among it, and leaves no job."""
-    assert {"run", "train_teacher", "distill", "report"} <= succeeded(environ, dag_id, conf, assumed)
-
-
-def test_a_night_and_the_evaluation_of_its_checkpoint_succeed(environ: dict[str, str]) -> None:
-    """The training is over before it could grow; by hand, an evaluation is told which checkpoint."""
-    night = {"epochs": 1, "pause_s": 0, "ends_by": "PT10M"}
-    assert succeeded(environ, "edl_nightly_elastic_training", night, "training|grow") >= {"run", "train"}
-    *_, newest = sorted((Path(environ["AIRFLOW_HOME"]) / "elastic_train" / "checkpoints").iterdir())
-    assert succeeded(environ, "edl_evaluate_on_checkpoint", {"checkpoint": str(newest)}) == {"run", "evaluate"}
-
 
 RETRIES = """
 from datetime import timedelta
@@ -110,39 +66,79 @@ with DAG("retries", schedule=None, default_args={{"retries": 2, "retry_delay": t
     without_policy()
 """
 
+Runs = Sequence[tuple[str, dict[str, Any], str]]
+"""Of DAGs, with the values of their forms and a pattern of tasks that are only assumed to have succeeded."""
 
-def test_mistakes_have_one_try_and_what_passes_has_all(environ: dict[str, str], tmp_path: Path) -> None:
-    """In tasks of one's own by the policy, in ours without a word; Airflow alone would try each three times."""
-    tries = tmp_path / "tries"
-    (tmp_path / "dags").mkdir()
-    (tmp_path / "dags" / "retries.py").write_text(RETRIES.format(tries=str(tries)))
-    run = run_of(environ, tmp_path / "dags", "retries")
-    states = json.loads(run.stdout.splitlines()[-1])
-    assert set(states.values()) == {"failed"}
-    made = Counter(tries.read_text().split(";")[:-1])
+
+@pytest.fixture(scope="module")
+def environ(
+    tmp_path_factory: pytest.TempPathFactory,
+    redis_server: RedisServer,
+    trained: Path,
+    new_airflow: Callable[[Path], None],
+) -> Iterator[dict[str, str]]:
+    """The environment of an Airflow that is nothing but a database; jobs that a failed test leaves are stopped."""
+    home = tmp_path_factory.mktemp("airflow")
+    dags = tmp_path_factory.mktemp("tried")
+    for file in DAGS.iterdir():
+        (dags / file.name).symlink_to(file)
+    (dags / "retries.py").write_text(RETRIES.format(tries=str(dags / "tries")))
+    environ = components_environment(
+        os.environ,
+        home=home,
+        dags=dags,
+        port=1,
+        redis_url=redis_server.url,
+        work_dir=home / "jobs",
+        passwords=home / "passwords.json",
+    )
+    new_airflow(home)
+    shutil.copytree(trained, home / "mnist_distill")
+    yield environ
+    for job in jobs(environ):
+        asyncio.run(LocalBackend(home / "jobs").delete(job))
+
+
+@pytest.mark.usefixtures("airflow")  # which other tests use meanwhile
+def test_steps_succeed_and_mistakes_have_one_try(environ: dict[str, str]) -> None:
+    """Deferred tasks run in one process, too. What passes has all tries, a mistake has one.
+
+    In tasks of one's own that is by the policy, in ours without a word; Airflow alone would try each three times.
+    """
+    states, said = tried(environ, [("edl_distill_steps", {"epochs": 1, "teachers": 1}, ""), ("retries", {}, "")])
+    assert {"run", "train_teacher", "distill", "report"} <= set(states["edl_distill_steps"])
+    assert set(states["edl_distill_steps"].values()) == {"success"}, said[-6000:]
+    assert set(states["retries"].values()) == {"failed"}
+    made = Counter((Path(environ["AIRFLOW__CORE__DAGS_FOLDER"]) / "tries").read_text().split(";")[:-1])
     assert made == {"mistaken": 1, "unlucky": 3, "without_policy": 3, "train": 1}
-    assert "bounds: got '3:1', allowed is min at most max" in run.stdout
-    assert "no such data set" in run.stdout
+    assert "bounds: got '3:1', allowed is min at most max" in said
+    assert "no such data set" in said
+
+
+@pytest.mark.deep
+def test_the_quickstart_a_night_and_the_evaluation_of_its_checkpoint_succeed(environ: dict[str, str]) -> None:
+    """What grows beside the training is assumed, as it would grow too late; the evaluation is told its checkpoint."""
+    night = {"epochs": 1, "pause_s": 0, "ends_by": "PT10M"}
+    runs = [
+        ("edl_quickstart_distill", {"epochs": 1}, "pool_in_use|grow_pool"),
+        ("edl_nightly_elastic_training", night, "training|grow"),
+    ]
+    states, said = tried(environ, runs)
+    assert {"run", "train_teacher", "distill", "report"} <= set(states["edl_quickstart_distill"])
+    assert {"run", "train"} <= set(states["edl_nightly_elastic_training"])
+    assert {state for tasks in states.values() for state in tasks.values()} == {"success"}, said[-6000:]
+    *_, newest = sorted((Path(environ["AIRFLOW_HOME"]) / "elastic_train" / "checkpoints").iterdir())
+    states, _ = tried(environ, [("edl_evaluate_on_checkpoint", {"checkpoint": str(newest)}, "")])
+    assert states == {"edl_evaluate_on_checkpoint": {"run": "success", "evaluate": "success"}}
+
+
+def tried(environ: dict[str, str], runs: Runs) -> tuple[dict[str, dict[str, str]], str]:
+    """Run `dag.test()` of each; return their states and those of their tasks, and what was said. No job is left."""
+    command = [sys.executable, str(RUN), environ["AIRFLOW__CORE__DAGS_FOLDER"], json.dumps(runs)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert jobs(environ) == []
-
-
-def succeeded(environ: dict[str, str], dag_id: str, conf: dict[str, Any], assumed: str = "") -> set[str]:
-    """Return what has succeeded, the run and its tasks, which all of it must have; `assumed`: what is not run."""
-    run = run_of(environ, DAGS, dag_id, conf, assumed)
-    states = json.loads(run.stdout.splitlines()[-1])
-    assert set(states.values()) == {"success"}, run.stdout[-6000:]
-    assert jobs(environ) == []
-    return set(states)
-
-
-def run_of(
-    environ: dict[str, str], dags: Path, dag_id: str, conf: dict[str, Any] | None = None, assumed: str = ""
-) -> subprocess.CompletedProcess[str]:
-    """Run `dag.test()` to the end of the run, whatever that is."""
-    command = [sys.executable, str(RUN), str(dags), dag_id, json.dumps(conf or {}), assumed]
-    run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
-    return run
+    return json.loads(done.stdout.splitlines()[-1]), done.stdout
 
 
 def jobs(environ: dict[str, str]) -> list[str]:

@@ -95,7 +95,7 @@ def test_a_strangers_server_on_our_port_is_not_ours(tmp_path: Path) -> None:
     os.close(lock)
 
 
-def until(condition: object, timeout_s: float = 20) -> None:
+def until(condition: object, timeout_s: float = 60) -> None:
     assert callable(condition)
     deadline = time.monotonic() + timeout_s
     while not condition():

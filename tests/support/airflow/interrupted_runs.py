@@ -2,71 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
-from support.airflow.processes import is_alive
+from support.airflow.places import Place
 
-from edl_airflow.laptop.client import AirflowClient, Task
-from edl_airflow.laptop.launcher import Laptop
-from edl_runtime.backends.local import LocalBackend
-from edl_runtime.registry.directory import Directory
-from edl_runtime.store.client import connect
-
-WITHIN_S = 90.0
-"""How long anything may take: all cases share two cores."""
+from edl_airflow.laptop.client import AirflowClient, Run, Task
 
 STEADY_S = 3.0
 """What a try that has ended still has to stop, it stops within that."""
 
-OPTIONS = {
-    "CORE__PARALLELISM": "8",  # tasks that wait for each other's tests
-    "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",  # when a lost worker is noticed, 300 otherwise
-    "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
-    "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",  # when a lost triggerer is noticed, 30 otherwise
-}
-"""Of an Airflow that notices soon what it has lost."""
+OVER = ("success", "failed")
 
 
-class Place(Protocol):
-    """Where students run."""
+class Until(Protocol):
+    """Waits for something to be true, and returns it."""
 
-    def lives(self, student: str) -> bool:
-        """Whether the student still runs."""
-        ...
-
-    def left(self, marks: tuple[str, ...]) -> list[str]:
-        """Return all that there is of jobs and pools whose names begin so."""
-        ...
+    def __call__(self, condition: Callable[[], Any], otherwise: Callable[[], str] = ...) -> Any: ...
 
 
 class Case:
-    """One run. Each of its students leaves its id in a folder, where it finds `go` when it may end."""
+    """One run. Each of its students leaves its id in `folder`, where it finds `go` when it may end."""
 
-    def __init__(
-        self,
-        laptop: Laptop,
-        client: AirflowClient,
-        place: Place,
-        dag_id: str,
-        conf: Mapping[str, Any] | None = None,
-        *,
-        marks: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, folder: Path, run: Run, client: AirflowClient, place: Place, until: Until) -> None:
+        self.run = run
         self.client = client
-        self.marks = marks or (dag_id.replace("_", "-"),)  # how the names of all its jobs and pools begin
-        self._laptop = laptop
+        self.until = until
+        self._folder = folder
         self._place = place
-        self._folder = laptop.home / "interrupted" / dag_id
-        self._folder.mkdir(parents=True)
-        self._folder.chmod(0o777)  # a student in a pod is another user
-        laptop.wait_for_dag(client, dag_id)
-        client.unpause(dag_id)
-        self.run = client.trigger(dag_id, conf)
+        self._marks = (run.dag_id.replace("_", "-"),)  # how the names of all its jobs and pools begin
 
     def student(self) -> str:
         """Wait until a student asks teachers; return its id."""
@@ -97,10 +64,22 @@ class Case:
         self.leaves_nothing()
         return student
 
+    def is_taken_over(self, student: str) -> None:
+        """Check that this student, and no other job, trains to the end."""
+        assert self.trains_to_the_end() == student
+        assert self.jobs() == 1
+
     def students(self) -> list[str]:
         """Return the ids of all students that ever asked teachers, in order."""
         file = self._folder / "started"
         return file.read_text().split() if file.exists() else []
+
+    def jobs(self) -> int:
+        """Return how many students there have ever been, each of which had one pool of one teacher."""
+        created = self._place.created(self._marks)
+        students = created.get("Job", len(self.students()))
+        assert created.get("ReplicaSet", students) == students
+        return students
 
     def go(self) -> None:
         """Let the student end."""
@@ -123,7 +102,7 @@ class Case:
 
     def ends(self, state: str) -> None:
         """Wait until the run has ended in this state."""
-        self.until(lambda: self.client.state(self.run) in ("success", "failed"), "the run goes on")
+        self.until(lambda: self.client.state(self.run) in OVER, lambda: "the run goes on")
         assert self.client.state(self.run) == state, self.client.tasks(self.run)
 
     def mark(self, state: str) -> None:
@@ -143,54 +122,11 @@ class Case:
 
     def leaves_nothing(self) -> None:
         """Wait until no job, pool, registration or student is left."""
-        self.until(lambda: not self._place.left(self.marks), lambda: f"there are {self._place.left(self.marks)}")
-
-    def until(self, condition: Callable[[], Any], otherwise: str | Callable[[], str]) -> Any:
-        """Wait for something to be true, and return it."""
-        deadline = time.monotonic() + WITHIN_S
-        while not (found := condition()):
-            self._laptop.check()
-            assert time.monotonic() < deadline, otherwise if isinstance(otherwise, str) else otherwise()
-            time.sleep(0.2)
-        return found
+        self.until(lambda: not self._place.left(self._marks), lambda: f"there are {self._place.left(self._marks)}")
 
     def _until_while_it_runs(self, condition: Callable[[], Any], otherwise: str) -> None:
         def holds() -> Any:
-            assert self.client.state(self.run) not in ("success", "failed"), self.log()
+            assert self.client.state(self.run) not in OVER, self.log()
             return condition()
 
-        self.until(holds, otherwise)
-
-
-class ThisMachine:
-    """Where students are processes."""
-
-    def __init__(self, laptop: Laptop) -> None:
-        self._laptop = laptop
-
-    def lives(self, student: str) -> bool:
-        return is_alive(int(student))
-
-    def left(self, marks: tuple[str, ...]) -> list[str]:
-        async def names() -> list[str]:
-            jobs = [job.name for job in await LocalBackend(self._laptop.work_dir).list()]
-            return [*await registered(self._laptop.redis.url), *jobs]
-
-        ours = [name for name in asyncio.run(names()) if name.startswith(marks)]
-        return [*ours, *filter(None, (_command(process, marks) for process in psutil.process_iter()))]
-
-
-async def registered(redis_url: str) -> list[str]:
-    """Return the pools that somebody is registered in."""
-    async with connect(redis_url) as redis:
-        return await Directory(redis, "default").pools()
-
-
-def _command(process: psutil.Process, marks: tuple[str, ...]) -> str:
-    """Return the command of a process that belongs to a job with such a name, empty for any other."""
-    try:
-        words = process.cmdline()
-        names = [process.environ().get("EDL_JOB", ""), *(Path(word).name for word in words)]
-    except psutil.Error:
-        return ""
-    return " ".join(words) if any(name.startswith(marks) for name in names) and process.is_running() else ""
+        self.until(holds, lambda: otherwise)

@@ -1,7 +1,4 @@
-"""One DAG for each test of interrupted tasks, of the same name; each run has its own pool and student.
-
-The tests: test_interrupted_tasks.py and, of the same runs on pods, tests/kubernetes/test_interrupted_on_pods.py.
-"""
+"""The runs of test_interrupted_tasks.py, each of a DAG "PLACE_TEST_while_STATE" with its own pool and student."""
 
 from __future__ import annotations
 
@@ -17,50 +14,55 @@ from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTe
 from edl_runtime.specs import TeacherSpec, TrainerSpec
 
 FOLDER = Path(os.environ.get("AIRFLOW_HOME", "")).parent / "interrupted"
+STUDENT = Path(__file__).resolve().with_name("trains.py")  # also for pods, which have the folder of that name
 TEACHER = TeacherSpec(model="answers:double")
-TIME = timedelta(seconds=45)
+TIME = timedelta(seconds=90)
+"""By then the student trains, however busy the machine is."""
+
+CONNECTIONS = {"local": "edl_default", "pods": "edl_near"}
+SAVES = ("--saves_for_s", "8")  # longer than the five seconds that Airflow gives a task
 
 
-def student(dag_id: str, *words: str) -> TrainerSpec:
-    """Train in the DAG's own folder."""
-    return TrainerSpec(command=("python", f"{Path(__file__).parent}/trains.py", f"{FOLDER}/{dag_id}", *words))
-
-
-def distil(dag_id: str, *words: str, **given: Any) -> None:
+def distil(dag_id: str, *words: str, deferrable: bool, conn_id: str, **given: Any) -> None:
     """Make a DAG of one task that does all of it."""
     with DAG(dag_id, schedule=None):
         EdlDistillOperator(
             task_id="distill",
             teacher=TEACHER,
-            student=student(dag_id, *words),
+            student=TrainerSpec(command=("python", f"{STUDENT}", f"{FOLDER}/{dag_id}", *words)),
             retry_delay=timedelta(seconds=1),
+            deferrable=deferrable,
+            edl_conn_id=conn_id,
             **given,
         )
 
 
-distil("marked_failed_while_running", "--saves_for_s", "8", deferrable=False)
-distil("marked_failed_while_deferred", "--saves_for_s", "8", deferrable=True)
-distil("cleared_while_running", deferrable=False)
-distil("cleared_while_deferred", deferrable=True)
-distil("timed_out_while_running", deferrable=False, execution_timeout=TIME)
-distil("timed_out_while_deferred", deferrable=True, execution_timeout=TIME)
-distil("lost_worker", deferrable=False, retries=1)
-distil("lost_supervisor", deferrable=False, retries=1)
-distil("lost_task_process", deferrable=False, retries=1)
-distil("lost_triggerer", deferrable=True)
-distil("stopped_triggerer", deferrable=True)
-distil("stopped_task_process", "--saves_for_s", "8", deferrable=False, retries=1)
-distil("lost_scheduler_while_running", deferrable=False)
-distil("lost_scheduler_while_deferred", deferrable=True)
-distil("marked_failed_while_unreachable", deferrable=True, edl_conn_id="edl_far")
-distil("unreachable_while_running", deferrable=False, edl_conn_id="edl_far")
-distil("unreachable_while_deferred", deferrable=True, edl_conn_id="edl_far")
+for place, conn_id in CONNECTIONS.items():
+    for deferrable, state in ((False, "running"), (True, "deferred")):
+        how: dict[str, Any] = {"deferrable": deferrable, "conn_id": conn_id}
+        distil(f"{place}_marked_failed_while_{state}", *SAVES, **how)
+        distil(f"{place}_cleared_while_{state}", **how)
+        distil(f"{place}_timed_out_while_{state}", execution_timeout=TIME, **how)
+    running: dict[str, Any] = {"deferrable": False, "conn_id": conn_id, "retries": 1}
+    distil(f"{place}_lost_worker_while_running", **running)
+    distil(f"{place}_lost_supervisor_while_running", **running)
+    distil(f"{place}_lost_task_process_while_running", **running)
+    distil(f"{place}_stopped_task_process_while_running", *SAVES, **running)
+    distil(f"{place}_lost_triggerer_while_deferred", deferrable=True, conn_id=conn_id)
 
-with DAG("failed_between_setup_and_teardown", schedule=None) as steps:
+distil("pods_lost_scheduler_while_running", deferrable=False, conn_id="edl_near")
+distil("pods_lost_scheduler_while_deferred", deferrable=True, conn_id="edl_near")
+distil("pods_stopped_triggerer_while_deferred", deferrable=True, conn_id="edl_near")
+distil("pods_unreachable_while_running", deferrable=False, conn_id="edl_far")
+distil("pods_unreachable_while_deferred", deferrable=True, conn_id="edl_far")
+distil("pods_marked_unreachable_while_deferred", deferrable=True, conn_id="edl_far")
+
+with DAG("local_failed_steps_while_deferred", schedule=None) as steps:
     pool = steps.dag_id.replace("_", "-")
+    command = ("python", f"{STUDENT}", f"{FOLDER}/{steps.dag_id}", "--exit_status", "3")
     start = EdlTeacherPoolOperator(task_id="start", teacher_pool=pool, teacher=TEACHER, teachers="1", deferrable=True)
     distill = EdlDistillOperator(
-        task_id="distill", teacher_pool=pool, student=student(steps.dag_id, "--exit_status", "3"), deferrable=True
+        task_id="distill", teacher_pool=pool, student=TrainerSpec(command=command), deferrable=True
     )
     stop = EdlStopTeacherPoolOperator(task_id="stop", teacher_pool=pool)
     start >> distill >> stop.as_teardown(setups=start)

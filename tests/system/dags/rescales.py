@@ -15,6 +15,7 @@ from edl_runtime.pods import Pod
 from edl_runtime.specs import TrainerSpec
 
 GO = Path(os.environ.get("AIRFLOW_HOME", "")).parent / "go"
+CONN_ID = "edl_rescaled"
 WAITS = f"import os, time\nwhile not os.path.exists({str(GO)!r}): time.sleep(0.2)"
 
 with DAG("submits", schedule=None, params={"job": "first"}):
@@ -24,6 +25,7 @@ with DAG("submits", schedule=None, params={"job": "first"}):
         trainer=TrainerSpec(command=("python", "-c", WAITS), pod=Pod(resources={"cpu": "1m"})),
         trainers="1:3",
         deferrable=True,
+        edl_conn_id=CONN_ID,
     )
 
 WINDOWS = """
@@ -33,7 +35,7 @@ windows:
 
 with DAG(
     "rescales",
-    schedule=[jobs_asset()],
+    schedule=[jobs_asset(CONN_ID)],
     params={"cpus": Param(0.0035, type="number"), "approve": Param(default=False, type="boolean")},
     max_active_runs=2,
 ):
@@ -41,6 +43,7 @@ with DAG(
         task_id="rescale",
         windows=WINDOWS,
         approve_shrinks="{{ params.approve }}",
+        edl_conn_id=CONN_ID,
         retries=1,
         retry_delay=timedelta(seconds=1),
     )
