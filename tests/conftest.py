@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import tempfile
 import threading
@@ -15,7 +16,7 @@ import pytest
 from support.depth import DEEP
 
 if TYPE_CHECKING:
-    from support.cluster.cluster import Cluster
+    from support.cluster.cluster import Cluster, RedisService
 
     from edl_runtime.settings import RuntimeSettings
     from edl_runtime.store.server import RedisServer
@@ -59,6 +60,15 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         skip_on_a_laptop(why)
     with own_namespace(kubeconfig, os.environ[IMAGE]) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def redis_service(cluster: Cluster) -> Iterator[RedisService]:
+    """A Redis in a pod, with a password, behind a Service."""
+    from support.cluster.cluster import RedisService
+
+    with RedisService(cluster, secrets.token_hex(8)) as service:
+        yield service
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ from edl_runtime.backends.local import LocalBackend
 from edl_runtime.store.client import connect
 
 
-@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_jobs_make_way_for_a_third(work_dir: Path, redis_url: str, namespace: str) -> None:

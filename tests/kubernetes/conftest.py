@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 
 import pytest
 from conftest import skip_on_a_laptop
-from support.cluster.cluster import PADDLE_IMAGE, Cluster, RedisService, own_namespace
+from support.cluster.cluster import PADDLE_IMAGE, Cluster, own_namespace
 from support.cluster.manifests import RESTRICTED
-
-
-@pytest.fixture(scope="session")
-def redis_service(cluster: Cluster) -> Iterator[RedisService]:
-    """A Redis in a pod, with a password, behind a Service."""
-    with RedisService(cluster, secrets.token_hex(8)) as service:
-        yield service
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from edl_runtime.backends.base import Backend
 from edl_runtime.pods import Pod
 from edl_runtime.store.client import connect
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.deep, pytest.mark.system, pytest.mark.timeout(900)]
 """It needs a cluster in which nothing else comes and goes, so it runs after all that shares one."""
 
 
@@ -60,7 +60,6 @@ async def test_jobs_make_way_for_a_third(cluster: Cluster, redis_service: RedisS
         await tutorial.play(env, cpus, OTHER_LOAD)
 
 
-@pytest.mark.deep
 async def test_a_resize_that_no_node_can_hold_is_taken_back(
     cluster: Cluster, redis_service: RedisService, namespace: str
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import psutil
 import pytest
 from support.airflow.places import Pods
 from support.airflow.shared import Airflow
-from support.cluster.cluster import PADDLE_IMAGE, Cluster, RedisService, why_none
+from support.cluster.cluster import PADDLE_IMAGE, why_none
 from support.cluster.pod_faults import kubeconfig_with, server_of
 from support.network.proxy import Proxy, running_proxy
 from support.paths import ROOT
@@ -99,9 +98,7 @@ def pods(request: pytest.FixtureRequest) -> Iterator[Pods | None]:
     if not wanted or why_none(request.config.getoption("--kubeconfig")):
         yield None
         return
-    cluster: Cluster = request.getfixturevalue("cluster")
-    with RedisService(cluster, secrets.token_hex(8)) as redis:
-        yield Pods(cluster, redis)
+    yield Pods(request.getfixturevalue("cluster"), request.getfixturevalue("redis_service"))
 
 
 @pytest.fixture(scope="session")
