@@ -5,27 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from support.registry.discovery_process import running_discovery
 from support.registry.followers import POOL, behind, registered, student, until_shown
 
 from edl_runtime.distill import discovery
-from edl_runtime.errors import RegistrySilentError
-from edl_runtime.registry import lease
 from edl_runtime.registry.directory import Directory
-from edl_runtime.registry.lease import hold_lease
-from edl_runtime.registry.members import Member
 from edl_runtime.registry.shares import shares
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect, run_script
-from edl_runtime.store.keys import Service, of_service
+from edl_runtime.store.client import connect
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
     from edl_runtime.store.server import RedisServer
 
 TEACHER = "127.0.0.1:1"
@@ -126,32 +119,3 @@ async def test_a_teacher_that_leaves_is_out_at_once(
         async with registered(settings, "a:1", ttl_s=LEASE_S):
             await one.until(lambda teachers: teachers == ("a:1",))
         await one.until(lambda teachers: not teachers)
-
-
-async def test_a_registration_whose_answer_is_lost_is_made_anew(
-    settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Redis has done it and answers too late; nobody is taken for another who came later."""
-    lost = []
-
-    async def lose_first(client: Redis, name: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
-        answer = await run_script(client, name, keys, args)
-        if name == "register" and not lost:
-            lost.append(answer)
-            raise RegistrySilentError("redis", "it is silent")
-        return answer
-
-    monkeypatch.setattr(lease, "RENEW_EVERY_S", 0.05)
-    service = Service(settings.namespace, "lost-answer", "students")
-    async with connect(settings.redis_url) as client:
-        members = Directory(client, settings.namespace).watch(service.pool, service.role)
-        async with hold_lease(client, service, Member(id="s", address="s:1")) as held:
-            fence = held.fence
-            monkeypatch.setattr(lease, "run_script", lose_first)
-            await client.delete(*of_service(service))
-            async with asyncio.timeout(30):
-                while held.fence == fence:  # noqa: ASYNC110 - it tells nobody
-                    await asyncio.sleep(0.01)
-            assert held.fence > lost[0][1] > fence
-            assert [member.fence for member in await anext(members)] == [held.fence]
-        await members.aclose()

@@ -25,7 +25,7 @@ from edl_runtime.backends.kubernetes import KubernetesBackend
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.elastic import events
 from edl_runtime.elastic.events import Event
-from edl_runtime.elastic.messages import Finished, Ready
+from edl_runtime.elastic.messages import Finished
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.specs import Bounds, Checkpoint, JobSpec
 from edl_runtime.store.client import connect
@@ -221,7 +221,6 @@ async def grow_and_shrink(
 
     (tmp_path / "alone").mkdir()
     with trainers(tmp_path / "alone", 1, epochs=EPOCHS) as (only,):
-        only.await_word(Ready)
         join([only], 1)
         assert only.await_word(Finished).why == "done"
         assert only.wait() == 0
