@@ -19,7 +19,7 @@ from support.students.readers import POOL, Batches, reader_of, registered
 from support.students.watching import OddTeacher, all_answered, metadata_of, read_epoch, read_until, running_odd_teacher
 from support.teachers.process import Teacher, wait_until
 
-from edl_runtime.distill import Discovered, discovery
+from edl_runtime.distill import Discovered
 from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import client
@@ -93,10 +93,10 @@ def test_no_redis_at_the_start_is_said(
 ) -> None:
     """The first iteration raises what is wrong with which Redis."""
     monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(discovery, "SILENT_START_S", 0.2)
     fault(own_redis)
+    hasty = msgspec.structs.replace(settings, teacher_wait_s=2.0)
     with (
-        reader_of(BATCHES, Discovered(POOL), settings) as reader,
+        reader_of(BATCHES, Discovered(POOL), hasty) as reader,
         pytest.raises(RegistryUnavailableError, match=f"Redis at 127.0.0.1:{own_redis.port} can't be used"),
     ):
         list(reader)
