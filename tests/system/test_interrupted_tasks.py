@@ -113,6 +113,7 @@ def test_lost_worker(airflow: Airflow, state: str, place: str) -> None:
     assert worker
     worker.kill()
     task.kill()
+    case.misses_its_worker()
     case.reaches("running", try_number=2)
     case.is_taken_over(student)
 
@@ -126,6 +127,7 @@ def test_lost_supervisor(airflow: Airflow, state: str, place: str) -> None:
     worker = case.task_process().parent()
     assert worker
     worker.kill()
+    case.misses_its_worker()
     case.reaches("running", try_number=2)
     case.is_taken_over(student)
 
