@@ -30,7 +30,7 @@ class Case:
     """One run. Each of its students leaves its id in `folder`, where it finds `go` when it may end."""
 
     def __init__(
-        self, folder: Path, run: Run, laptop: Laptop, client: AirflowClient, place: Place, until: Until
+        self, folder: Path, run: Run, *, laptop: Laptop, client: AirflowClient, place: Place, until: Until
     ) -> None:
         self.run = run
         self._laptop = laptop

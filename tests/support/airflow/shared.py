@@ -26,7 +26,7 @@ WITHIN_S = 300.0
 LOOK_EVERY_S = 1.0
 """Several tests at a time ask the one API server."""
 
-AT_A_TIME = 8
+AT_A_TIME = 6
 
 Test = Callable[..., None]
 
