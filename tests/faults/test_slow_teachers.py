@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import chain
 
 from support.students.readers import Batches, reader_of
-from support.students.watching import OddTeacher, metadata_of, running_odd_teacher, together
+from support.students.watching import OddTeacher, metadata_of, running_odd_teacher
 from support.teachers.process import Teacher, wait_until
 
 from edl_runtime.distill import Fixed, hedging
@@ -18,8 +18,8 @@ def test_what_a_slow_teacher_is_asked_another_is_asked_too(good: Teacher, odd: O
     """Once for a request, of another teacher, and within the budget; the first answer counts."""
     batches = Batches(100, seconds=0.01)
     metadata = metadata_of(good.address)
-    with together(running_odd_teacher(metadata), running_odd_teacher(metadata)) as others:
-        three = [odd, *others]
+    with running_odd_teacher(metadata) as second, running_odd_teacher(metadata) as third:
+        three = [odd, second, third]
 
         def asked() -> list[list[tuple[int, int]]]:
             return [[(request.batch, request.row) for request in one.asked()] for one in three]

@@ -11,15 +11,16 @@ import signal
 import subprocess
 import threading
 
+import msgspec
 import psutil
 import pytest
 from support.students.process import student, until_it_says
 from support.students.readers import POOL, Batches, reader_of, registered
 from support.students.student import COUNT
-from support.students.watching import OddTeacher
+from support.students.watching import OddTeacher, read_until
 from support.teachers.process import PATIENCE_S, Teacher, wait_until
 
-from edl_runtime.distill import Fixed
+from edl_runtime.distill import Discovered, Fixed
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.server import RedisServer
 
@@ -58,12 +59,11 @@ def connections_to(teacher: Teacher) -> int:
     )
 
 
-@pytest.mark.parametrize("behaviour", [pytest.param("good", marks=pytest.mark.deep), "silent"])
-def test_ctrl_c_ends_a_student(behaviour: str, odd: OddTeacher) -> None:
-    """With KeyboardInterrupt, whatever its teachers do."""
+def test_ctrl_c_ends_a_student_whose_teacher_is_silent(odd: OddTeacher) -> None:
+    """With KeyboardInterrupt."""
     with student("read", odd.address) as process:
         until_it_says(process, "3")
-        odd.become(behaviour)
+        odd.become("silent")
         interrupt(process)
 
 
@@ -90,3 +90,21 @@ def interrupt(process: subprocess.Popen[str]) -> None:
     errors = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in errors.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_killed_student_s_teachers_are_the_others_with_its_lease(
+    settings: RuntimeSettings, good: Teacher, odd: OddTeacher
+) -> None:
+    """Two students share two teachers; nobody has to tell that one is gone."""
+    mortal = msgspec.structs.replace(settings, lease_ttl_s=1.0)
+    batches = Batches(40, seconds=0.004)
+    with (
+        registered(settings, good.address, odd.address),
+        student("read", POOL, env=mortal.to_env()) as other,
+        reader_of(batches, Discovered(POOL), settings) as reader,
+    ):
+        until_it_says(other, "0")
+        read_until(reader, batches, lambda: reader.stats().teachers == 1)
+        other.kill()
+        read_until(reader, batches, lambda: reader.stats().teachers == 2)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 import pytest
 from support.paths import TESTS
-from support.students.readers import POOL, ROWS, reader_of
+from support.students.readers import POOL, ROWS, Batches, reader_of
 
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.autoscale.rescale import rescale
@@ -23,7 +22,6 @@ from edl_runtime.autoscale.traffic_schema import to_windows
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.distill import Discovered
 from edl_runtime.pods import Pod
-from edl_runtime.protocol.tensors import Array
 from edl_runtime.registry.demands import demands
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
@@ -38,35 +36,17 @@ ANSWER_S = 0.04
 PATIENCE_S = 100.0
 
 
-class Student:
-    """Trains in a thread of its own until told to stop, and checks each batch: every one once, in order."""
-
-    def __init__(self, settings: RuntimeSettings) -> None:
-        self.taken = 0
-        self._settings = settings
-        self._given = 0
-        self._over = threading.Event()
-
-    def stop(self) -> None:
-        self._over.set()
-
-    def train(self) -> int:
-        """Return how many batches there were once all of them are taken."""
-        with reader_of(self._batches, Discovered(POOL), self._settings, teacher_batch_size=ROWS) as reader:
-            for x, double in reader:
-                assert (x[:, 1] == self.taken).all()
-                assert (x[:, 2] == np.arange(ROWS)).all()
-                np.testing.assert_array_equal(double, x * 2)
-                self.taken += 1
-        assert self.taken == self._given
-        return self.taken
-
-    def _batches(self) -> Iterator[tuple[Array]]:
-        while not self._over.is_set():
-            x = np.zeros((ROWS, 4), np.float32)
-            x[:, 0], x[:, 1], x[:, 2] = ANSWER_S, self._given, np.arange(ROWS)
-            self._given += 1
-            yield (x,)
+def train(settings: RuntimeSettings, over: threading.Event) -> int:
+    """Return how many batches there were until told to stop; each came once, in order."""
+    batches, seen = Batches(10**6, ANSWER_S), []
+    with reader_of(batches, Discovered(POOL), settings, teacher_batch_size=ROWS) as reader:
+        for batch in reader:
+            seen.append(batch)
+            if over.is_set():
+                break
+    batches.count = len(seen)
+    batches.check(seen)
+    return len(seen)
 
 
 class Follower:
@@ -128,17 +108,17 @@ async def test_a_pool_grows_while_its_student_waits_and_shrinks_with_its_window(
     settings: RuntimeSettings, work_dir: Path
 ) -> None:
     """Up to its limit, and to one teacher when no more are allowed; the student loses nothing."""
-    student = Student(settings)
+    over = threading.Event()
     async with following(settings, work_dir) as follower:
         with ThreadPoolExecutor(1) as threads:
-            trained = asyncio.wrap_future(threads.submit(student.train))
+            trained = asyncio.wrap_future(threads.submit(train, settings, over))
             passes = asyncio.create_task(follower.passes())
             try:
                 await follower.until(BOUNDS.max)
                 follower.rules = Rules(windows=to_windows({"windows": [], "default": {"pools": {POOL: 1}}}))
                 await follower.until(1)
             finally:
-                student.stop()
+                over.set()
                 passes.cancel()
                 assert await trained > 0
                 await asyncio.wait([passes])

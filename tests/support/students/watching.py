@@ -8,18 +8,15 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from support.students.readers import Batches
 from support.teachers import odd_teacher
 from support.teachers.process import PATIENCE_S
 
 from edl_runtime.distill import DistillReader
-
-Started = TypeVar("Started")
 
 
 def read_epoch(
@@ -87,13 +84,6 @@ def running_odd_teacher(metadata: str) -> Iterator[OddTeacher]:
     finally:
         process.kill()
         process.communicate()
-
-
-@contextmanager
-def together(*teachers: AbstractContextManager[Started]) -> Iterator[list[Started]]:
-    """Start teachers at the same time, which takes less of it."""
-    with ExitStack() as stack, ThreadPoolExecutor() as starters:
-        yield list(starters.map(stack.enter_context, teachers))
 
 
 def metadata_of(address: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -66,21 +65,3 @@ def test_it_is_known_whom_the_script_waits_for(slow: str) -> None:
 
     with reader_of({"a:1": teacher}, source) as reader:
         list(reader)
-
-
-def test_what_is_asked_now_is_counted() -> None:
-    """While a teacher takes its time over the next batch that is in flight; at the end nothing is."""
-    goes_on = threading.Event()
-
-    def after_the_first(x: Array) -> dict[str, Array]:
-        if x.max() > 0:
-            goes_on.wait()
-        return arithmetic(x)
-
-    with reader_of({"a:1": after_the_first}) as reader:
-        epoch = iter(reader)
-        next(epoch)
-        wait_until(lambda: reader.stats().in_flight > 0)
-        goes_on.set()
-        list(epoch)
-        assert (reader.stats().in_flight, reader.stats().queued) == (0, 0)
