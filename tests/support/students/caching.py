@@ -7,11 +7,11 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from support.students import fake_readers
 from support.teachers.fakes import SIGNATURE, Behaviour, FakeTeachers, arithmetic
 
-from edl_runtime.distill import AnswerCache, DistillReader, Fixed
+from edl_runtime.distill import AnswerCache, DistillReader
 from edl_runtime.protocol.oip import ModelSignature
-from edl_runtime.settings import RuntimeSettings
 
 SAMPLES = 100
 X = np.arange(SAMPLES * 4, dtype=np.float32).reshape(SAMPLES, 4)
@@ -51,20 +51,8 @@ class Source:
 
 
 def reader_of(fakes: FakeTeachers, source: Source, cache: AnswerCache | None, /, **options: Any) -> DistillReader:
-    return DistillReader(
-        source,
-        **{
-            "inputs": ["x", "id"],
-            "outputs": ["double", "sum"],
-            "teachers": Fixed(tuple(fakes.behaviours)),
-            "teacher_batch_size": 4,
-            "format": source.kind,
-            "settings": RuntimeSettings(teacher_wait_s=5),
-            "connect": fakes.connect,
-            "cache": cache,
-            **options,
-        },
-    )
+    usual = {"inputs": ["x", "id"], "outputs": ["double", "sum"], "format": source.kind}
+    return fake_readers.reader_of(fakes, source, cache=cache, **{**usual, **options})
 
 
 def teachers_with(signature: ModelSignature = SIGNATURE, behaviour: Behaviour = arithmetic) -> FakeTeachers:

@@ -35,16 +35,8 @@ def reader_of(
     teachers = behaviours if isinstance(behaviours, FakeTeachers) else FakeTeachers(behaviours)
     addresses = options.pop("addresses", tuple(teachers.behaviours) or ("a:1",))
     settings = options.pop("settings", RuntimeSettings(teacher_wait_s=wait_s))
-    return DistillReader(
-        source,
-        inputs=["x", "label"],
-        outputs=["double"],
-        teachers=Fixed(addresses),
-        teacher_batch_size=4,
-        settings=settings,
-        connect=teachers.connect,
-        **options,
-    )
+    usual = {"inputs": ["x", "label"], "outputs": ["double"], "teachers": Fixed(addresses), "teacher_batch_size": 4}
+    return DistillReader(source, **{**usual, **options}, settings=settings, connect=teachers.connect)
 
 
 def numbers(epoch: list[Any]) -> list[int]:

@@ -9,17 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from support.teachers.process import PATIENCE_S, Teacher, running_teacher, wait_until
+from support.registry import followers
+from support.teachers.process import PATIENCE_S, Teacher, running_teacher
 
 from edl_runtime.distill import Discovered, DistillReader, Fixed
 from edl_runtime.distill.loop import LoopThread
 from edl_runtime.protocol.tensors import Array
-from edl_runtime.registry.directory import Directory
-from edl_runtime.registry.lease import hold_lease
-from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
-from edl_runtime.store.keys import Service
 
 ROWS = 8
 POOL = "pool"
@@ -55,27 +51,13 @@ def slow_teacher(settings: RuntimeSettings, *flags: str) -> contextlib.AbstractC
     return running_teacher("support.models:slow", "--pool", POOL, *flags, env=settings.to_env())
 
 
-def wait_for_teachers(settings: RuntimeSettings, count: int) -> None:
-    """Return when so many are registered in the pool."""
-
-    async def registered() -> int:
-        async with connect(settings.redis_url) as client:
-            return len(await Directory(client, settings.namespace).members(POOL))
-
-    wait_until(lambda: asyncio.run(registered()) == count)
-
-
 @contextlib.contextmanager
 def registered(settings: RuntimeSettings, *addresses: str, pool: str = POOL) -> Iterator[None]:
     """Have teachers in the pool that do not register by themselves."""
     there, leave = threading.Event(), threading.Event()
 
     async def stay() -> None:
-        async with connect(settings.redis_url) as client, contextlib.AsyncExitStack() as leases:
-            service = Service(settings.namespace, pool)
-            for address in addresses:
-                member = Member(id=address, address=address)
-                await leases.enter_async_context(hold_lease(client, service, member, ttl_s=settings.lease_ttl_s))
+        async with followers.registered(settings, *addresses, ttl_s=settings.lease_ttl_s, pool=pool):
             there.set()
             await asyncio.to_thread(leave.wait)
 

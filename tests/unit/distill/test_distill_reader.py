@@ -67,8 +67,8 @@ def test_only_answers_in_delivered_batches_are_counted() -> None:
     assert (stats.batches, sum(stats.answered.values())) == (5, 5 * 3)
 
 
-def test_closing_in_the_middle_ends_the_iteration() -> None:
-    """`close` from elsewhere is an error in the loop, not a hang; so is iterating a closed reader."""
+def test_closing_ends_the_iteration() -> None:
+    """`close` from elsewhere is an error in the loop, not a hang; so is iterating a closed reader, begun or not."""
     reader = reader_of({"a:1": patiently})
     epoch = iter(reader)
     next(epoch)
@@ -78,10 +78,6 @@ def test_closing_in_the_middle_ends_the_iteration() -> None:
         list(epoch)
     with pytest.raises(DistillError, match="closed"):
         list(reader)
-
-
-def test_a_reader_that_was_closed_before_its_start_starts_nothing() -> None:
-    """Iterating it is the same error as ever: it looks for no teachers."""
     teachers = FakeTeachers({"a:1": arithmetic})
     reader = reader_of(teachers)
     reader.close()
