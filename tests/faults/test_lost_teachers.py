@@ -11,8 +11,18 @@ from collections.abc import Iterator
 import msgspec
 import psutil
 import pytest
-from support.students.readers import POOL, Batches, reader_of, registered, slow_teacher
-from support.students.watching import all_answered, metadata_of, read_epoch, read_until, running_odd_teacher
+from support.students.readers import (
+    POOL,
+    Batches,
+    all_answered,
+    metadata_of,
+    read_epoch,
+    read_until,
+    reader_of,
+    registered,
+    running_odd_teacher,
+    slow_teacher,
+)
 from support.teachers.process import Teacher, wait_until
 
 from edl_runtime.distill import Discovered

@@ -6,8 +6,7 @@ import contextlib
 from typing import Any
 
 import numpy as np
-from support.students.readers import Batches, reader_of, registered
-from support.students.watching import metadata_of, running_odd_teacher
+from support.students.readers import Batches, metadata_of, reader_of, registered, running_odd_teacher
 from support.teachers.process import Teacher, running_teacher, wait_until
 
 from edl_runtime.distill import Discovered, DistillReader

@@ -6,8 +6,7 @@ import time
 from collections import Counter
 from itertools import chain
 
-from support.students.readers import Batches, reader_of
-from support.students.watching import OddTeacher, metadata_of, running_odd_teacher
+from support.students.readers import Batches, OddTeacher, metadata_of, reader_of, running_odd_teacher
 from support.teachers.process import Teacher, wait_until
 
 from edl_runtime.distill import Fixed, hedging

@@ -5,24 +5,56 @@ That no teacher works for a student that was killed is in tests/integration/test
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import subprocess
+import sys
 import threading
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import msgspec
 import psutil
 import pytest
-from support.students.process import student, until_it_says
-from support.students.readers import POOL, Batches, reader_of, registered
+from support.paths import TESTS
+from support.students.readers import POOL, Batches, OddTeacher, read_until, reader_of, registered
 from support.students.student import COUNT
-from support.students.watching import OddTeacher, read_until
 from support.teachers.process import PATIENCE_S, Teacher, wait_until
 
 from edl_runtime.distill import Discovered, Fixed
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.server import RedisServer
+
+
+@contextlib.contextmanager
+def student(story: str, address: str, env: Mapping[str, str] = MappingProxyType({})) -> Iterator[subprocess.Popen[str]]:
+    """Start a story of `student.py`; it is killed at the end at the latest."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "support.students.student", story, address],
+        cwd=TESTS,
+        env={**{name: value for name, value in os.environ.items() if not name.startswith("EDL_")}, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its children, too
+        process.communicate()
+
+
+def until_it_says(process: subprocess.Popen[str], word: str) -> None:
+    """Return when that word was in a line that it printed, and fail if it ends before."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if word in line.split():
+            return
+    pytest.fail(process.communicate()[1])
 
 
 @pytest.mark.parametrize("story", ["fork", pytest.param("spawn", marks=pytest.mark.deep)])

@@ -7,8 +7,7 @@ import json
 import msgspec
 import pytest
 from click.testing import CliRunner
-from support.students.readers import POOL, Batches, reader_of, registered
-from support.students.watching import OddTeacher, read_epoch, read_until
+from support.students.readers import POOL, Batches, OddTeacher, read_epoch, read_until, reader_of, registered
 from support.teachers.process import Teacher, wait_until
 
 from edl_runtime.cli.pools import pools

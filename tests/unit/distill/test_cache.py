@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import pytest
 from support.paths import TESTS
-from support.students.caching import SAMPLES, Source, X, reader_of, teachers_with
-from support.students.fake_readers import failing, never_hedge
+from support.students.fake_readers import SAMPLES, Source, X, failing, never_hedge, teachers_with
+from support.students.fake_readers import caching_reader_of as reader_of
 from support.teachers.fakes import SIGNATURE, FakeTeachers, arithmetic
 from support.teachers.process import wait_until
 
@@ -319,7 +319,7 @@ sys.path.insert(0, "")
 warnings.simplefilter("ignore", DeprecationWarning)
 from edl_runtime.distill import AnswerCache
 from support.teachers.process import wait_until
-from support.students.caching import Source, reader_of, teachers_with
+from support.students.fake_readers import Source, caching_reader_of as reader_of, teachers_with
 
 source, teachers = Source(), teachers_with()
 with reader_of(teachers, source, AnswerCache("id", folder=sys.argv[1])) as reader:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import structlog
-from support.students.caching import names
 
 from edl_runtime.distill import cache_file
 from edl_runtime.distill.cache import AnswerCache
@@ -21,8 +20,12 @@ SUBJECT = Subject("teacher", "1", b"logits of 1")
 OTHER = Subject("teacher", "1", b"features of 1")
 NEWER = Subject("teacher", "2", b"logits of 2")
 
-
 Open = Callable[..., Store]
+
+
+def names(count: int) -> list[bytes]:
+    """So many ids as a store has them."""
+    return [b"i%d" % number for number in range(count)]
 
 
 @pytest.fixture(params=["memory", "disk"])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 from support.students.fake_readers import BATCHES, ROWS, batches, reader_of
 from support.teachers.fakes import arithmetic
 from support.teachers.process import wait_until
@@ -14,6 +17,7 @@ from support.teachers.process import wait_until
 from edl_runtime.distill.metrics import HOST, ReaderCollector, endpoint_at
 from edl_runtime.distill.stats import ReaderStats, Tally, together
 from edl_runtime.protocol.tensors import Array
+from edl_runtime.settings import RuntimeSettings
 
 
 def test_a_wait_that_goes_on_counts() -> None:
@@ -74,12 +78,6 @@ def _sample(registry: CollectorRegistry, name: str, **labels: str) -> float | No
     return registry.get_sample_value(f"edl_distill_{name}", labels)
 
 
-def _registry(stats: ReaderStats) -> CollectorRegistry:
-    registry = CollectorRegistry(auto_describe=True)
-    registry.register(ReaderCollector(lambda: stats))
-    return registry
-
-
 def test_a_registry_of_ones_own_takes_a_readers_counts() -> None:
     """They are read when asked for, and stay when the reader is closed."""
     registry = CollectorRegistry(auto_describe=True)
@@ -96,30 +94,25 @@ def test_a_registry_of_ones_own_takes_a_readers_counts() -> None:
 
 def test_every_count_has_its_metric() -> None:
     """Waits by whom they are for; a teacher that is out of quarantine is shown as such."""
-    registry = _registry(
-        ReaderStats(
-            batches=1,
-            samples=2,
-            cached=3,
-            waited_s=5.0,
-            waited_for_source_s=1.0,
-            queued=6,
-            in_flight=7,
-            retries=8,
-            hedges=9,
-            teachers=10,
-            answered={"a:1": 11},
-            quarantined={"b:1": 'lies\n"always"'},
-        )
+    stats = ReaderStats(
+        batches=1,
+        samples=2,
+        cached=3,
+        waited_s=5.0,
+        waited_for_source_s=1.0,
+        queued=6,
+        in_flight=7,
+        retries=8,
+        hedges=9,
+        teachers=10,
+        answered={"a:1": 11},
+        quarantined={"b:1": 'lies\n"always"'},
     )
-    unlabelled = {
-        name: _sample(registry, name)
-        for name in (
-            *("batches_total", "samples_total", "cached_samples_total", "retries_total", "hedges_total"),
-            *("queued_requests", "requests_in_flight", "teachers"),
-        )
-    }
-    assert list(unlabelled.values()) == [1, 2, 3, 8, 9, 6, 7, 10]
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(ReaderCollector(lambda: stats))
+    counts = ("batches", "samples", "cached_samples", "retries", "hedges")
+    assert [_sample(registry, f"{name}_total") for name in counts] == [1, 2, 3, 8, 9]
+    assert [_sample(registry, name) for name in ("queued_requests", "requests_in_flight", "teachers")] == [6, 7, 10]
     waits = [_sample(registry, "wait_seconds_total", **{"for": whom}) for whom in ("source", "teachers")]
     assert waits == [1, 4]
     assert _sample(registry, "answers_total", teacher="a:1") == 11
@@ -131,6 +124,37 @@ def port() -> int:
     """One that is free."""
     with socket.create_server((HOST, 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+def _scraped(port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=30) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    return {sample.name.removeprefix("edl_distill_"): sample.value for family in families for sample in family.samples}
+
+
+def test_a_reader_is_scraped_while_it_reads(port: int) -> None:
+    """On this machine only."""
+    with capture_logs() as logs, reader_of({"a:1": arithmetic}, settings=RuntimeSettings(metrics_port=port)) as reader:
+        epoch = iter(reader)
+        for taken in (1, 2):
+            next(epoch)
+            wait_until(lambda: "metrics.shown" in [entry["event"] for entry in logs])
+            shown = _scraped(port)
+            assert (shown["batches_total"], shown["samples_total"]) == (taken, ROWS * taken)
+            assert (shown["answers_total"], shown["teachers"]) == (3 * taken, 1)
+    with socket.socket() as other_address:
+        assert other_address.connect_ex(("127.0.0.2", port)) != 0
+
+
+def test_a_reader_whose_port_is_taken_reads_without_being_shown() -> None:
+    """Which the log says."""
+    with socket.create_server((HOST, 0)) as other, capture_logs() as logs:
+        settings = RuntimeSettings(metrics_port=other.getsockname()[1])
+        with reader_of({"a:1": arithmetic}, settings=settings) as reader:
+            epoch = iter(reader)
+            next(epoch)
+            wait_until(lambda: "metrics.not_shown" in [entry["event"] for entry in logs])
+            assert len(list(epoch)) == BATCHES - 1
 
 
 def test_what_readers_have_done_stays_when_they_are_gone(port: int) -> None:
