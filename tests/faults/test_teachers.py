@@ -9,7 +9,6 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
 from itertools import chain
 
 import msgspec
@@ -56,18 +55,6 @@ def test_a_killed_teacher_is_out_of_use_at_once(settings: RuntimeSettings, good:
         assert 0 < reader.stats().retries <= 4  # what two connections were asked, and may be asked before it shows
 
 
-@contextlib.contextmanager
-def stopped(*processes: psutil.Process) -> Iterator[None]:
-    for process in processes:
-        process.suspend()
-    try:
-        yield
-    finally:
-        for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.resume()
-
-
 @pytest.mark.slow
 def test_a_stopped_teacher_is_not_waited_for(settings: RuntimeSettings, good: Teacher) -> None:
     """What it was asked another answers; it is out of use with its lease, and then comes back."""
@@ -76,15 +63,20 @@ def test_a_stopped_teacher_is_not_waited_for(settings: RuntimeSettings, good: Te
         slow_teacher(short) as teacher,
         registered(settings, good.address),
         reader_of(BATCHES, Discovered(POOL), short) as reader,
-        contextlib.ExitStack() as stop,
+        contextlib.ExitStack() as stopped,
     ):
+
+        def stop() -> None:
+            for part in (teacher.predictor, psutil.Process(teacher.process.pid)):
+                part.suspend()
+                stopped.callback(part.resume)
+
         read_until(reader, BATCHES, all_answered(reader, 2))
-        parts = teacher.predictor, psutil.Process(teacher.process.pid)
-        BATCHES.check(read_epoch(reader, lambda: stop.enter_context(stopped(*parts))))
+        BATCHES.check(read_epoch(reader, stop))
         assert reader.stats().hedges > 0
         read_until(reader, BATCHES, lambda: reader.stats().teachers == 1)
         answered = reader.stats().answered[teacher.address]
-        stop.close()
+        stopped.close()
         read_until(reader, BATCHES, lambda: reader.stats().answered[teacher.address] > answered)
         assert reader.stats().quarantined == {}
 
