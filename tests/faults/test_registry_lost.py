@@ -15,8 +15,18 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 import structlog
-from support.students.readers import POOL, Batches, reader_of, registered
-from support.students.watching import OddTeacher, all_answered, metadata_of, read_epoch, read_until, running_odd_teacher
+from support.students.readers import (
+    POOL,
+    Batches,
+    OddTeacher,
+    all_answered,
+    metadata_of,
+    read_epoch,
+    read_until,
+    reader_of,
+    registered,
+    running_odd_teacher,
+)
 from support.teachers.process import Teacher, wait_until
 
 from edl_runtime.distill import Discovered
@@ -34,8 +44,7 @@ def settings(own_redis: RedisServer) -> RuntimeSettings:
     return RuntimeSettings(redis_url=own_redis.url, lease_ttl_s=600.0)
 
 
-def kill(server: RedisServer) -> None:
-    server.kill()
+kill = RedisServer.kill
 
 
 def restart_empty(server: RedisServer) -> None:
