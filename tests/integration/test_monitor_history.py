@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.autoscale.history import past
+from support.autoscale.jobs import past
 
 from edl_runtime.autoscale import history
 from edl_runtime.autoscale.history import Point

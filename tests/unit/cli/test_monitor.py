@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.autoscale.views import job
+from support.autoscale.jobs import seen as job
 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend

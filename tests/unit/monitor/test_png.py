@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.autoscale.history import past
+from support.autoscale.jobs import past
 
 from edl_runtime.autoscale.history import Use
 from edl_runtime.errors import SpecError

@@ -1,12 +1,14 @@
-"""What `edl monitor` shows of what there is."""
+"""What `edl monitor` shows of what there is, and what is remembered of a look."""
 
 from __future__ import annotations
 
 import pytest
-from support.autoscale.views import capacity, job, node
+from support.autoscale.jobs import capacity, node
+from support.autoscale.jobs import seen as job
 
-from edl_runtime.autoscale.history import Use
+from edl_runtime.autoscale.history import JobPoint, Point, Use
 from edl_runtime.autoscale.plan import JobTarget, Plan
+from edl_runtime.autoscale.present import point
 from edl_runtime.monitor.view import HEADINGS, JobLine, PoolLine, row, view
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 
@@ -126,3 +128,18 @@ def test_pools_are_those_of_the_backend_and_those_of_redis() -> None:
         PoolLine(name="quiet", running=1, wanted=1),
     )
     assert seen.submitted == ("a",)
+
+
+def test_a_point_says_what_ran_and_what_was_reserved() -> None:
+    """Of all that had not ended, by name; with the window and what training might use by the plan."""
+    found = point(
+        [job("b", 0, 2), job("a", 2, resources={"cpu": 0.1}), job("p", 1, kind="pool"), job("x", 0, phase="failed")],
+        capacity(node(total={"cpu": 2.0}, used={"cpu": 0.3})),
+        Plan(at=1.0, window="night", capacity={"cpu": 1.5}),
+    )
+    assert found == Point(
+        jobs={"a": JobPoint(running=2), "b": JobPoint(state="pending"), "p": JobPoint(running=1, kind="pool")},
+        use={"cpu": Use(total=2.0, reserved=0.3, ours=0.2, allowed=1.5)},
+        window="night",
+    )
+    assert list(found.jobs) == ["a", "b", "p"]
