@@ -117,14 +117,6 @@ def test_a_pass_says_what_each_job_has_and_gets_and_why(edl: Edl, backend: Local
     assert (target["instances"], target["target"]) == (2, 2)
 
 
-def test_a_policy_of_ones_own_decides(edl: Edl, backend: LocalBackend) -> None:
-    """It may be in the folder that the command is called in."""
-    status, printed, _ = edl("--policy", "mine:two_each")
-    assert status == 0
-    assert "two are enough" in printed
-    assert wanted(backend) == 2
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -38,13 +38,6 @@ def server() -> Iterator[StandIn]:
     with prometheus() as stand_in:
         stand_in.series["requests"] = [({}, lambda at_s: requests(at_s) if at_s > NOW_S - 14 * DAY_S else None)]
         yield stand_in
-
-
-@pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[Redis]:
-    """A client of a real Redis."""
-    async with connect(redis_url) as made:
-        yield made
 
 
 def traffic(server: StandIn, **foresight: float) -> Traffic:
