@@ -167,20 +167,17 @@ async def test_what_redis_has_lost_or_spoilt_is_learned_anew(server: StandIn, cl
     assert 0 < await client.ttl(key) <= 2 * DAY_S
 
 
-async def test_a_stream_and_a_file_teach_as_well(client: Redis, namespace: str, tmp_path: Path) -> None:
-    """The same two weeks in each lead to the same room."""
+async def test_a_stream_teaches_as_well(client: Redis, namespace: str) -> None:
+    """Two weeks in it lead to the same room."""
     times = [NOW_S - 60 - 600 * number for number in reversed(range(14 * 144))]
-    path, stream = tmp_path / "web.csv", f"web-{namespace}"
-    path.write_text("time,needed\n" + "".join(f"{at_s:.0f},{requests(at_s)}\n" for at_s in times))
+    stream = f"web-{namespace}"
     async with client.pipeline(transaction=False) as pipe:
         for at_s in times:
             pipe.xadd(stream, {"needed": requests(at_s)}, id=f"{at_s * 1000:.0f}-0")
         await pipe.execute()
-    for source in (CsvFile(path=str(path)), RedisStream(stream=stream)):
-        of = Traffic(resource="gpu", source=source, times=0.002)
-        found = await room(of, client, namespace)
-        assert found.why == "the web is expected to need 20 gpu by 10:00, and is left 23"
-        assert (await check(of, client, now_s=NOW_S)).needed == 4
+    of = Traffic(resource="gpu", source=RedisStream(stream=stream), times=0.002)
+    assert (await room(of, client, namespace)).why == "the web is expected to need 20 gpu by 10:00, and is left 23"
+    assert (await check(of, client, now_s=NOW_S)).needed == 4
 
 
 async def test_a_mistake_is_told_in_words_at_a_pass(client: Redis, namespace: str, tmp_path: Path) -> None:
