@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 from support.autoscale.prometheus_server import StandIn, prometheus
 
-from edl_runtime.autoscale.profile import DAY_S, LEARN_EVERY_S, Foresight, Need
+from edl_runtime.autoscale.profile import DAY_S, LEARN_EVERY_S, Foresight
 from edl_runtime.autoscale.room import Room, room_for_training
 from edl_runtime.autoscale.sources.outlook import check, expected
 from edl_runtime.autoscale.sources.spec import CsvFile, Prometheus, RedisStream, Traffic
@@ -58,14 +58,6 @@ FOUR_WEEKS = pytest.approx(28 * 24, abs=0.5)
 def hours(asked: Sequence[Mapping[str, str]]) -> float:
     """Return of how many hours was asked."""
     return sum(float(each["end"]) - float(each["start"]) for each in asked) / 3600
-
-
-async def test_jobs_shrink_before_the_rush(server: StandIn, client: Redis, namespace: str) -> None:
-    """What the source counts is turned into what the web needs, learned, and expected."""
-    found = await room(traffic(server), client, namespace)
-    assert found.need == Need(kept=23, needed=20, at_s=NOW_S + 600, expected=True)
-    assert found.capacity == {"gpu": pytest.approx(9)}
-    assert found.why == "the web is expected to need 20 gpu by 10:00, and is left 23"
 
 
 async def test_a_profile_is_learned_once_an_hour(server: StandIn, client: Redis, namespace: str) -> None:

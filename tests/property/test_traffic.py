@@ -142,15 +142,6 @@ def test_a_holiday_is_no_day_of_the_week() -> None:
     assert windows.at(datetime(2026, 12, 25, 22, tzinfo=UTC)).name == "night"  # of all days
 
 
-def test_a_window_of_holidays_alone_begins_on_the_next() -> None:
-    """However far it is; without any more, the default holds for ever."""
-    only = Window(name="quiet", start=0, end=1440, sizes=Sizes(), days=frozenset({"holiday"}))
-    windows = TrafficWindows(windows=(only,), default=Sizes(), holidays=frozenset({date(2026, 12, 25)}))
-    assert windows.at(datetime(2026, 2, 1, tzinfo=UTC)).end == datetime(2026, 12, 25, tzinfo=UTC)
-    assert windows.at(datetime(2026, 12, 26, tzinfo=UTC)).end is None
-    assert windows.at(datetime(2026, 12, 26, tzinfo=UTC)).start == datetime(2026, 12, 26, tzinfo=UTC)
-
-
 def test_sizes_say_what_training_may_have() -> None:
     """Numbers, shares, and all of what is not named."""
     windows = read_windows(DAY)
