@@ -10,12 +10,15 @@ from edl_runtime.autoscale.history import JobPoint, Point, State, Use
 from edl_runtime.backends.base import Capacity, InstanceStatus, JobStatus, NodeCapacity, Scaling
 from edl_runtime.specs import Bounds
 
+SCALING = ("priority", "weight", "resumes", "resized_at", "queue", "node_selector")
+"""What else may be said of how a job is sized."""
+
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC).timestamp()
 
 
 def job(name: str, bounds: Bounds, cpu: float, have: int, *, pending: int = 0, **more: Any) -> JobStatus:
     """Return a job of elastic trainers with so many instances on the node and so many that wait for a place."""
-    scaling = {name: more.pop(name) for name in ("priority", "weight", "resumes", "resized_at") if name in more}
+    scaling = {name: more.pop(name) for name in SCALING if name in more}
     resources = more.pop("resources", {"cpu": cpu})
     there = [InstanceStatus(index=index, phase="running", started_at=NOON - 4000, node="node") for index in range(have)]
     waiting = [InstanceStatus(index=have + index, phase="pending", started_at=NOON - 4000) for index in range(pending)]

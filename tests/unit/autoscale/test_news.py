@@ -71,7 +71,7 @@ def test_who_is_not_to_run_now_is_not_pending() -> None:
     """One that is suspended, whose queue has it wait, or of which the rest was given up."""
     runs = job("a", BOUNDS, 1, 2)
     suspended = msgspec.structs.replace(runs, wanted=0, instances=())
-    queue = msgspec.structs.replace(runs, scaling=msgspec.structs.replace(runs.scaling, queue="nightly"))
+    queue = job("a", BOUNDS, 1, 2, queue="nightly")
     waits = msgspec.structs.replace(queue, phase="pending", instances=())
     given_up = msgspec.structs.replace(runs.instances[1], phase="failed", given_up=True)
     short = msgspec.structs.replace(runs, instances=(runs.instances[0], given_up))
