@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -203,26 +204,18 @@ def test_it_is_followed_on_a_terminal(environ: dict[str, str]) -> None:
         assert text.count(words) >= 3, text
 
 
-class Followed(LocalBackend):
-    """A backend that does something before a look of this number, and before another asks the command to end."""
-
-    def __init__(self, work_dir: Path, does: Mapping[int, Callable[[], None]]) -> None:
-        super().__init__(work_dir)
-        self._does = does
-        self._looks = 0
-
-    async def list(self) -> list[JobStatus]:
-        self._looks += 1
-        self._does.get(self._looks, lambda: None)()
-        return await super().list()
-
-
 def follow(monkeypatch: pytest.MonkeyPatch, work_dir: Path, does: Mapping[int, Callable[[], None]]) -> None:
     """Let the command follow the jobs, and do these things before the looks of these numbers."""
+    looks = count(1)
+
+    class Followed(LocalBackend):
+        async def list(self) -> list[JobStatus]:
+            does.get(next(looks), lambda: None)()
+            return await super().list()
 
     @asynccontextmanager
     async def following(_: object) -> AsyncIterator[LocalBackend]:
-        yield Followed(work_dir, does)
+        yield Followed(work_dir)
 
     monkeypatch.setattr(places, "following", following)
 

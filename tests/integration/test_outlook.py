@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,7 +14,7 @@ from support.autoscale.prometheus_server import StandIn, prometheus
 from edl_runtime.autoscale.profile import DAY_S, LEARN_EVERY_S, Foresight
 from edl_runtime.autoscale.room import Room, room_for_training
 from edl_runtime.autoscale.sources.outlook import check, expected
-from edl_runtime.autoscale.sources.spec import CsvFile, Prometheus, RedisStream, Traffic
+from edl_runtime.autoscale.sources.spec import Prometheus, RedisStream, Traffic
 from edl_runtime.autoscale.traffic_schema import to_windows
 from edl_runtime.errors import NoSamplesError, RegistryUnavailableError, SpecError
 from edl_runtime.store.client import connect
@@ -170,16 +169,6 @@ async def test_a_stream_teaches_as_well(client: Redis, namespace: str) -> None:
     of = Traffic(resource="gpu", source=RedisStream(stream=stream), times=0.002)
     assert (await room(of, client, namespace)).why == "the web is expected to need 20 gpu by 10:00, and is left 23"
     assert (await check(of, client, now_s=NOW_S)).needed == 4
-
-
-async def test_a_mistake_is_told_in_words_at_a_pass(client: Redis, namespace: str, tmp_path: Path) -> None:
-    """The pass goes on with the windows."""
-    of = Traffic(resource="gpu", source=CsvFile(path=str(tmp_path / "web.csv")))
-    found = await room(of, client, namespace)
-    assert found.capacity == {"gpu": 24}
-    assert found.why.startswith(
-        f"no word from the source (traffic.csv.path: got '{tmp_path}/web.csv', allowed is a CSV"
-    )
 
 
 async def test_a_check_raises_what_is_wrong(server: StandIn, client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:

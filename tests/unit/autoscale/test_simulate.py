@@ -166,11 +166,7 @@ def test_made_up_traces_are_like_the_ones_from_files() -> None:
     [
         ("web.csv", "time_s,gpus\n0,4\n600,many\n", "web.csv line 3: gpus: got 'many', allowed is a finite number"),
         ("web.csv", "time_s,gpus\n0\n", "web.csv line 2: gpus: got '', allowed is a finite number"),
-        (
-            "web.csv",
-            "time_s\n0\n",
-            "web.csv line 1: got 'time_s', allowed is the columns time_s, gpus; gpus is missing",
-        ),
+        ("web.csv", "time_s\n0\n", "line 1: got 'time_s', allowed is the columns time_s, gpus; gpus is missing"),
         ("web.csv", "time_s,gpus\n0,inf\n", "web.csv line 2: gpus: got 'inf', allowed is a finite number"),
         ("web.csv", "time_s,gpus\n600,4\n", "web.csv: got 'no sample at time 0 or before'"),
         ("jobs.csv", "", "jobs.csv line 1: got '', allowed is the columns id, submitted_s, min, max, work, a, phi"),
