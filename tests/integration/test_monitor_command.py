@@ -17,9 +17,10 @@ from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.backends.jobs import WAITS, eventually, reach
+from support.backends.jobs import WAITS, eventually, job, reach
 from support.edl_command import Edl, edl_command
 
 from edl_runtime.autoscale.plan import JobTarget, Plan
@@ -34,7 +35,7 @@ from edl_runtime.pods import Pod
 from edl_runtime.pool_reports import TeacherReport
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
-from edl_runtime.specs import Bounds, JobKind, JobSpec
+from edl_runtime.specs import JobKind
 from edl_runtime.store.client import connect
 from edl_runtime.store.keys import Service
 from edl_runtime.store.server import RedisServer
@@ -61,16 +62,9 @@ def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     async def start() -> None:
         for name, (kind, instances) in JOBS.items():
-            spec = JobSpec(
-                name=name,
-                kind=kind,
-                command=("python", "-c", WAITS),
-                bounds=Bounds(1, 4),
-                instances=instances,
-                pod=Pod(resources={"cpu": f"{MILLI}m"}),
-                grace_s=2.0,
-            )
-            await backend.submit(spec, token="", secrets={})
+            spec = job(WAITS, name=name, kind=kind, instances=instances)
+            pod = Pod(resources={"cpu": f"{MILLI}m"})
+            await backend.submit(msgspec.structs.replace(spec, pod=pod), token="", secrets={})
         await backend.resize("example2", 0)
         for name, (_, instances) in JOBS.items():
             await reach(backend, name, running(0 if name == "example2" else instances))
