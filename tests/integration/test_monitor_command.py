@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -28,7 +29,7 @@ from edl_runtime.autoscale.rescale import keep
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.cli import places
-from edl_runtime.errors import EX_CONFIG, ClusterUnavailableError
+from edl_runtime.errors import EX_CONFIG, BackendError, ClusterUnavailableError
 from edl_runtime.monitor.collector import look
 from edl_runtime.monitor.view import PoolLine
 from edl_runtime.pods import Pod
@@ -239,7 +240,8 @@ def test_json_is_an_object_for_each_look(
 
 
 def test_a_backend_that_is_away_is_waited_for(edl: Edl, work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong is said once for each outage, and there is a line for each look that found something."""
+    """What is wrong or unknown is said once for each outage, and there is a line for each look that found something."""
+    monkeypatch.setattr(LocalBackend, "capacity", AsyncMock(side_effect=BackendError("nodes may not be seen")))
     away = ClusterUnavailableError("https://cluster:6443", "it is silent")
 
     def breaks() -> None:
@@ -249,7 +251,7 @@ def test_a_backend_that_is_away_is_waited_for(edl: Edl, work_dir: Path, monkeypa
     status, printed, complaint = edl("--every", "0.1")
     assert status == 0
     assert [line.split("\t")[:3] for line in printed.splitlines()[1:]] == [ROW] * 2
-    assert complaint.splitlines() == [f"edl: {away}"] * 2
+    assert complaint.splitlines() == ["edl: what nodes have is unknown: nodes may not be seen", f"edl: {away}"] * 2
 
 
 def test_jobs_are_shown_while_redis_is_away(
