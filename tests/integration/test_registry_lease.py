@@ -92,15 +92,6 @@ async def test_a_pool_that_is_joined_while_it_is_struck_off_stays_listed(
         assert await directory.pools() == ["pool"]
 
 
-async def test_students_and_teachers_are_listed_apart(client: Redis, service: Service, directory: Directory) -> None:
-    """A student of a pool is none of its teachers, and has no part in its contract."""
-    student = Member(id="s", address="here", want=2)
-    async with hold(client, Service(service.namespace, "pool", "students"), student):
-        assert [member.want for member in await directory.members("pool", "students")] == [2]
-        assert await directory.members("pool") == []
-        assert await directory.pools() == ["pool"]
-
-
 async def test_a_lease_is_renewed_until_it_ran_out_and_then_taken_anew_with_a_larger_fence(
     client: Redis, service: Service, directory: Directory
 ) -> None:
@@ -117,15 +108,6 @@ async def test_a_lease_is_renewed_until_it_ran_out_and_then_taken_anew_with_a_la
         assert await run_script(client, "release", scripted, ["a", before]) == 0
         assert await run_script(client, "renew", scripted, ["a", before, 1000, "", ""]) == "taken"
         assert await ids(directory) == ["a"]
-
-
-async def test_a_lease_that_has_run_out_is_listed_no_more(
-    client: Redis, service: Service, directory: Directory
-) -> None:
-    """By Redis's clock, whoever looks first."""
-    await run_script(client, "register", keys.of_service(service), ["dead", 1, '{"id":"dead","address":"d:1"}', ""])
-    await asyncio.sleep(0.01)
-    assert await ids(directory) == []
 
 
 async def test_a_holder_that_missed_the_answer_to_its_registration_is_not_superseded(
@@ -257,25 +239,6 @@ async def test_the_same_model_in_other_words_is_let_in(client: Redis, service: S
     await run_script(client, "register", keys.of_service(service), ["z", 60_000, record, contract])
     async with hold(client, service, teacher()):
         assert await ids(directory) == ["a", "z"]
-
-
-async def test_nobody_is_registered_when_the_block_is_cancelled(
-    client: Redis, service: Service, directory: Directory
-) -> None:
-    """Cancelling the holder releases the lease."""
-    entered = asyncio.Event()
-
-    async def stay() -> None:
-        async with hold(client, service, teacher()):
-            entered.set()
-            await asyncio.Event().wait()
-
-    holder = asyncio.create_task(stay())
-    await entered.wait()
-    holder.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await holder
-    assert await ids(directory) == []
 
 
 async def test_a_cancelled_reader_ends(directory: Directory) -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from support.registry.discovery_process import running_discovery
 
 from edl_runtime.cli.pools import pools
-from edl_runtime.errors import DiscoveryRefusedError, RegistryUnavailableError, SpecError, UnknownPoolError
+from edl_runtime.errors import DiscoveryRefusedError, SpecError, UnknownPoolError
 from edl_runtime.pool_reports import StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.registry import quarantine
@@ -174,11 +174,3 @@ def test_without_an_address_the_error_names_the_variable() -> None:
     assert isinstance(error, SpecError)
     assert "EDL_REDIS_URL" in str(error)
     assert "EDL_DISCOVERY_URL" in str(error)
-
-
-def test_without_redis_the_error_names_the_address() -> None:
-    """A person learns which Redis does not answer, and nobody the password."""
-    error = run({"EDL_REDIS_URL": "redis://:secret@127.0.0.1:1/0"}).exception
-    assert isinstance(error, RegistryUnavailableError)
-    assert "127.0.0.1:1" in str(error)
-    assert "secret" not in str(error)
