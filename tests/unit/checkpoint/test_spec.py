@@ -16,7 +16,6 @@ from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
 
 
-
 def test_one_is_written_every_five_minutes_unless_told_otherwise() -> None:
     """By steps only if by steps was asked for."""
     assert Checkpoint(url="x").every_s == 300
