@@ -1,78 +1,14 @@
-"""Where, how often and how many: what a user says of checkpoints, and which are due and stay for it."""
+"""Which checkpoints stay for good, and when the next is due."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_runtime.checkpoint.manifest import Position
 from edl_runtime.checkpoint.retention import kept_for_good
 from edl_runtime.checkpoint.schedule import Schedule
-from edl_runtime.errors import SpecError
-from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
-
-
-def test_one_is_written_every_five_minutes_unless_told_otherwise() -> None:
-    """By steps only if by steps was asked for."""
-    assert Checkpoint(url="x").every_s == 300
-    assert Checkpoint(url="x", every_steps=10).every_s is None
-    assert Checkpoint(url="x", every_steps=10, every_s=5) == Checkpoint(url="x", every_steps=10, every_s=5.0)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        Checkpoint(url="s3://bucket/job"),
-        Checkpoint(url="/a b/c", every_steps=50, keep_last=5, keep_every=1000),
-        Checkpoint(url="x", every_steps=50, every_s=0.5),
-    ],
-)
-def test_it_goes_through_the_environment(spec: Checkpoint) -> None:
-    """From whoever starts a training to the training."""
-    settings = RuntimeSettings.from_env(spec.to_env())
-    assert settings.checkpoint_spec() == spec
-    assert RuntimeSettings.from_env(settings.to_env()).checkpoint_spec() == spec
-    assert RuntimeSettings().checkpoint_spec() is None
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"url": ""}, r"checkpoint\.url: got ''"),
-        ({"every_steps": 0}, r"checkpoint\.every_steps: got 0"),
-        ({"every_steps": True}, r"checkpoint\.every_steps: got True"),
-        ({"every_s": 0}, r"checkpoint\.every_s: got 0"),
-        ({"every_s": float("nan")}, r"checkpoint\.every_s: got nan"),
-        ({"keep_last": 0}, r"checkpoint\.keep_last: got 0, allowed is a whole number, 1 or more"),
-        ({"keep_last": None}, r"checkpoint\.keep_last: got None"),
-        ({"keep_every": -5}, r"checkpoint\.keep_every: got -5"),
-    ],
-)
-def test_what_can_not_be_is_refused(wrong: dict[str, Any], message: str) -> None:
-    """With the field, what was given and what is allowed."""
-    with pytest.raises(SpecError, match=message):
-        Checkpoint(**{"url": "x", **wrong})
-
-
-@pytest.mark.parametrize(
-    ("variable", "text"),
-    [
-        ("EDL_CHECKPOINT_EVERY_STEPS", "-1"),
-        ("EDL_CHECKPOINT_EVERY_STEPS", "often"),
-        ("EDL_CHECKPOINT_EVERY_S", "nan"),
-        ("EDL_CHECKPOINT_KEEP_LAST", "0"),
-        ("EDL_CHECKPOINT_KEEP_EVERY", "-1"),
-    ],
-)
-def test_a_wrong_variable_is_named(variable: str, text: str) -> None:
-    """As it stands in the environment."""
-    with pytest.raises(SpecError, match=variable):
-        RuntimeSettings.from_env({"EDL_CHECKPOINT": "x", variable: text})
-
 
 STEPS = st.lists(st.builds(Position, st.integers(0, 5), st.integers(0, 200)), max_size=30)
 
