@@ -100,10 +100,9 @@ PREFIXES = {teacher: r"teacher\.", checkpoint: r"checkpoint\."}
 @pytest.mark.parametrize(("make", "field", "values", "allowed"), WRONG)
 def test_what_can_not_be_is_refused(make: Callable[..., object], field: str, values: list[Any], allowed: str) -> None:
     """By field, with what is allowed: a string is no list of words, and a dict that looks like a Pod is not checked."""
+    said = rf"^{PREFIXES.get(make, '')}{field}: got .*allowed is {allowed}"
     for value in values:
-        with pytest.raises(
-            SpecError, match=f"^{re.escape(PREFIXES.get(make, '') + field)}: got .*allowed is {allowed}"
-        ):
+        with pytest.raises(SpecError, match=said):
             make(**{field: value})
 
 
