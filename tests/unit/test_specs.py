@@ -94,7 +94,7 @@ WRONG: list[tuple[Callable[..., object], str, list[Any], str]] = [
     (checkpoint, "keep_last", [0, None], "a whole number, 1 or more"),
     (checkpoint, "keep_every", [-5], "a whole number, 1 or more"),
 ]
-PREFIXES = {teacher: r"teacher\.", checkpoint: r"checkpoint\."}
+PREFIXES: dict[Callable[..., object], str] = {teacher: r"teacher\.", checkpoint: r"checkpoint\."}
 
 
 @pytest.mark.parametrize(("make", "field", "values", "allowed"), WRONG)
