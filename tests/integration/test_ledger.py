@@ -84,6 +84,24 @@ async def test_each_epoch_has_each_shard_once_in_an_order_of_its_own(ledger_of: 
     assert len({tuple(order) for order in [*orders, names]}) == 3
 
 
+async def test_a_checkpoint_says_what_is_not_done(ledger_of: Make) -> None:
+    """Finished shards are not in it, begun ones are with what of them is applied, in whatever worker's hands."""
+    one, other = ledger_of("w1"), ledger_of("w2")
+    await one.restore(None, 1)
+    await other.begin(1)
+    first, second = await leased(one, 2)
+    third = (await leased(other))[0]
+    await one.ack([first], step=7)
+    state = through_json(await one.commit(7, {first.ticket: 10, third.ticket: 4}))
+    assert dict(state.pending) == {second.ticket: 0, third.ticket: 4}
+    assert (await one.report()).done == 1
+
+    await other.ack([third], step=8)
+    await one.restore(state, 2)
+    again = await leased(one, 3)
+    assert {(shard.name, shard.start) for shard in again} == {(second.name, 0), (third.name, 4)}
+
+
 async def test_what_finished_after_the_step_of_a_checkpoint_is_not_done_in_it(ledger_of: Make) -> None:
     """Also when another rank was quicker to acknowledge than the one that saves."""
     ledger = ledger_of()
@@ -120,8 +138,9 @@ async def test_who_is_of_an_old_generation_or_of_none_yet_changes_nothing(ledger
         await early.lease()
     assert (caught.value.generation, caught.value.current) == (2, 1)
     assert await early.begin(2) == set()
-    with pytest.raises(StaleGenerationError, match=r"generation 1 .* is that of generation 2"):
-        await there.lease()
+    for ask in (there.lease, lambda: there.begin(1), lambda: there.restore(None, 1)):
+        with pytest.raises(StaleGenerationError, match=r"generation 1 .* is that of generation 2"):
+            await ask()
     assert [shard.name for shard in await leased(early, 3)] == ABC
 
 
