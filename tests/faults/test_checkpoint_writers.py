@@ -2,80 +2,55 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import multiprocessing
 import random
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.checkpoints.snapshots import is_whole, steps_of, stored
+from support.checkpoints.writer_process import write
 from support.depth import examples
-from support.paths import TESTS
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["edl_runtime.checkpoint.writer", "numpy", "pytest"])
 
 
-class Writers:
-    """The process that forks writers, and what they print."""
+class Writer:
+    """A process that writes checkpoints, and what it tells."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, place: Path, steps: range, **how: int) -> None:
+        self.told: list[str] = []
+        self._ear, mouth = PROCESSES.Pipe(duplex=False)
+        self.process = PROCESSES.Process(target=write, args=(mouth, place, steps), kwargs=how)
+        self.process.start()
+        mouth.close()
 
-    def start(self, place: Path, *writers: tuple[int, int, int, int, int]) -> None:
-        """Start writers: first step, how many, generation, how many are kept, the limit of a file's bytes or 0."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(" ".join(f"{place} {' '.join(map(str, each))}" for each in writers) + "\n")
+    def tells(self, word: str) -> None:
+        """Wait until it says this."""
+        while not (self.told and self.told[-1].startswith(word)):
+            self.told.append(self._ear.recv())
 
-    def lines_until(self, *words: str) -> list[str]:
-        """Return the lines that are printed until each of these words has begun one."""
-        assert self._process.stdout is not None
-        lines: list[str] = []
-        while not all(any(line.startswith(word) for line in lines) for word in words):
-            lines.append(self._process.stdout.readline())
-            assert lines[-1], "the writers' process has ended"
-        return lines
-
-    def run(self, place: Path, *writers: tuple[int, int, int, int, int]) -> list[str]:
-        """Have them write to their ends; return the lines that they print."""
-        self.start(place, *writers)
-        lines = self.lines_until("ended")
-        assert lines[-1].split()[1:] == ["0"] * len(writers)
-        return lines
+    def end(self) -> list[str]:
+        """Wait until it ends; return all that it told."""
+        with contextlib.suppress(EOFError):
+            self.tells("its end")
+        self.process.join()
+        return self.told
 
 
-@pytest.fixture(scope="module")
-def writers() -> Iterator[Writers]:
-    paths = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
-    with subprocess.Popen(
-        [sys.executable, "-m", "support.checkpoints.writer_process"],
-        env={**os.environ, "PYTHONPATH": paths},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        bufsize=1,
-    ) as process:
-        yield Writers(process)
-        process.communicate()
-
-
-def test_a_writer_killed_at_any_moment_loses_nothing_that_was_stored(writers: Writers, tmp_path: Path) -> None:
+def test_a_writer_killed_at_any_moment_loses_nothing_that_was_stored(tmp_path: Path) -> None:
     """At moments drawn by chance: what is newest is whole, and no older than the last that was told."""
     chance, kills = random.Random(5), examples(6, 40)
     told, first = 0, 1
     store = stored(tmp_path)
     for number in range(kills):
-        writers.start(tmp_path, (first, 1000, 1, 2, 0))
-        lines = writers.lines_until("children", "writing")
-        (child,) = (int(line.split()[1]) for line in lines if line.startswith("children"))
-        if number % 2:
-            lines += writers.lines_until("saved")
+        writer = Writer(tmp_path, range(first, first + 1000))
+        writer.tells("saved" if number % 2 else "writing")
         time.sleep(chance.uniform(0.0, 0.15))
-        os.kill(child, signal.SIGKILL)
-        lines += writers.lines_until("ended")
-        told = max([told, *(int(line.split()[1]) for line in lines if line.startswith("saved"))])
+        writer.process.kill()
+        told = max([told, *(int(word.split()[1]) for word in writer.end() if word.startswith("saved"))])
         found = store.load_newest()
         if found is None:
             assert told == 0
@@ -91,21 +66,20 @@ def test_a_writer_killed_at_any_moment_loses_nothing_that_was_stored(writers: Wr
 
 
 @pytest.mark.parametrize("generations", [(1, 2), (1, 1)], ids=["of two generations", "of one, as one taken for dead"])
-def test_two_writers_of_the_same_steps_never_mix(
-    writers: Writers, tmp_path: Path, generations: tuple[int, int]
-) -> None:
+def test_two_writers_of_the_same_steps_never_mix(tmp_path: Path, generations: tuple[int, int]) -> None:
     """Each checkpoint is of one of them, and both can be loaded."""
-    printed = writers.run(tmp_path, *((1, 5, generation, 100, 0) for generation in generations))
-    assert len([line for line in printed if line.startswith("saved")]) == 10
+    both = [Writer(tmp_path, range(1, 6), generation=generation, keep=100) for generation in generations]
+    assert [writer.end() for writer in both] == [["writing", *(f"saved {step}" for step in range(1, 6))]] * 2
     store = stored(tmp_path)
     positions = [(generation, step) for generation in generations for step in range(1, 6)]
     assert [info.position for info in store.list()] == sorted(positions, reverse=True)
     assert all(is_whole(store.load(info)) for info in store.list())
 
 
-def test_two_writers_that_prune_lose_none_of_the_newest(writers: Writers, tmp_path: Path) -> None:
+def test_two_writers_that_prune_lose_none_of_the_newest(tmp_path: Path) -> None:
     """Each removes what the other may be removing at the same time."""
-    writers.run(tmp_path, *[(1, 15, 1, 2, 0)] * 2)
+    both = [Writer(tmp_path, range(1, 16)) for _ in range(2)]
+    assert [(writer.end()[-1], writer.process.exitcode) for writer in both] == [("saved 15", 0)] * 2
     store = stored(tmp_path)
     newest = store.load_newest()
     assert newest is not None
@@ -114,12 +88,12 @@ def test_two_writers_that_prune_lose_none_of_the_newest(writers: Writers, tmp_pa
     assert len(store.list()) >= 2
 
 
-def test_a_full_disk_stops_no_training_and_loses_nothing(writers: Writers, tmp_path: Path) -> None:
+def test_a_full_disk_stops_no_training_and_loses_nothing(tmp_path: Path) -> None:
     """The error is told at each try, what was stored before can be loaded, and half a checkpoint takes no room."""
     stored(tmp_path, 3)
-    printed = writers.run(tmp_path, (4, 2, 1, 2, 300_000))
-    assert len([line for line in printed if line.startswith("failed") and "File too large" in line]) == 2
+    told = Writer(tmp_path, range(4, 6), limit=300_000).end()
+    assert len([word for word in told if word.startswith("failed") and "File too large" in word]) == 2
     store = stored(tmp_path)
     assert steps_of(store) == [3]
     assert len(list(tmp_path.iterdir())) == 1
-    assert "saved 6\n" in writers.run(tmp_path, (6, 1, 1, 2, 0))
+    assert "saved 6" in Writer(tmp_path, range(6, 7)).end()

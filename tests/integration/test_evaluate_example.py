@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -21,21 +21,16 @@ Evaluate = Callable[[Path | str], tuple[object, str, str]]
 
 @pytest.fixture
 def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Evaluate:
-    """Call the script's main function with a checkpoint; return how it exits, and what it prints and says of errors."""
+    """Run the script on a checkpoint; return how it exits, and what it prints and says of errors."""
     pytest.importorskip("paddle")  # which warns as it is imported
     monkeypatch.setattr(sys, "path", [str(EXAMPLES / "mnist_distill"), *sys.path])
-    spec = spec_from_file_location("evaluate", SCRIPT)
-    assert spec
-    assert spec.loader
-    script = module_from_spec(spec)
-    spec.loader.exec_module(script)
 
     def call(checkpoint: Path | str) -> tuple[object, str, str]:
         monkeypatch.setattr(sys, "argv", [SCRIPT.name, str(checkpoint), "--data_dir", str(tmp_path / "data")])
         capsys.readouterr()
         code: object = 0
         try:
-            script.main()
+            runpy.run_path(str(SCRIPT), run_name="__main__")
         except SystemExit as ended:
             code = ended.code
         said = capsys.readouterr()

@@ -129,31 +129,18 @@ async def test_a_step_that_only_a_dead_rank_applied_is_not_done_for_the_others(l
     assert first in await leased(survivor, 3)
 
 
-async def test_whoever_is_of_an_old_generation_changes_nothing(ledger_of: Make) -> None:
-    """A partitioned worker's acknowledgement is refused, with both generations said."""
-    left_behind, survivor = ledger_of("w1"), ledger_of("w2")
-    await left_behind.restore(None, 1)
-    (shard,) = await leased(left_behind)
-    await survivor.begin(2)
-    assert await survivor.release(0, {}, ["w2"]) == 1
-    with pytest.raises(StaleGenerationError, match=r"generation 1 .* is that of generation 2") as caught:
-        await left_behind.ack([shard], step=1)
-    assert (caught.value.generation, caught.value.current) == (1, 2)
-    with pytest.raises(StaleGenerationError):
-        await left_behind.begin(1)
-    with pytest.raises(StaleGenerationError):
-        await left_behind.restore(None, 1)
-    assert [shard.name for shard in await leased(survivor, 3)] == ABC
-
-
-async def test_a_generation_that_has_not_begun_changes_nothing_either(ledger_of: Make) -> None:
-    """A worker that knows of a later one than the ledger has to begin it first."""
+async def test_who_is_of_an_old_generation_or_of_none_yet_changes_nothing(ledger_of: Make) -> None:
+    """Both generations are said; a worker that knows of a later one than the ledger has to begin it first."""
     early, there = ledger_of("w1"), ledger_of("w2")
     await there.restore(None, 1)
     early.generation = 2
-    with pytest.raises(StaleGenerationError, match=r"generation 2 .* is that of generation 1"):
+    with pytest.raises(StaleGenerationError, match=r"generation 2 .* is that of generation 1") as caught:
         await early.lease()
+    assert (caught.value.generation, caught.value.current) == (2, 1)
     assert await early.begin(2) == set()
+    for ask in (there.lease, lambda: there.begin(1), lambda: there.restore(None, 1)):
+        with pytest.raises(StaleGenerationError, match=r"generation 1 .* is that of generation 2"):
+            await ask()
     assert [shard.name for shard in await leased(early, 3)] == ABC
 
 

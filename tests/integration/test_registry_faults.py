@@ -1,4 +1,4 @@
-"""Members whose processes end; a Redis emptied, killed, stopped and refusing to write.
+"""Members that die; a Redis emptied, killed and refusing to write.
 
 Nothing here is told by how long it took: what may not be found by looking from time to time is looked for once an hour.
 """
@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from structlog.testing import capture_logs
-from support.paths import SUPPORT
 
 from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.registry import directory as directory_module
@@ -23,7 +19,6 @@ from edl_runtime.registry import lease as lease_module
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import Lease, hold_lease
 from edl_runtime.registry.members import Member
-from edl_runtime.store import client as client_module
 from edl_runtime.store import keys
 from edl_runtime.store.client import connect, run_script
 from edl_runtime.store.keys import Service
@@ -32,7 +27,6 @@ from edl_runtime.store.server import RedisServer
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-MEMBER = SUPPORT / "registry" / "member_process.py"
 PATIENCE_S = 60.0
 HOUR_S = 3600.0
 PARTIES = 3
@@ -65,32 +59,18 @@ async def watch(client: Redis) -> AsyncIterator[AsyncGenerator[list[Member], Non
 
 
 @contextlib.asynccontextmanager
-async def member_process(server: RedisServer, name: str, ttl_s: float) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a member in a process of its own, from when it is registered."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(MEMBER), "n", "pool", name, str(ttl_s)),
-        env={**os.environ, "EDL_REDIS_URL": server.url},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        while await process.stdout.readline() != b"registered\n":
-            assert not process.stdout.at_eof()
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.communicate()
-
-
-@contextlib.asynccontextmanager
 async def members(client: Redis, *names: str, ttl_s: float = 60.0) -> AsyncIterator[dict[str, Lease]]:
     """Hold the lease of each name in this process."""
     async with contextlib.AsyncExitStack() as stack:
         service = Service("n", "pool")
         held = [hold_lease(client, service, Member(id=name, address=f"{name}:1"), ttl_s=ttl_s) for name in names]
         yield {name: await stack.enter_async_context(lease) for name, lease in zip(names, held, strict=True)}
+
+
+async def die(client: Redis, ttl_s: float) -> None:
+    """Register a member that never renews its lease."""
+    record = '{"id":"dead","address":"d:1"}'
+    await run_script(client, "register", keys.of_service(Service("n", "pool")), ["dead", int(1000 * ttl_s), record, ""])
 
 
 async def until(changes: AsyncGenerator[list[Member], None], *wanted: str) -> None:
@@ -114,19 +94,18 @@ async def shown_until_anew(changes: AsyncGenerator[list[Member], None], leases: 
     pytest.fail("the watch ended")
 
 
+@pytest.mark.usefixtures("_patient")
 async def test_a_killed_teacher_goes_at_its_lease_s_end_and_one_that_leaves_at_once(
-    own_redis: RedisServer, watch: AsyncGenerator[list[Member], None]
+    client: Redis, watch: AsyncGenerator[list[Member], None]
 ) -> None:
     """A watcher sees who joins and leaves by their events, and a death at the deadline, without polling."""
     await until(watch)
-    async with member_process(own_redis, "dies", 1.0) as dies, member_process(own_redis, "leaves", HOUR_S) as leaves:
-        await until(watch, "dies", "leaves")
-        assert leaves.stdin is not None
-        leaves.stdin.close()
-        await until(watch, "dies")
-        assert await leaves.wait() == 0
-        dies.kill()
-        await until(watch)
+    async with members(client, "leaves", ttl_s=HOUR_S):
+        await until(watch, "leaves")
+    await until(watch)
+    await die(client, ttl_s=2.0)
+    await until(watch, "dead")
+    await until(watch)
 
 
 @pytest.mark.usefixtures("_patient")
@@ -180,8 +159,7 @@ async def test_a_member_that_died_with_redis_leaves_the_list_when_it_does_not_co
     own_redis: RedisServer, client: Redis, watch: AsyncGenerator[list[Member], None]
 ) -> None:
     """Being forgotten by Redis is no way to stay listed: it is looked again as soon as all could be back."""
-    record = '{"id":"dead","address":"d:1"}'
-    await run_script(client, "register", keys.of_service(Service("n", "pool")), ["dead", 3_600_000, record, ""])
+    await die(client, ttl_s=HOUR_S)
     async with members(client, "lives", ttl_s=HOUR_S):
         await until(watch, "dead", "lives")
         own_redis.kill()
@@ -219,16 +197,3 @@ async def test_leaving_while_redis_is_away_is_no_error(own_redis: RedisServer, c
     """A block that ends without Redis ends all the same."""
     async with asyncio.timeout(PATIENCE_S), members(client, "a"):
         own_redis.kill()
-
-
-async def test_a_redis_that_is_silent_is_given_up(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped Redis accepts connections and never answers."""
-    monkeypatch.setattr(client_module, "ANSWER_TIMEOUT_S", 0.2)
-    os.kill(own_redis.pid, signal.SIGSTOP)
-    try:
-        async with connect(own_redis.url) as client, asyncio.timeout(PATIENCE_S):
-            with pytest.raises(RegistryUnavailableError, match="silent"):
-                async with members(client, "a"):
-                    pytest.fail("registered with nobody")
-    finally:
-        os.kill(own_redis.pid, signal.SIGCONT)

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from support.registry.discovery_process import running_discovery
 
 from edl_runtime.cli.pools import pools
-from edl_runtime.errors import DiscoveryRefusedError, RegistryUnavailableError, SpecError, UnknownPoolError
+from edl_runtime.errors import DiscoveryRefusedError, SpecError, UnknownPoolError
 from edl_runtime.pool_reports import StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.registry import quarantine
@@ -33,6 +33,8 @@ MEMBERS: list[tuple[str, Role, Member]] = [
     ("digits", "students", Member(id="s0", address="here", want=3)),
     ("waiting", "students", Member(id="s[red]1", address="there")),
 ]
+BUSY = TeacherReport(busy=0.254, over_s=9.0)
+WAITING = StudentReport(waiting=0.5, asked=1.5, samples_per_s=80.0)
 
 
 @pytest.fixture
@@ -47,82 +49,73 @@ def populated(redis_url: str, namespace: str) -> Iterator[dict[str, str]]:
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
         runner.run(populate(stack))
-        yield {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "COLUMNS": "120"}
+        yield {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "COLUMNS": "140"}
         runner.run(stack.aclose())
+
+
+@pytest.fixture
+def reported(populated: dict[str, str]) -> dict[str, str]:
+    """The same, when one of each role has just said what it does, and one teacher is in quarantine."""
+    namespace = populated["EDL_NAMESPACE"]
+
+    async def say() -> None:
+        async with connect(populated["EDL_REDIS_URL"]) as client:
+            await quarantine.publish(client, namespace, "digits", "s0", {"h:2": "answered a wrong shape"})
+            roles: list[tuple[Role, str, msgspec.Struct]] = [("teachers", "t0", BUSY), ("students", "s0", WAITING)]
+            for role, member, report in roles:
+                service = Service(namespace, "digits", role)
+                [record] = await client.hmget(keys.records(service), [member])
+                fence = msgspec.json.decode(record)["fence"]
+                words = [member, fence, 60_000, msgspec.json.encode(report).decode(), ""]
+                assert await run_script(client, "renew", keys.of_service(service), words) == str(fence)
+
+    asyncio.run(say())
+    return populated
 
 
 def run(env: dict[str, str], *args: str) -> Result:
     return CliRunner(env=env).invoke(pools, args, catch_exceptions=True)
 
 
-def test_a_table_shows_each_pool(populated: dict[str, str]) -> None:
-    """Name, number of teachers, of those in quarantine and of students, model, inputs and outputs."""
-    result = run(populated)
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("  ") if cell.strip()]
+
+
+def test_a_table_shows_each_pool(reported: dict[str, str]) -> None:
+    """Teachers, how busy, those in quarantine, students, how much they wait, the model; nothing where nobody says."""
+    result = run(reported)
     assert result.exit_code == 0
-    [digits] = [line for line in result.output.splitlines() if "digits" in line]
-    cells = [cell for cell in digits.split("  ") if cell]
-    assert [cell.strip() for cell in cells] == [
-        "digits",
-        "2",
-        "0",
-        "1",
-        "digits",
-        "image FP32 [-1, 784]",
-        "logits FP32 [-1, 10]",
+    [digits] = [cells(line) for line in result.output.splitlines() if "digits" in line]
+    assert digits == ["digits", "2", "25 %", "1", "1", "50 %", "digits", "image FP32 [-1, 784]", "logits FP32 [-1, 10]"]
+    [waiting] = [cells(line) for line in result.output.splitlines() if "waiting" in line]
+    assert waiting == ["waiting", "0", "0", "1"]
+
+
+def test_a_name_shows_its_members(reported: dict[str, str]) -> None:
+    """As they call themselves, what they say of their work, and why and for how many one is in quarantine."""
+    assert [cells(line) for line in run(reported, "digits").output.splitlines()[-3:]] == [
+        ["t0", "teacher", "h:1", "2", "25 %"],
+        ["t1", "teacher", "h:2", "1", "answered a wrong shape (by 1 student)"],
+        ["s0", "student", "here", "3", "50 %"],
     ]
-    assert "waiting" in result.output
+    assert "s[red]1" in run(reported, "waiting").output
 
 
-def test_a_name_shows_its_members(populated: dict[str, str]) -> None:
-    """Who is in the pool, as they call themselves."""
-    assert [word for word in ("t0", "h:1", "t1", "s0", "here") if word not in run(populated, "digits").output] == []
-    assert "s[red]1" in run(populated, "waiting").output
-
-
-def test_a_teacher_in_quarantine_is_shown_with_the_reason(populated: dict[str, str]) -> None:
-    """Why, and by how many students, in the table and in JSON; all pools' table counts such teachers."""
-    quarantined(populated, {"h:2": "answered a wrong shape"})
-    [line] = [line for line in run(populated, "digits").output.splitlines() if "h:2" in line]
-    assert line.rstrip().endswith("answered a wrong shape (by 1 student)")
-    [digits] = [line for line in run(populated).output.splitlines() if "digits" in line]
-    assert digits.split()[1:4] == ["2", "1", "1"]
-    shown = json.loads(run(populated, "digits", "--json").output)["teachers"]
-    assert [teacher["quarantine"] for teacher in shown] == [None, {"reason": "answered a wrong shape", "students": 1}]
-
-
-def quarantined(env: dict[str, str], reasons: dict[str, str]) -> None:
-    async def publish() -> None:
-        async with connect(env["EDL_REDIS_URL"]) as client:
-            await quarantine.publish(client, env["EDL_NAMESPACE"], "digits", "s0", reasons)
-
-    asyncio.run(publish())
-
-
-def test_who_is_busy_and_who_waits_is_shown(populated: dict[str, str]) -> None:
-    """Of those that say, in the tables and in JSON."""
-    service = Service(populated["EDL_NAMESPACE"], "digits")
-    busy, waiting = TeacherReport(busy=0.254, over_s=9.0), StudentReport(waiting=0.5, asked=1.5, samples_per_s=80.0)
-    assert run(populated).output.count(" %") == 0
-    reported(populated, service, "t0", busy)
-    reported(populated, msgspec.structs.replace(service, role="students"), "s0", waiting)
-    [digits] = [line for line in run(populated).output.splitlines() if "digits" in line]
-    assert " ".join(digits.split()[1:8]) == "2 25 % 0 1 50 %"
-    lines = run(populated, "digits").output.splitlines()
-    assert [next(line for line in lines if member in line).count(" %") for member in ("t0", "t1", "s0")] == [1, 0, 1]
-    shown = json.loads(run(populated, "digits", "--json").output)
-    assert [teacher["report"] for teacher in shown["teachers"]] == [{"busy": 0.254, "over_s": 9.0}, None]
-    assert shown["students"][0]["report"] == msgspec.to_builtins(waiting)
-
-
-def reported(env: dict[str, str], service: Service, member: str, report: msgspec.Struct) -> None:
-    async def say() -> None:
-        async with connect(env["EDL_REDIS_URL"]) as client:
-            [record] = await client.hmget(keys.records(service), [member])
-            fence = msgspec.json.decode(record)["fence"]
-            args = [member, fence, 60_000, msgspec.json.encode(report).decode(), ""]
-            assert await run_script(client, "renew", keys.of_service(service), args) == str(fence)
-
-    asyncio.run(say())
+def test_json_has_it_all(reported: dict[str, str]) -> None:
+    """A program reads the same, with the model once."""
+    [digits, waiting] = json.loads(run(reported, "--json").output)
+    assert digits["name"] == "digits"
+    assert digits["model"]["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 784]}]
+    kept_away = {"reason": "answered a wrong shape", "students": 1}
+    fields = ("id", "address", "weight", "quarantine", "report")
+    assert [tuple(teacher[field] for field in fields) for teacher in digits["teachers"]] == [
+        ("t0", "h:1", 2.0, None, msgspec.to_builtins(BUSY)),
+        ("t1", "h:2", 1.0, kept_away, None),
+    ]
+    [student] = digits["students"]
+    assert (student["id"], student["want"], student["report"]) == ("s0", 3, msgspec.to_builtins(WAITING))
+    assert waiting["model"] is None
+    assert json.loads(run(reported, "digits", "--json").output) == digits
 
 
 def test_a_pool_that_nobody_is_in_is_an_error(populated: dict[str, str]) -> None:
@@ -134,25 +127,11 @@ def test_a_pool_that_nobody_is_in_is_an_error(populated: dict[str, str]) -> None
         assert populated["EDL_NAMESPACE"] in str(error)
 
 
-def test_json_has_it_all(populated: dict[str, str]) -> None:
-    """A program reads the same, with the model once."""
-    [digits, waiting] = json.loads(run(populated, "--json").output)
-    assert digits["name"] == "digits"
-    assert digits["model"]["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 784]}]
-    assert [(teacher["id"], teacher["address"], teacher["weight"]) for teacher in digits["teachers"]] == [
-        ("t0", "h:1", 2.0),
-        ("t1", "h:2", 1.0),
-    ]
-    assert [(student["id"], student["want"]) for student in digits["students"]] == [("s0", 3)]
-    assert waiting["model"] is None
-    assert json.loads(run(populated, "digits", "--json").output) == digits
-
-
 def test_behind_an_endpoint_the_same_is_shown(populated: dict[str, str]) -> None:
     """Without a Redis to reach, the discovery endpoint is asked; an unknown pool and a wrong token are errors."""
     settings = RuntimeSettings.from_env(populated)
     with running_discovery(settings, env={"EDL_DISCOVERY_TOKEN": "t0ken"}) as endpoint:
-        env = {"EDL_DISCOVERY_URL": endpoint.url, "EDL_DISCOVERY_TOKEN": "t0ken", "COLUMNS": "120"}
+        env = {"EDL_DISCOVERY_URL": endpoint.url, "EDL_DISCOVERY_TOKEN": "t0ken", "COLUMNS": "140"}
         for words in ([], ["--json"], ["digits"], ["digits", "--json"]):
             assert run(env, *words).output == run(populated, *words).output
         unknown, refused = run(env, "absent").exception, run({**env, "EDL_DISCOVERY_TOKEN": "wr0ng"}).exception
@@ -174,11 +153,3 @@ def test_without_an_address_the_error_names_the_variable() -> None:
     assert isinstance(error, SpecError)
     assert "EDL_REDIS_URL" in str(error)
     assert "EDL_DISCOVERY_URL" in str(error)
-
-
-def test_without_redis_the_error_names_the_address() -> None:
-    """A person learns which Redis does not answer, and nobody the password."""
-    error = run({"EDL_REDIS_URL": "redis://:secret@127.0.0.1:1/0"}).exception
-    assert isinstance(error, RegistryUnavailableError)
-    assert "127.0.0.1:1" in str(error)
-    assert "secret" not in str(error)

@@ -85,19 +85,6 @@ def test_a_server_that_crashed_is_noticed(tmp_path: Path, guard: str, monkeypatc
             server.check()
 
 
-def test_after_a_kill_it_comes_back_empty_at_the_same_url(tmp_path: Path) -> None:
-    """A crash loses all data and nothing else."""
-    with RedisServer(tmp_path) as server:
-        url = server.url
-        with Redis.from_url(url) as client:
-            client.set("key", "value")
-        server.kill()
-        server.start()
-        assert server.url == url
-        with Redis.from_url(url) as client:
-            assert client.dbsize() == 0
-
-
 def test_it_ends_with_its_owner_even_by_sigkill(tmp_path: Path) -> None:
     """An owner that had no chance to clean up leaves no redis-server behind."""
     owner = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The cursor, for any dataset and any sequence of group sizes."""
+"""The cursor, for any dataset and any sequence of group sizes, its order, and what it refuses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl_runtime.errors import DatasetChangedError, SpecError
 from edl_runtime.shards import cursor as shards
-from edl_runtime.shards.cursor import Cursor
+from edl_runtime.shards.cursor import Cursor, check_length, micro_batches, order
 
 CURSORS = st.builds(
     Cursor,
@@ -53,17 +54,6 @@ def test_the_size_of_the_group_changes_nothing_in_a_batch(start: Cursor, sizes: 
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@given(start=CURSORS, steps=st.integers(0, 40))
-def test_a_checkpoint_goes_on_where_it_was(start: Cursor, steps: int) -> None:
-    """A cursor that went through JSON gives the same batches as one that did not."""
-    cursor = start
-    for _ in range(min(steps, shards.total_steps(start))):
-        cursor = shards.advance(cursor, len(shards.batch(cursor)))
-    again = msgspec.json.decode(msgspec.json.encode(cursor), type=Cursor)
-    assert again == cursor
-    assert np.array_equal(shards.batch(again), shards.batch(cursor))
-
-
 @given(start=CURSORS, wrong=st.integers(-3, 100))
 def test_only_what_an_epoch_has_left_can_be_taken(start: Cursor, wrong: int) -> None:
     """A cursor never leaves its epoch but by its end."""
@@ -72,3 +62,49 @@ def test_only_what_an_epoch_has_left_can_be_taken(start: Cursor, wrong: int) -> 
     else:
         with pytest.raises(ValueError, match="can't be taken"):
             shards.advance(start, wrong)
+
+
+def test_the_order_is_written_in_stone() -> None:
+    """A checkpoint of another machine, numpy or year goes on in the same order."""
+    assert order(7, 0, 10).tolist() == [6, 3, 4, 9, 0, 2, 8, 7, 5, 1]
+    assert order(7, 1, 10).tolist() == [1, 3, 2, 7, 8, 4, 5, 9, 0, 6]
+    assert order(8, 0, 10).tolist() == [8, 2, 0, 7, 5, 6, 9, 3, 4, 1]
+    assert order(8, 0, 10, shuffle=False).tolist() == list(range(10))
+
+
+def test_nobody_can_change_the_order_by_its_result() -> None:
+    """It is shared by all who ask."""
+    with pytest.raises(ValueError, match="read-only"):
+        order(0, 0, 10)[0] = 1
+
+
+def test_a_dataset_of_another_length_is_refused() -> None:
+    """Both lengths and the way out are said."""
+    cursor = Cursor(length=10, global_batch=4)
+    check_length(cursor, 10)
+    with pytest.raises(DatasetChangedError, match=r"has 9 samples, and had 10 .* start anew") as caught:
+        check_length(cursor, 9)
+    assert (caught.value.before, caught.value.now) == (10, 9)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        *(("length", 0), ("global_batch", 0), ("epochs", 0), ("seed", -1), ("epoch", -1)),
+        *(("position", 10), ("position", -1)),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(field: str, wrong: int) -> None:
+    """By name, in code and in a checkpoint."""
+    fields = {"length": 10, "global_batch": 4, field: wrong}
+    with pytest.raises(SpecError, match=field):
+        Cursor(**fields)
+    with pytest.raises(msgspec.ValidationError, match=field):
+        msgspec.convert(fields, Cursor)
+
+
+def test_a_micro_batch_has_a_sample_at_least() -> None:
+    """None means the whole part."""
+    assert [len(piece) for piece in micro_batches(order(0, 0, 5))] == [5]
+    with pytest.raises(SpecError, match="micro_batch"):
+        micro_batches(order(0, 0, 5), 0)

@@ -7,8 +7,8 @@ import pytest
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.settings import RuntimeSettings, split_secrets
+from edl_runtime.specs import Checkpoint
 
-TIMES = ["EDL_TEACHER_WAIT_S", "EDL_TEACHER_TIMEOUT_S", "EDL_LEASE_TTL_S"]
 BAD_TOKENS = ["päss", "a\r\nX-Evil: 1", "secret\n", "two words", "ta\tb", "nul\0", "del\x7f"]
 
 
@@ -36,34 +36,51 @@ def test_what_is_set_is_read_back() -> None:
     assert RuntimeSettings.from_env({}) == RuntimeSettings()
 
 
-@pytest.mark.parametrize("variable", TIMES)
-@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "soon"])
-def test_a_time_that_nobody_can_wait_for_is_refused(variable: str, text: str) -> None:
-    """The error names the variable: a wait of nan seconds would never end."""
-    with pytest.raises(SpecError, match=variable):
-        RuntimeSettings.from_env({variable: text})
+WRONG = {
+    "TEACHER_WAIT_S": (["nan", "inf", "-inf", "-1"], "a number of seconds, 0 or more"),
+    "TEACHER_TIMEOUT_S": (["nan", "inf", "-1", "0"], "a number of seconds above 0"),
+    "LEASE_TTL_S": (["nan", "inf", "-1", "0"], "a number of seconds above 0"),
+    "GRACE_S": (["soon"], "a number of seconds"),
+    "METRICS_PORT": (["-1", "65536"], "a port"),
+    "PORT": (["9400.5", "metrics"], "a whole number"),
+    "CHECKPOINT_EVERY_STEPS": (["-1", "often"], "a whole number"),
+    "CHECKPOINT_EVERY_S": (["nan"], "a number of seconds"),
+    "CHECKPOINT_KEEP_LAST": (["0"], "1 or more"),
+    "CHECKPOINT_KEEP_EVERY": (["-1"], "a whole number of steps"),
+    "TLS_KEY": (["given"], "nothing without EDL_TLS_CERT"),
+    "TEACHER_TLS_NAME": (["given"], "nothing without EDL_TEACHER_CA"),
+}
 
 
-@pytest.mark.parametrize(("variable", "allowed"), [("EDL_METRICS_PORT", "whole number"), (TIMES[0], "of seconds")])
-def test_what_is_no_number_is_told_what_is_allowed(variable: str, allowed: str) -> None:
-    """In words, and not by the name of a type."""
-    with pytest.raises(SpecError, match=f"{variable}: got 'abc', allowed is a .*{allowed}"):
-        RuntimeSettings.from_env({variable: "abc"})
+@pytest.mark.parametrize("name", WRONG)
+def test_what_can_not_be_is_refused(name: str) -> None:
+    """The error names the variable and says what is allowed: a wait of nan seconds would never end."""
+    texts, allowed = WRONG[name]
+    for text in texts:
+        with pytest.raises(SpecError, match=f"EDL_{name}.*: got .*allowed is {allowed}"):
+            RuntimeSettings.from_env({f"EDL_{name}": text})
 
 
-@pytest.mark.parametrize("variable", TIMES[1:])
-def test_a_limit_of_nothing_is_refused(variable: str) -> None:
-    """Only the wait for teachers may be 0: then there is none."""
-    with pytest.raises(SpecError, match=variable):
-        RuntimeSettings.from_env({variable: "0"})
-
-
-@pytest.mark.parametrize("text", ["-1", "65536", "9400.5", "metrics"])
-def test_a_port_that_does_not_exist_is_refused(text: str) -> None:
-    """An empty one is none."""
-    with pytest.raises(SpecError, match="EDL_METRICS_PORT"):
-        RuntimeSettings.from_env({"EDL_METRICS_PORT": text})
+def test_an_empty_number_is_none() -> None:
+    """As a variable that is not there; and only the wait for teachers may be 0."""
     assert RuntimeSettings.from_env({"EDL_METRICS_PORT": ""}).metrics_port == 0
+    assert RuntimeSettings.from_env({"EDL_TEACHER_WAIT_S": "0"}).teacher_wait_s == 0
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Checkpoint(url="s3://bucket/job"),
+        Checkpoint(url="/a b/c", every_steps=50, keep_last=5, keep_every=1000),
+        Checkpoint(url="x", every_steps=50, every_s=0.5),
+    ],
+)
+def test_where_checkpoints_are_kept_goes_through_the_environment(spec: Checkpoint) -> None:
+    """From whoever starts a training to the training."""
+    settings = RuntimeSettings.from_env(spec.to_env())
+    assert settings.checkpoint_spec() == spec
+    assert RuntimeSettings.from_env(settings.to_env()).checkpoint_spec() == spec
+    assert RuntimeSettings().checkpoint_spec() is None
 
 
 @pytest.mark.parametrize("token", BAD_TOKENS)
@@ -78,13 +95,6 @@ def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(token: str) ->
     for caught in (from_environment, of_discovery, from_code):
         assert token.strip() not in str(caught.value)
         assert caught.value.given != token
-
-
-@pytest.mark.parametrize(("variable", "needed"), [("TLS_KEY", "TLS_CERT"), ("TEACHER_TLS_NAME", "TEACHER_CA")])
-def test_half_of_tls_is_refused(variable: str, needed: str) -> None:
-    """A name alone would leave a student without TLS that was to have it."""
-    with pytest.raises(SpecError, match=f"EDL_{variable}.*EDL_{needed}"):
-        RuntimeSettings.from_env({f"EDL_{variable}": "given"})
 
 
 def test_secrets_are_told_apart() -> None:

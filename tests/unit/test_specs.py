@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import msgspec
 import pytest
 
 from edl_runtime.errors import SpecError
-from edl_runtime.pods import Pod
 from edl_runtime.specs import (
     NAME_LIMIT,
     SECRET_VARIABLES,
@@ -63,21 +63,6 @@ def test_text_that_is_no_bounds_is_refused(text: str) -> None:
         Bounds.parse(text)
 
 
-@pytest.mark.parametrize("ends", [(0, 1), (2, 1), (1, 2.0), (True, 2), ("1", 2)])
-def test_bounds_are_whole_numbers_in_order(ends: tuple[Any, Any]) -> None:
-    """At least 1, and min at most max."""
-    with pytest.raises(SpecError, match="bounds"):
-        Bounds(*ends)
-
-
-@pytest.mark.parametrize(("make", "field"), [(teacher, "teacher.pod"), (student, "pod")])
-def test_what_an_instance_needs_as_a_pod_is_a_pod(make: Any, field: str) -> None:
-    """A dict that looks like one is not checked, and so not taken."""
-    assert make(pod=Pod(image="i")).pod == Pod(image="i")
-    with pytest.raises(SpecError, match=rf"^{field}: got .* allowed is a Pod"):
-        make(pod={"image": "i"})
-
-
 def test_lists_are_kept_as_tuples() -> None:
     """What the user changes in the list afterwards does not change the spec."""
     words = ["python", "s.py"]
@@ -87,30 +72,52 @@ def test_lists_are_kept_as_tuples() -> None:
     assert (teacher(outputs=["a"], gpu_ids=[0]).outputs, teacher(gpu_ids=[0]).gpu_ids) == (("a",), (0,))
 
 
-@pytest.mark.parametrize("command", [[], (), "python s.py", ["python", 5], ["python", Path("s.py")], None])
-def test_a_command_is_a_list_of_words(command: object) -> None:
-    """A string is none: it would be taken apart into letters."""
-    with pytest.raises(SpecError, match="command"):
-        student(command=command)
+def checkpoint(**given: Any) -> Checkpoint:
+    return Checkpoint(**{"url": "x", **given})
 
 
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({"model": ""}, "model"),
-        ({"outputs": "logits"}, "outputs"),
-        ({"gpu_ids": ["0"]}, "gpu_ids"),
-        ({"max_batch": 0}, "max_batch"),
-        ({"max_batch": "64"}, "max_batch"),
-        ({"hung_after_s": 0}, "hung_after_s"),
-        ({"hung_after_s": float("nan")}, "hung_after_s"),
-        ({"hung_after_s": "20"}, "hung_after_s"),
-    ],
-)
-def test_a_teacher_is_checked_field_by_field(given: dict[str, Any], field: str) -> None:
-    """The error names the field."""
-    with pytest.raises(SpecError, match=f"teacher.{field}"):
-        teacher(**given)
+WRONG: list[tuple[Callable[..., object], str, list[Any], str]] = [
+    (student, "command", [[], (), "python s.py", ["python", 5], ["python", Path("s.py")], None], "a non-empty list"),
+    (student, "cwd", [Path("jobs"), None, 5, "a\0b"], "a folder's path as text"),
+    (job, "cwd", [Path("jobs"), None, 5, "a\0b"], "a folder's path as text"),
+    (student, "pod", [{"image": "i"}], "a Pod"),
+    (teacher, "pod", [{"image": "i"}], "a Pod"),
+    (teacher, "model", [""], "a model folder"),
+    (teacher, "outputs", ["logits"], "a list of output names"),
+    (teacher, "gpu_ids", [["0"]], "a list of GPU numbers"),
+    (teacher, "max_batch", [0, "64"], "1 or more rows"),
+    (teacher, "hung_after_s", [0, float("nan"), "20"], "seconds above 0"),
+    (job, "instances", [3], "1 to 2"),
+    (checkpoint, "url", [""], "a folder's path"),
+    (checkpoint, "every_steps", [0, True], "a whole number, 1 or more"),
+    (checkpoint, "every_s", [0, float("nan")], "a number of seconds above 0"),
+    (checkpoint, "keep_last", [0, None], "a whole number, 1 or more"),
+    (checkpoint, "keep_every", [-5], "a whole number, 1 or more"),
+]
+PREFIXES: dict[Callable[..., object], str] = {teacher: r"teacher\.", checkpoint: r"checkpoint\."}
+
+
+@pytest.mark.parametrize(("make", "field", "values", "allowed"), WRONG)
+def test_what_can_not_be_is_refused(make: Callable[..., object], field: str, values: list[Any], allowed: str) -> None:
+    """By field, with what is allowed: a string is no list of words, and a dict that looks like a Pod is not checked."""
+    said = rf"^{PREFIXES.get(make, '')}{field}: got .*allowed is {allowed}"
+    for value in values:
+        with pytest.raises(SpecError, match=said):
+            make(**{field: value})
+
+
+@pytest.mark.parametrize("ends", [(0, 1), (2, 1), (1, 2.0), (True, 2), ("1", 2)])
+def test_bounds_are_whole_numbers_in_order(ends: tuple[Any, Any]) -> None:
+    """At least 1, and min at most max."""
+    with pytest.raises(SpecError, match="bounds"):
+        Bounds(*ends)
+
+
+def test_checkpoints_come_every_five_minutes_unless_told_otherwise() -> None:
+    """By steps only if by steps was asked for."""
+    assert Checkpoint(url="x").every_s == 300
+    assert Checkpoint(url="x", every_steps=10).every_s is None
+    assert Checkpoint(url="x", every_steps=10, every_s=5) == Checkpoint(url="x", every_steps=10, every_s=5.0)
 
 
 @pytest.mark.parametrize("make", [teacher, student, job])
@@ -170,20 +177,6 @@ def test_a_password_has_no_place_in_a_url_of_checkpoints(url: str) -> None:
 def test_other_urls_of_checkpoints_are_taken_as_they_are(url: str) -> None:
     """A name before the host is no secret, and a path may have any letter."""
     assert Checkpoint(url=url).url == url
-
-
-@pytest.mark.parametrize("make", [student, job])
-@pytest.mark.parametrize("cwd", [Path("jobs"), None, 5, "a\0b"])
-def test_a_folder_is_text(make: Any, cwd: object) -> None:
-    """Specs are plain data."""
-    with pytest.raises(SpecError, match="cwd"):
-        make(cwd=cwd)
-
-
-def test_a_job_starts_within_its_bounds() -> None:
-    """The error says what they are."""
-    with pytest.raises(SpecError, match="instances: got 3, allowed is 1 to 2"):
-        job(instances=3)
 
 
 def test_a_spec_is_plain_data() -> None:

@@ -6,23 +6,21 @@ import contextlib
 import errno
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
+from io import RawIOBase
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self, cast
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from structlog.testing import capture_logs
-from support.checkpoints.arrays import SOME, assert_same
 from support.checkpoints.snapshots import is_whole, snapshot_at, steps_of, stored
 
-from edl_runtime.checkpoint import contents, storage
+from edl_runtime.checkpoint import contents, files, storage
 from edl_runtime.checkpoint.files import read_checked, write_checked
 from edl_runtime.checkpoint.manifest import MANIFEST, CheckpointInfo
-from edl_runtime.checkpoint.snapshot import Arrays, Snapshot
 from edl_runtime.checkpoint.store import ABANDONED_AFTER_S, CheckpointStore
 from edl_runtime.errors import (
     CheckpointStoreError,
@@ -67,18 +65,6 @@ def test_what_was_written_is_loaded(tmp_path: Path) -> None:
     assert info.size_bytes == sum(path.stat().st_size for path in Path(info.url).iterdir() if path.name != MANIFEST)
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.dictionaries(st.sampled_from(["model", "optimizer", "rng-0"]), SOME, max_size=3))
-@example({"model": {}})
-def test_any_arrays_are_loaded_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, some: Arrays) -> None:
-    """Whatever their groups, names, types and shapes."""
-    store = stored(tmp_path_factory.mktemp("place"))
-    loaded = store.load(store.write(Snapshot(generation=1, step=1, arrays=some)))
-    assert loaded.arrays.keys() == some.keys()
-    for group, arrays in some.items():
-        assert_same(dict(loaded.arrays[group]), dict(arrays))
-
-
 def test_where_nothing_is_nothing_is_found(tmp_path: Path) -> None:
     """As at a first start, where looking makes no folder; and where the first one was never finished."""
     store = stored(tmp_path / "place")
@@ -88,15 +74,6 @@ def test_where_nothing_is_nothing_is_found(tmp_path: Path) -> None:
     store.write(snapshot_at(1))
     (folder_of(tmp_path / "place", 1) / MANIFEST).unlink()
     assert store.load_newest() is None
-
-
-def test_a_later_generation_is_newer(tmp_path: Path) -> None:
-    """A straggler of an earlier one hides nothing, however far it has come and however late it writes."""
-    store = stored(tmp_path, 10, generation=2)
-    store.write(snapshot_at(step=500, generation=1))
-    found = store.load_newest()
-    assert found is not None
-    assert found[0].position == (2, 10)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "extra.json", MANIFEST])
@@ -405,3 +382,68 @@ def test_trouble_that_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(contents, "write_checked", lambda *args: fail() if troubles else write_checked(*args))
     assert is_whole(stored(tmp_path).load(stored(tmp_path).write(snapshot_at(1))))
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_piece_that_can_not_be_had_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none of those before it: a large checkpoint takes long to read, and any of it may fail once."""
+    answers: list[None] = []
+    stored(tmp_path, 1)
+    store = CheckpointStore(Checkpoint(url=str(tmp_path)), answered=lambda: answers.append(None))
+    monkeypatch.setattr(files, "AT_ONCE", 128)
+    asked: list[str] = []
+    trouble = [("optimizer.safetensors", 2)]
+    real_open = store._storage.open
+
+    def flaky_open(folder: str, name: str) -> BinaryIO:
+        return cast(BinaryIO, Flaky(real_open(folder, name), name, asked, trouble))
+
+    monkeypatch.setattr(store._storage, "open", flaky_open)
+    found = store.load_newest()
+    assert found is not None
+    assert is_whole(found[1])
+    pieces = {name: -(-record.size // 1024) for name, record in found[0].manifest.files.items()}
+    assert pieces["optimizer.safetensors"] > 3
+    assert trouble == []
+    assert Counter(asked) == pieces | {"optimizer.safetensors": pieces["optimizer.safetensors"] + 1}
+    assert len(answers) == 2 + 3 + sum(pieces.values())  # the list, the manifest, each file opened, each piece
+
+
+class Flaky:
+    """A file that can't be read once."""
+
+    def __init__(self, file: BinaryIO, name: str, asked: list[str], trouble: list[tuple[str, int]]) -> None:
+        self._file = cast(RawIOBase, file)
+        self._name, self._asked, self._trouble = name, asked, trouble
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, size: int = -1) -> bytes | None:
+        return self._file.read(size)
+
+    def readinto(self, room: memoryview) -> int | None:
+        self._asked.append(self._name)
+        if (self._name, self._asked.count(self._name)) in self._trouble:
+            self._trouble.clear()
+            raise ConnectionError("away for a moment")
+        return self._file.readinto(room)
+
+
+def test_what_is_known_is_not_read_again_while_it_is_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else comes and goes: older ones that are removed, one that is unfinished."""
+    store = stored(tmp_path, 1, 2, 3)
+    known = store.load_newest()
+    unfinished = Path(store.list()[-1].url).rename(tmp_path / "step-000000004-gen-000001-0a1b2c3d")
+    (unfinished / MANIFEST).rename(tmp_path / "kept.json")
+    with monkeypatch.context() as patched:
+        patched.setattr(contents, "read_checked", None)
+        assert store.load_newest(known) is known
+    stored(tmp_path, 5)
+    found = store.load_newest(known)
+    assert found is not None
+    assert found[1].step == 5

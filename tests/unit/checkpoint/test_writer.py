@@ -8,47 +8,37 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fsspec  # type: ignore[import-untyped]
 import msgspec
 import numpy as np
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 from structlog.testing import capture_logs
 from support.checkpoints.snapshots import is_whole, snapshot_at, steps_of, stored
 
+from edl_runtime.checkpoint import contents
+from edl_runtime.checkpoint.files import write_checked
 from edl_runtime.checkpoint.manifest import CheckpointInfo
 from edl_runtime.checkpoint.snapshot import Snapshot
 from edl_runtime.checkpoint.writer import CheckpointWriter
 from edl_runtime.errors import CheckpointStoreError, EdlError
 
 
-class HeldFileSystem(MemoryFileSystem):  # type: ignore[misc]
-    """A store that answers nothing until it is let go."""
-
-    protocol = "held"
-    store: dict[str, Any] = {}  # noqa: RUF012 - fsspec's own way
-    pseudo_dirs = [""]  # noqa: RUF012 - as above
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Stores write nothing until this is set."""
     free = threading.Event()
 
-    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-        if "w" in mode:
-            assert self.free.wait(30)
-        return super()._open(path, mode, **options)
+    def held_up(*args: Any) -> Any:
+        assert free.wait(30)
+        return write_checked(*args)
+
+    monkeypatch.setattr(contents, "write_checked", held_up)
+    yield free
+    free.set()
 
 
-@pytest.fixture
-def held() -> Iterator[threading.Event]:
-    """A file system "held" that writes once this is set."""
-    fsspec.register_implementation("held", HeldFileSystem, clobber=True)
-    HeldFileSystem.free.clear()
-    yield HeldFileSystem.free
-    HeldFileSystem.free.set()
-    HeldFileSystem.store.clear()
-
-
-def test_the_arrays_are_those_of_the_moment(held: threading.Event) -> None:
+def test_the_arrays_are_those_of_the_moment(tmp_path: Path, held: threading.Event) -> None:
     """A training goes on in the same memory while they are written, and at its end waits no longer than it may."""
-    store = stored("held://place")
+    store = stored(tmp_path)
     writer = CheckpointWriter(store)
     snapshot = snapshot_at(5)
     assert writer.save(lambda: snapshot)
@@ -74,9 +64,9 @@ def test_memory_is_used_again(tmp_path: Path) -> None:
     assert writer._buffers.copy(snapshot_at(3, size=7)).arrays["model"]["weight"].shape == (7,)
 
 
-def test_a_slow_store_does_not_hold_up_the_training(held: threading.Event) -> None:
+def test_a_slow_store_does_not_hold_up_the_training(tmp_path: Path, held: threading.Event) -> None:
     """One that is due while another is being written is left out, with a word, and the next one is written."""
-    store = stored("held://place")
+    store = stored(tmp_path)
     writer = CheckpointWriter(store)
     taken: list[int] = []
 

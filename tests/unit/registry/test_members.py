@@ -1,4 +1,4 @@
-"""Members and the comparison of models."""
+"""Members, the comparison of their models, who asks whom, and when a lease is renewed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import pytest
 
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.registry.lease import hold_lease, pause_s
 from edl_runtime.registry.members import Member, differences
+from edl_runtime.registry.shares import shares
+from edl_runtime.store.client import connect
+from edl_runtime.store.keys import Service
 
 DIGITS = ModelSignature(
     name="teacher",
@@ -19,6 +23,7 @@ DIGITS = ModelSignature(
     inputs=(TensorSpec("image", "FP32", (-1, 784)),),
     outputs=(TensorSpec("logits", "FP32", (-1, 10)), TensorSpec("features", "FP32", (-1, 64))),
 )
+TEACHERS = [Member(id=name, address=f"{name}:1") for name in "abc"]
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.inf, math.nan])
@@ -32,17 +37,6 @@ def test_a_student_wants_at_least_one_teacher() -> None:
     """A student that wants none is not a student."""
     with pytest.raises(SpecError, match="want"):
         Member(id="a", address="h:1", want=0)
-
-
-def test_a_member_travels_as_json() -> None:
-    """What is written to Redis reads back as the same member."""
-    member = Member(id="a", address="h:1", weight=2.0, signature=DIGITS, fence=7)
-    assert msgspec.json.decode(msgspec.json.encode(member), type=Member) == member
-
-
-def test_a_model_does_not_differ_from_itself() -> None:
-    """No words when nothing differs."""
-    assert differences(DIGITS, DIGITS) == []
 
 
 @pytest.mark.parametrize(
@@ -63,3 +57,45 @@ def test_a_model_does_not_differ_from_itself() -> None:
 def test_each_difference_is_named(change: dict[str, Any], words: str) -> None:
     """A person sees which field differs and both its values."""
     assert differences(DIGITS, msgspec.structs.replace(DIGITS, **change)) == [words]
+
+
+def test_the_later_of_two_entries_counts() -> None:
+    """A student knows best what it wants, whatever an older list says."""
+    shared = shares(TEACHERS, [Member(id="s", address="here"), Member(id="s", address="here", want=1)])
+    assert len(shared["s"]) == 1
+
+
+def test_who_can_use_none_of_its_teachers_has_others_too() -> None:
+    """As long as one of its own is good, nothing changes; and with no good one in the pool neither."""
+    students = [Member(id=name, address="here") for name in "stu"]
+    plain = shares(TEACHERS, students)
+    [mine] = plain["s"]
+    borrowing = shares(TEACHERS, students, {"s": {mine}})
+    assert mine in borrowing["s"]
+    assert len(borrowing["s"]) == 2
+    assert {**borrowing, "s": (mine,)} == plain
+    assert shares(TEACHERS, students, {"s": {"d:1"}}) == plain
+    assert shares(TEACHERS, students, {"s": {"a:1", "b:1", "c:1"}}) == plain
+
+
+@pytest.mark.parametrize(
+    ("ttl_s", "took_s", "away", "pause"),
+    [
+        pytest.param(0.9, 0.0, False, 0.3, id="every third of a lease"),
+        pytest.param(60.0, 0.0, False, 1.0, id="a long lease once a second"),
+        pytest.param(60.0, 0.0, True, 0.5, id="sooner while Redis is away"),
+        pytest.param(0.9, 0.0, True, 0.3, id="a short one no later then"),
+        pytest.param(3.0, 0.25, False, 0.75, id="counted from the beginning of the try before"),
+        pytest.param(3.0, 1.5, True, 0.0, id="at once after an answer that took as long"),
+    ],
+)
+def test_a_lease_is_renewed_in_time(ttl_s: float, took_s: float, pause: float, *, away: bool) -> None:
+    """A Redis that was emptied has everybody back within a second, and one slow answer costs no lease."""
+    assert pause_s(ttl_s, took_s, away=away) == pytest.approx(pause)
+
+
+async def test_a_lease_needs_a_length() -> None:
+    """A lease of no time would have run out before it began."""
+    async with connect("redis://127.0.0.1:1/0") as client:
+        with pytest.raises(SpecError, match="lease_ttl_s"):
+            hold_lease(client, Service("n", "pool"), Member(id="a", address="a:1"), ttl_s=0)

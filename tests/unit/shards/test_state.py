@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from edl_runtime.errors import SpecError
 from edl_runtime.shards.ledger import Ledger
 from edl_runtime.shards.positions import Position, from_vector, to_vector
-from edl_runtime.shards.state import Failure, LedgerState, Plan, digest_of
+from edl_runtime.shards.state import Plan, digest_of
 from edl_runtime.store.client import connect
 
 POSITIONS = st.none() | st.builds(Position, st.integers(0, 9), st.integers(0, 10**12))
@@ -53,13 +52,3 @@ def test_the_seed_counts_only_where_it_shuffles() -> None:
     assert digest_of(["a"], Plan(seed=1)) == digest_of(["a"], Plan(seed=2, epochs=5))
     assert digest_of(["a"], Plan(seed=1, shuffle=True)) != digest_of(["a"], Plan(seed=2, shuffle=True))
     assert digest_of(["ab"], Plan()) != digest_of(["a", "b"], Plan())
-
-
-def test_a_state_goes_through_json() -> None:
-    """A checkpoint's manifest is JSON."""
-    state = LedgerState(
-        step=3, added=9, next=7, pending=((2, 5),), failures=((2, Failure(("torn",), 5)),), names=((2, "b"),)
-    )
-    assert msgspec.json.decode(msgspec.json.encode(state), type=LedgerState) == state
-    plain = msgspec.json.decode(msgspec.json.encode(msgspec.to_builtins(state)))
-    assert msgspec.convert(plain, LedgerState) == state

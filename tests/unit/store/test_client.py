@@ -1,11 +1,16 @@
-"""What a Redis URL may be, what of it may be shown, and which failures pass."""
+"""What a Redis URL may be, what of it may be shown, which failures pass, and the rules of keys and scripts."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import pytest
 from redis.exceptions import ClusterDownError, MasterDownError, RedisError, ResponseError, TryAgainError
 
+import edl_runtime.store
 from edl_runtime.errors import RegistryUnavailableError, SpecError
+from edl_runtime.store import keys
 from edl_runtime.store.client import address_of, connect, unavailable_if_lost
 
 
@@ -44,12 +49,6 @@ async def test_what_is_no_redis_url_is_refused_without_its_password(url: str, sh
     assert caught.value.given == shown
 
 
-async def test_a_good_url_connects_to_nothing_yet() -> None:
-    """Making a client does no work, so it can't fail for a Redis that is away."""
-    client = connect("redis://:secret@127.0.0.1:1/0")
-    await client.aclose()
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -78,3 +77,17 @@ async def test_what_is_wrong_with_a_command_is_no_unavailability() -> None:
     with pytest.raises(ResponseError, match="WRONGTYPE"), unavailable_if_lost(client):
         raise ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
     await client.aclose()
+
+
+def test_a_script_never_searches_the_keyspace() -> None:
+    """KEYS and SCAN would read every key of everybody."""
+    scripts = [path.read_text() for path in Path(edl_runtime.store.__file__).parent.glob("*.lua")]
+    assert len(scripts) > 20
+    assert not [text for text in scripts if re.search(r"redis\.call\('(KEYS|SCAN)'", text, re.IGNORECASE)]
+
+
+def test_the_keys_of_a_service_share_a_slot() -> None:
+    """Redis Cluster runs a script only if all its keys have one hash tag."""
+    service = keys.Service("team", "digits", "students")
+    tags = {re.findall(r"\{(.*?)\}", key)[0] for key in keys.of_service(service)}
+    assert tags == {"team/digits"}
