@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from support.backends.jobs import WAITS, eventually, job, reach, says
-from support.cluster.cluster import Cluster, RedisService
+from support.cluster.cluster import Cluster
 from support.cluster.pod_faults import kubeconfig_with, leaving_nothing, server_of
 from support.depth import examples
 from support.network.proxy import Proxy, running_proxy
 
-from edl_runtime.autoscale.jobs import Target
-from edl_runtime.autoscale.plan import Rules
-from edl_runtime.autoscale.policy import decide
-from edl_runtime.autoscale.rescale import rescale
-from edl_runtime.autoscale.traffic_schema import to_windows
 from edl_runtime.backends.base import Backend, LogLine
-from edl_runtime.backends.kubernetes import KubernetesBackend, api
+from edl_runtime.backends.kubernetes import KubernetesBackend
 from edl_runtime.backends.kubernetes.connect import by_kubeconfig
 from edl_runtime.backends.kubernetes.logs import SILENT_S
-from edl_runtime.errors import ClusterUnavailableError, RescalingError
 from edl_runtime.pods import Pod
-from edl_runtime.store.client import connect
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -87,36 +78,6 @@ async def test_verbs_that_are_asked_for_meanwhile_are_done_when_it_is_back(
     await says(near, "up", name="comes")
     assert [one.name for one in await near.list()] == ["comes", "stays"]
     assert len(await cluster.found("jobs")) == 1
-
-
-@pytest.mark.deep
-async def test_a_rescaling_meanwhile_changes_nothing_and_the_next_one_all(
-    near: Backend,
-    far: Backend,
-    proxy: Proxy,
-    redis_service: RedisService,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is given up before what it was decided by is old, and so is one that is cut off before its resizes."""
-    await near.submit(msgspec.structs.replace(job(WAITS, kind="trainer"), elastic=True), token="mine", secrets={})
-    windows = to_windows({"windows": [], "default": {"jobs": {"job": 3}}})
-
-    def cut_off(*given: Any, **times: Any) -> Mapping[str, Target]:
-        found = decide(*given, **times)
-        proxy.cut()
-        return found
-
-    async with connect(redis_service.url) as client:
-        proxy.cut()
-        for policy in (decide, cut_off):
-            with monkeypatch.context() as soon:
-                soon.setattr("edl_runtime.autoscale.rescale.PASS_S", 5.0)
-                with pytest.raises(RescalingError, match="has not ended within 5 s"):
-                    await rescale(far, client, "away", Rules(windows=windows), policy=policy)
-            proxy.mend()
-        assert (await near.get("job")).wanted == 1
-        await rescale(far, client, "away", Rules(windows=windows))
-    assert (await near.get("job")).wanted == 3
 
 
 @pytest.mark.deep
@@ -204,26 +165,3 @@ async def test_a_connection_that_breaks_all_the_time_doubles_nothing(
     finally:
         over.set()
         await breaking
-
-
-@pytest.mark.deep
-async def test_an_api_server_that_stays_away_is_told(
-    near: Backend, far: Backend, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There is an end to patience; whoever was at it is told where nobody answers."""
-    monkeypatch.setattr(api, "OUTAGE_S", 3.0)
-    await near.submit(job(WAITS, kind="trainer"), token="mine", secrets={})
-    await says(far, "up")
-    seen = asyncio.Event()
-
-    async def follow() -> None:
-        async for _ in far.logs("job", follow=True):
-            seen.set()
-
-    following = asyncio.create_task(follow())
-    await seen.wait()
-    proxy.cut()
-    for asking in (following, far.get("job"), far.submit(job(WAITS, name="new"), token="mine", secrets={})):
-        with pytest.raises(ClusterUnavailableError, match=rf"API at https://127.0.0.1:{proxy.port} does not answer"):
-            async with asyncio.timeout(30):
-                await asking

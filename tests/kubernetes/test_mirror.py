@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes_asyncio.client import ApiClient, Configuration
+from kubernetes_asyncio.client import ApiClient
 from support.backends.jobs import WAITS, ended, eventually, job, reach
 from support.cluster.cluster import Cluster
-from support.cluster.pod_faults import kubeconfig_with, server_of, token_of
+from support.cluster.pod_faults import kubeconfig_with, server_of
 from support.network.proxy import Proxy, running_proxy
 
 from edl_runtime.backends.base import Backend
@@ -153,20 +153,6 @@ async def test_a_job_that_has_ended_is_told_with_what_its_pods_have_left(
     assert [one.phase for one in status.instances] == ["succeeded"]
 
 
-@pytest.mark.deep
-async def test_a_pool_is_not_judged_by_the_pods_of_the_one_before(
-    plain: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pool that has failed and is started anew runs, though the watch has its old pods still."""
-    late(monkeypatch, 1.0, "Pod")
-    async with plain.following() as followed:
-        await followed.submit(job("raise SystemExit(78)"), token="first", secrets={})
-        assert (await ended(followed)).phase == "failed"
-        await plain.submit(job(WAITS), token="second", secrets={})
-        status = await reach(followed, "job", lambda status: status.token == "second")
-    assert status.phase == "running"
-
-
 async def test_an_api_server_that_is_away_and_back(
     plain: KubernetesBackend, proxied: tuple[Cluster, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,34 +241,6 @@ async def test_nothing_is_left_open(proxied: tuple[Cluster, Proxy], monkeypatch:
         assert asyncio.all_tasks() > tasks
     assert asyncio.all_tasks() == tasks
     await eventually(all_closed, "the end of all connections")
-
-
-@pytest.mark.deep
-async def test_a_token_that_has_expired_is_renewed(cluster: Cluster, plain: KubernetesBackend) -> None:
-    """Who follows for hours outlives the token that he began with."""
-    reads = ("get", "list", "watch")
-    rights = dict.fromkeys(("batch/jobs", "apps/deployments", "/pods", "/events"), reads)
-    tokens = ["expired", await token_of(cluster, rights)]
-    connect = by_tokens(cluster, tokens)
-    await plain.submit(job(WAITS), token="mine", secrets={})
-    async with KubernetesBackend(connect, namespace=cluster.namespace).following() as followed:
-        assert (await followed.get("job")).token == "mine"
-    assert len(tokens) == 1
-
-
-def by_tokens(cluster: Cluster, tokens: list[str]) -> Callable[[], Any]:
-    """Return what opens a client with the first of the tokens, of which the last is good for ever."""
-
-    @asynccontextmanager
-    async def connect() -> AsyncIterator[ApiClient]:
-        async with cluster.connect() as known:
-            configuration = Configuration(host=known.configuration.host)
-            configuration.ssl_ca_cert = known.configuration.ssl_ca_cert
-        configuration.api_key = {"BearerToken": f"Bearer {tokens.pop(0) if len(tokens) > 1 else tokens[0]}"}
-        async with ApiClient(configuration) as client:
-            yield client
-
-    return connect
 
 
 @pytest.mark.deep

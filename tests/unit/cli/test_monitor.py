@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 from support.autoscale.views import job
 
-from edl_runtime.backends.base import JobStatus
+from edl_runtime.backends.base import Capacity, JobStatus
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.cli import places
 from edl_runtime.cli.flags import seconds
 from edl_runtime.cli.monitor import monitor
-from edl_runtime.errors import ClusterUnavailableError, SpecError
+from edl_runtime.errors import BackendError, ClusterUnavailableError, SpecError
 
 AWAY = ClusterUnavailableError("https://cluster:6443", "it is silent")
 
@@ -37,9 +37,12 @@ class ComesAndGoes(LocalBackend):
             raise AWAY
         return [job("example", 2)]
 
+    async def capacity(self) -> Capacity:
+        raise BackendError("nodes may not be seen")
+
 
 def test_a_backend_that_is_away_is_waited_for(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong is said once for each outage, and there is a line for each look that found something."""
+    """What is wrong or unknown is said once for each outage, and there is a line for each look that found something."""
     backend = ComesAndGoes(work_dir, [True, False, False, False, True, False])
 
     @asynccontextmanager
@@ -51,7 +54,7 @@ def test_a_backend_that_is_away_is_waited_for(work_dir: Path, monkeypatch: pytes
     assert ran.exit_code == 0, ran.exception
     assert [line.split("\t")[:3] for line in ran.stdout.splitlines()[1:]] == [["1", "0", "example:2"]] * 2
     complaints = [line for line in ran.stderr.splitlines() if "EDL_REDIS_URL" not in line]
-    assert complaints == [f"edl: {AWAY}"] * 2
+    assert complaints == ["edl: what nodes have is unknown: nodes may not be seen", f"edl: {AWAY}"] * 2
 
 
 @pytest.mark.parametrize(("text", "expected"), [("30s", 30), ("90m", 5400), ("1.5h", 5400), ("7d", 604800)])
