@@ -5,21 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.backends.jobs import WAITS, ended, job, lines, reach, says
+from support.backends.jobs import WAITS, ended, job, lines, says
 
 from edl_runtime.backends.base import Backend
 
 FAILS = "import sys; sys.exit(3)"
-
-
-async def test_a_submitted_job_runs_with_the_wanted_instances(backend: Backend) -> None:
-    """Submitting starts all instances and says whose job it is."""
-    submitted = await backend.submit(job(WAITS, instances=2), token="first", secrets={})
-    running = await reach(backend, "job", lambda status: len(status.instances) == 2)
-    assert (submitted.phase, submitted.token, submitted.wanted) == ("running", "first", 2)
-    assert [instance.index for instance in running.instances] == [0, 1]
-    assert running.digest == job(WAITS, instances=2).digest
-    assert [status.name for status in await backend.list()] == ["job"]
 
 
 @pytest.mark.on_pods

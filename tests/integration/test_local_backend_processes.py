@@ -52,13 +52,6 @@ async def test_a_delete_leaves_no_descendant(backend: LocalBackend, work_dir: Pa
     wait_until_gone(work_dir)
 
 
-async def test_an_instance_that_ends_leaves_no_descendant(backend: LocalBackend, work_dir: Path) -> None:
-    """What a command leaves behind ends with it, and its exit status stays its own."""
-    await backend.submit(family(work_dir, lives_s=0), token="mine", secrets={})
-    assert (await ended(backend)).phase == "succeeded"
-    wait_until_gone(work_dir)
-
-
 @pytest.mark.parametrize("lives_s", [0, 600])
 def test_a_wrapper_by_itself_leaves_no_descendant(work_dir: Path, tmp_path: Path, lives_s: float) -> None:
     """Without a supervisor too: what a command leaves behind goes with it, and all of it when the lifeline is cut."""

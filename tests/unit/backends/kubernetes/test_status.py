@@ -12,7 +12,6 @@ from edl_runtime.backends.base import SUSPENDED, InstanceStatus, JobStatus, Scal
 from edl_runtime.backends.kubernetes.status import (
     EVENTS_OF_PODS,
     bounds,
-    completions_for,
     delays,
     failed_indexes,
     has_ended,
@@ -469,51 +468,6 @@ def test_times_are_those_of_utc(text: str, monkeypatch: pytest.MonkeyPatch) -> N
         time.tzset()
 
 
-@pytest.mark.parametrize(
-    ("text", "indexes"),
-    [(None, []), ("", []), ("1", [1]), ("1,3-5", [1, 3, 4, 5]), ("0-2,7,9-10", [0, 1, 2, 7, 9, 10])],
-)
-def test_indexes_are_read_as_a_job_writes_them(text: str | None, indexes: list[int]) -> None:
-    """As single numbers and ranges."""
-    assert failed_indexes({"status": {"failedIndexes": text}}) == indexes
-    assert failed_indexes({}) == []
-
-
-@pytest.mark.parametrize(
-    ("completions", "wanted_before", "failed", "instances", "needed"),
-    [
-        (1, 1, "", 3, 3),
-        (3, 3, "", 2, 2),
-        (3, 3, "", 3, 3),
-        (3, 3, "0", 3, 3),
-        (3, 3, "0", 4, 5),
-        (3, 3, "2", 4, 5),
-        (3, 3, "0-1", 4, 6),
-        (3, 3, "0-2", 4, 7),
-        (5, 4, "1", 5, 6),
-        (5, 4, "1", 3, 4),
-        (5, 4, "4", 3, 3),
-        (3, 3, "0", 2, 3),
-        (3, 3, "0", 1, 2),
-        (3, 3, "0-1", 2, 3),
-        (4, 2, "0-1", 1, 3),
-        (3, 3, "2", 2, 2),
-        (3, 3, "1,9", 4, 5),
-        (2, 4, "", 1, 1),
-        (3, 0, "", 3, 3),  # it was suspended
-        (3, 0, "", 1, 1),
-        (3, 0, "", 4, 4),
-        (3, 0, "1", 2, 3),
-    ],
-)
-def test_a_job_gets_as_many_indexes_as_it_needs(
-    completions: int, wanted_before: int, failed: str, instances: int, needed: int
-) -> None:
-    """New ones in place of those that were given up, when it grows; fewer from the top when it shrinks."""
-    before = job(wanted_before, completions=completions, status={"failedIndexes": failed})
-    assert completions_for(before, instances) == needed
-
-
 def test_a_job_is_pending_while_it_is_suspended() -> None:
     """With the name of the queue that it waits in, if it is Kueue's."""
     assert (of(job(suspend=True)).phase, of(job(suspend=True)).reason) == ("pending", "suspended")
@@ -754,12 +708,6 @@ def test_what_the_cluster_ends_is_no_mistake_of_the_jobs() -> None:
     bare = ended(1, message="No module named edl_runtime")
     assert of(job(), hit(0, 0, state=bare, phase="Failed")).phase == "running"
     assert not of(job(), hit(0, 0, state=bare, phase="Failed")).mistaken
-
-
-def test_the_limit_is_one_of_each_instance() -> None:
-    """A node that takes many along is one trouble of each."""
-    pods = [pod(index, RUNNING, disruptions=2) for index in range(4)]
-    assert of(job(4, most_disruptions=2), *pods).phase == "running"
 
 
 def test_who_has_done_its_work_meanwhile_does_not_fail_the_job() -> None:
