@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from itertools import count
-from pathlib import Path
 
 import pytest
 from support.backends.jobs import WAITS, eventually, job, reach, says
 from support.cluster.cluster import Cluster
-from support.cluster.pod_faults import kubeconfig_with, leaving_nothing, server_of
 from support.depth import examples
-from support.network.proxy import Proxy, running_proxy
+from support.network.proxy import Proxy
 
 from edl_runtime.backends.base import Backend, LogLine
-from edl_runtime.backends.kubernetes import KubernetesBackend
-from edl_runtime.backends.kubernetes.connect import by_kubeconfig
 from edl_runtime.backends.kubernetes.logs import SILENT_S
-from edl_runtime.pods import Pod
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -30,33 +25,23 @@ COUNTS = "import time\nfor number in range(900):\n    print(number)\n    time.sl
 
 
 @pytest.fixture
-async def near(cluster: Cluster) -> AsyncIterator[Backend]:
-    """A backend that always has a way to the API server."""
-    async with leaving_nothing(cluster.backend(), cluster) as one:
-        yield one
+def proxy(proxied: tuple[Cluster, Proxy]) -> Proxy:
+    """What stands between `far` and the API server."""
+    return proxied[1]
 
 
 @pytest.fixture
-def proxy(cluster: Cluster) -> Iterator[Proxy]:
-    """A way to the API server that can be cut."""
-    with running_proxy(*server_of(cluster)) as one:
-        yield one
-
-
-@pytest.fixture
-def far(cluster: Cluster, proxy: Proxy, tmp_path: Path) -> Backend:
+def far(proxied: tuple[Cluster, Proxy]) -> Backend:
     """A backend behind the proxy."""
-    file = kubeconfig_with(cluster, tmp_path / "kubeconfig", port=proxy.port)
-    defaults = Pod(image=cluster.image, resources={"cpu": "20m"})
-    return KubernetesBackend(by_kubeconfig(file), namespace=cluster.namespace, defaults=defaults)
+    return proxied[0].backend()
 
 
 async def test_verbs_that_are_asked_for_meanwhile_are_done_when_it_is_back(
-    near: Backend, far: Backend, proxy: Proxy, cluster: Cluster
+    backend: Backend, far: Backend, proxy: Proxy, cluster: Cluster
 ) -> None:
     """An absence of the API server is a wait and no failure (half a minute in deep); each verb is done once."""
     for name in ("stays", "goes"):
-        await near.submit(job(WAITS, name=name), token="mine", secrets={})
+        await backend.submit(job(WAITS, name=name), token="mine", secrets={})
     await far.get("stays")
     proxy.cut()
     asked = [
@@ -75,15 +60,15 @@ async def test_verbs_that_are_asked_for_meanwhile_are_done_when_it_is_back(
     status, submitted, resized, deleted, listed = await asyncio.gather(*asked)
     assert (status.name, submitted.token, resized.wanted, deleted) == ("stays", "mine", 2, True)
     assert "stays" in [one.name for one in listed]
-    await says(near, "up", name="comes")
-    assert [one.name for one in await near.list()] == ["comes", "stays"]
+    await says(backend, "up", name="comes")
+    assert [one.name for one in await backend.list()] == ["comes", "stays"]
     assert len(await cluster.found("jobs")) == 1
 
 
 @pytest.mark.deep
-async def test_who_follows_sees_each_line_once(near: Backend, far: Backend, proxy: Proxy) -> None:
+async def test_who_follows_sees_each_line_once(backend: Backend, far: Backend, proxy: Proxy) -> None:
     """Lines that are written while the API server is away come later, also those of instances that have begun then."""
-    await near.submit(job(COUNTS, kind="trainer", elastic=True), token="mine", secrets={})
+    await backend.submit(job(COUNTS, kind="trainer", elastic=True), token="mine", secrets={})
     seen: dict[int, list[str]] = {0: [], 1: []}
 
     async def follow() -> None:
@@ -93,7 +78,7 @@ async def test_who_follows_sees_each_line_once(near: Backend, far: Backend, prox
     following = asyncio.create_task(follow())
     await eventually(lambda: _so(lambda: len(seen[0]) > 20), "lines of the first instance")
     proxy.cut()
-    await near.resize("job", 2)
+    await backend.resize("job", 2)
     done, _ = await asyncio.wait([following], timeout=AWAY_S)
     assert not done
     before = len(seen[0])
@@ -105,10 +90,10 @@ async def test_who_follows_sees_each_line_once(near: Backend, far: Backend, prox
 
 @pytest.mark.deep
 async def test_who_follows_goes_on_when_a_connection_is_lost_and_nobody_says_so(
-    near: Backend, far: Backend, proxy: Proxy
+    backend: Backend, far: Backend, proxy: Proxy
 ) -> None:
     """As when a load balancer forgets it: the log is opened anew within a minute, and no line is missing."""
-    await near.submit(job(COUNTS.replace("0.05", "0.2"), kind="trainer"), token="mine", secrets={})
+    await backend.submit(job(COUNTS.replace("0.05", "0.2"), kind="trainer"), token="mine", secrets={})
     seen: list[LogLine] = []
 
     async def follow() -> None:
@@ -135,7 +120,7 @@ async def _so(look: Callable[[], bool]) -> bool:
 
 @pytest.mark.deep
 async def test_a_connection_that_breaks_all_the_time_doubles_nothing(
-    near: Backend, far: Backend, proxy: Proxy, cluster: Cluster
+    backend: Backend, far: Backend, proxy: Proxy, cluster: Cluster
 ) -> None:
     """Whichever request or answer is lost, asking again does no more than asking once."""
     chance = random.Random(6)  # always the same
@@ -161,7 +146,7 @@ async def test_a_connection_that_breaks_all_the_time_doubles_nothing(
             assert counted == [int(kind == "trainer"), int(kind == "pool"), 2, 1]
             assert (await far.resize("job", 3)).wanted == 3
             assert await far.delete("job")
-            assert await near.list() == []
+            assert await backend.list() == []
     finally:
         over.set()
         await breaking

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 from support.backends.jobs import WAITS, job, reach
 from support.cluster.cluster import Cluster
-from support.cluster.pod_faults import leaving_nothing
 
 from edl_runtime.backends.base import Backend
 from edl_runtime.pods import Pod
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-async def backend(cluster: Cluster) -> AsyncIterator[Backend]:
-    """What commands find there; what they leave is counted."""
-    async with leaving_nothing(cluster.backend(), cluster) as made:
-        yield made
 
 
 async def test_pods_are_monitored(backend: Backend, cluster: Cluster) -> None:
@@ -33,10 +23,8 @@ async def test_pods_are_monitored(backend: Backend, cluster: Cluster) -> None:
         spec = job(WAITS, name=name, kind="trainer", instances=2)
         await backend.submit(msgspec.structs.replace(spec, pod=Pod(resources={"cpu": cpu})), token="mine", secrets={})
     await reach(backend, "fits", lambda status: [one.phase for one in status.instances] == ["running"] * 2)
-    where = {"KUBECONFIG": cluster.kubeconfig, "EDL_BACKEND": "kubernetes", "EDL_KUBE_NAMESPACE": cluster.namespace}
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")} | where
     words = ["-P", "-m", "edl_runtime.cli", "monitor", "--every", "0.5"]
-    process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=PIPE, env=environ)
+    process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=PIPE, env=cluster.environ())
     assert process.stdout
     async with asyncio.timeout(60):
         lines = [(await process.stdout.readline()).decode().rstrip("\n").split("\t") for _ in range(4)]

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes_asyncio.client import ApiClient
 from support.backends.jobs import WAITS, ended, eventually, job, reach
 from support.cluster.cluster import Cluster
-from support.cluster.pod_faults import kubeconfig_with, server_of
-from support.network.proxy import Proxy, running_proxy
+from support.network.proxy import Proxy
 
 from edl_runtime.backends.base import Backend
 from edl_runtime.backends.kubernetes import KubernetesBackend, mirror
@@ -23,15 +21,6 @@ from edl_runtime.backends.kubernetes.api import Api, Change
 from edl_runtime.errors import BackendError, ClusterUnavailableError, UnknownJobError
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-async def plain(cluster: Cluster) -> AsyncIterator[KubernetesBackend]:
-    """The backend as others use it; what a test leaves is removed."""
-    backend = cluster.backend()
-    yield backend
-    for status in await backend.list():
-        await backend.delete(status.name)
 
 
 @pytest.fixture
@@ -46,15 +35,6 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(ApiClient, "call_api", counted)
     return sent
-
-
-@pytest.fixture
-def proxied(cluster: Cluster, tmp_path: Path) -> Iterator[tuple[Cluster, Proxy]]:
-    """The same cluster by a way that can be cut."""
-    with running_proxy(*server_of(cluster)) as proxy:
-        way = Cluster(kubeconfig_with(cluster, tmp_path / "kubeconfig", port=proxy.port), cluster.image)
-        way.namespace = cluster.namespace
-        yield way, proxy
 
 
 def late(monkeypatch: pytest.MonkeyPatch, by_s: float, *kinds: str) -> None:
@@ -78,12 +58,12 @@ async def knows(backend: Backend, name: str) -> bool:
     return True
 
 
-async def test_a_thousand_looks_cost_what_one_costs(plain: KubernetesBackend, requests: list[str]) -> None:
+async def test_a_thousand_looks_cost_what_one_costs(backend: KubernetesBackend, requests: list[str]) -> None:
     """However often, and for however many who follow, what is watched is asked for once."""
     for name in ("first", "second"):
-        await plain.submit(job(WAITS, name=name), token="mine", secrets={})
-        await reach(plain, name, lambda status: [one.phase for one in status.instances] == ["running"])
-    async with plain.following() as one, plain.following() as other:
+        await backend.submit(job(WAITS, name=name), token="mine", secrets={})
+        await reach(backend, name, lambda status: [one.phase for one in status.instances] == ["running"])
+    async with backend.following() as one, backend.following() as other:
         requests.clear()
         for name in ("first", "second"):
             await one.get(name)
@@ -98,17 +78,17 @@ async def test_a_thousand_looks_cost_what_one_costs(plain: KubernetesBackend, re
     assert requests[at_first:] == []
 
 
-async def test_what_others_do_is_seen_soon(plain: KubernetesBackend) -> None:
+async def test_what_others_do_is_seen_soon(backend: KubernetesBackend) -> None:
     """A job that comes, changes and goes without us."""
-    async with plain.following() as followed:
+    async with backend.following() as followed:
         assert not await knows(followed, "job")
-        await plain.submit(job(WAITS), token="theirs", secrets={})
+        await backend.submit(job(WAITS), token="theirs", secrets={})
         await eventually(lambda: knows(followed, "job"), "the job")
-        await plain.resize("job", 2)
+        await backend.resize("job", 2)
         await reach(followed, "job", lambda status: status.wanted == 2)
         await reach(followed, "job", lambda status: [one.phase for one in status.instances] == ["running"] * 2)
-        assert (await followed.get("job")).instances == (await plain.get("job")).instances
-        await plain.delete("job")
+        assert (await followed.get("job")).instances == (await backend.get("job")).instances
+        await backend.delete("job")
 
         async def is_gone() -> bool:
             return not await knows(followed, "job")
@@ -118,11 +98,11 @@ async def test_what_others_do_is_seen_soon(plain: KubernetesBackend) -> None:
 
 @pytest.mark.deep
 async def test_what_one_has_done_oneself_is_seen_at_once(
-    plain: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+    backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However late the watches tell."""
     late(monkeypatch, 0.3, "Deployment", "Pod")
-    async with plain.following() as followed:
+    async with backend.following() as followed:
         assert not await knows(followed, "job")
         await followed.submit(job(WAITS), token="first", secrets={})
         assert (await followed.get("job")).token == "first"
@@ -141,12 +121,12 @@ async def test_what_one_has_done_oneself_is_seen_at_once(
 
 @pytest.mark.deep
 async def test_a_job_that_has_ended_is_told_with_what_its_pods_have_left(
-    plain: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+    backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the watch of Jobs is ahead of that of pods."""
     late(monkeypatch, 3.0, "Pod")
     code = "from edl_runtime.result import write_result; write_result(checkpoint='/model', metrics={'accuracy': 1})"
-    async with plain.following() as followed:
+    async with backend.following() as followed:
         await followed.submit(job(code, kind="trainer"), token="mine", secrets={})
         status = await ended(followed)
     assert (status.phase, status.result) == ("succeeded", {"checkpoint": "/model", "metrics": {"accuracy": 1}})
@@ -154,12 +134,12 @@ async def test_a_job_that_has_ended_is_told_with_what_its_pods_have_left(
 
 
 async def test_an_api_server_that_is_away_and_back(
-    plain: KubernetesBackend, proxied: tuple[Cluster, Proxy], monkeypatch: pytest.MonkeyPatch
+    backend: KubernetesBackend, proxied: tuple[Cluster, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was known last, which says so; an error after a while; and all that has happened since when it is back."""
     monkeypatch.setattr(mirror, "AWAY_S", 0.5)
     way, proxy = proxied
-    await plain.submit(job(WAITS), token="first", secrets={})
+    await backend.submit(job(WAITS), token="first", secrets={})
 
     async def is_told() -> bool:
         return (await followed.get("job")).reason.endswith(f":{proxy.port} does not answer")
@@ -181,7 +161,7 @@ async def test_an_api_server_that_is_away_and_back(
         before = await followed.get("job")
         proxy.cut()
         assert (await followed.get("job")).created_at == before.created_at
-        await plain.submit(job(WAITS), token="second", secrets={})
+        await backend.submit(job(WAITS), token="second", secrets={})
         assert (await followed.get("job")).token == "first"
         await eventually(is_told, "that nobody answers")
         monkeypatch.setattr(mirror, "OUTAGE_S", 1.0)

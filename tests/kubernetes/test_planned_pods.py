@@ -7,41 +7,35 @@ import pytest
 from support.backends.jobs import WAITS, job
 from support.cluster.cluster import Cluster
 
-from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes import KubernetesBackend, names
 from edl_runtime.errors import BackendError
 from edl_runtime.pods import Pod
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 
-async def test_a_job_that_has_never_run_begins_as_soon_as_there_is_room(cluster: Cluster) -> None:
+async def test_a_job_that_has_never_run_begins_as_soon_as_there_is_room(backend: KubernetesBackend) -> None:
     """That it was suspended while it waited for a node is no pause after which it would have to rest."""
-    backend = cluster.backend()
     nowhere = msgspec.structs.replace(job(WAITS, kind="trainer"), pod=Pod(node_selector={"edl-test/place": "none"}))
     await backend.submit(nowhere, token="mine", secrets={})
-    try:
-        suspended = await backend.resize("job", 0)
-        assert suspended.scaling is not None
-        assert (suspended.is_suspended, suspended.scaling.resized_at) == (True, None)
-    finally:
-        await backend.delete("job")
+    suspended = await backend.resize("job", 0)
+    assert suspended.scaling is not None
+    assert (suspended.is_suspended, suspended.scaling.resized_at) == (True, None)
 
 
-async def test_a_job_that_waits_in_a_queue_stays_there_whatever_its_size(cluster: Cluster) -> None:
+async def test_a_job_that_waits_in_a_queue_stays_there_whatever_its_size(
+    backend: KubernetesBackend, cluster: Cluster
+) -> None:
     """On a cluster without Kueue for ever: a resize that let it begin would pass others by."""
-    backend = cluster.backend()
     queued = msgspec.structs.replace(job(WAITS, kind="trainer", elastic=True), pod=Pod(labels={names.QUEUE: "gpus"}))
     submitted = await backend.submit(queued, token="mine", secrets={})
-    try:
-        assert (submitted.phase, submitted.wanted, submitted.is_suspended) == ("pending", 1, False)
-        assert submitted.reason == "suspended: it waits in Kueue's queue 'gpus'"
-        assert submitted.scaling is not None
-        assert (submitted.scaling.queue, submitted.scaling.resumes) == ("gpus", False)
-        with pytest.raises(BackendError, match="in Kueue's queue 'gpus', which alone says when it is suspended"):
-            await backend.resize("job", 0)
-        resized = await backend.resize("job", 3)
-        assert (resized.phase, resized.wanted) == ("pending", 3)
-        (owner,) = await cluster.found("jobs")
-        assert (owner["spec"]["suspend"], owner["spec"]["completions"]) == (True, 3)
-    finally:
-        await backend.delete("job")
+    assert (submitted.phase, submitted.wanted, submitted.is_suspended) == ("pending", 1, False)
+    assert submitted.reason == "suspended: it waits in Kueue's queue 'gpus'"
+    assert submitted.scaling is not None
+    assert (submitted.scaling.queue, submitted.scaling.resumes) == ("gpus", False)
+    with pytest.raises(BackendError, match="in Kueue's queue 'gpus', which alone says when it is suspended"):
+        await backend.resize("job", 0)
+    resized = await backend.resize("job", 3)
+    assert (resized.phase, resized.wanted) == ("pending", 3)
+    (owner,) = await cluster.found("jobs")
+    assert (owner["spec"]["suspend"], owner["spec"]["completions"]) == (True, 3)

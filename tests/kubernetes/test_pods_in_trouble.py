@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -34,20 +33,6 @@ BARE_IMAGE = os.environ.get("EDL_TEST_BARE_IMAGE", "docker.io/library/python:3.1
 
 TOLD_WITHIN_S = 120.0
 """For so long whoever looks may be left without a reason."""
-
-
-@pytest.fixture
-async def plain(cluster: Cluster, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
-    """The backend as it is, without jobs. Its instances can use the test's `tmp_path`."""
-    made = cluster.backend(tmp_path)
-    async with leaving_nothing(made, cluster):
-        yield made
-
-
-@pytest.fixture
-def backend(plain: KubernetesBackend) -> Backend:
-    """A backend without jobs, by its verbs alone."""
-    return plain
 
 
 @pytest.fixture
@@ -182,7 +167,7 @@ async def test_a_quota_that_is_used_up_is_told_and_waited_for(own_cluster: Clust
 
 
 async def test_a_volume_that_can_not_be_mounted_is_told_and_waited_for(
-    plain: KubernetesBackend, cluster: Cluster
+    backend: KubernetesBackend, cluster: Cluster
 ) -> None:
     """Only the pod's events tell; whoever follows is told as well, and nobody once it runs, though they are kept."""
     secret = "volume-of-job"
@@ -193,13 +178,13 @@ async def test_a_volume_that_can_not_be_mounted_is_told_and_waited_for(
     def says_why(status: JobStatus) -> bool:
         return status.reason.startswith("instance 0 can't start yet: FailedMount: ") and said in status.reason
 
-    async with plain.following() as followed:
-        await plain.submit(with_pod(job(WAITS, kind="trainer"), volumes=[volume]), token="mine", secrets={})
-        for backend in (plain, followed):
-            status = await reach(backend, "job", says_why, TOLD_WITHIN_S)
+    async with backend.following() as followed:
+        await backend.submit(with_pod(job(WAITS, kind="trainer"), volumes=[volume]), token="mine", secrets={})
+        for way in (backend, followed):
+            status = await reach(way, "job", says_why, TOLD_WITHIN_S)
             assert (status.phase, status.mistaken, status.instances[0].phase) == ("running", False, "pending")
-        assert [says_why(one) for one in await plain.list()] == [True]
+        assert [says_why(one) for one in await backend.list()] == [True]
         await cluster.ask("POST", secrets, {"metadata": {"name": secret}, "stringData": {"KEY": "word"}})
-        for backend in (plain, followed):
-            await reach(backend, "job", is_up, within_s=180)
+        for way in (backend, followed):
+            await reach(way, "job", is_up, within_s=180)
     await cluster.ask("DELETE", f"{secrets}/{secret}")
