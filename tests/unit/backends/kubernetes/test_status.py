@@ -634,11 +634,6 @@ def test_shown_are_those_that_count(completions: int, wanted_now: int, failed: s
     assert [one.status.index for one in seen if one.status.given_up] == [index for index in indexes if index in ends]
 
 
-def test_an_instance_that_leaves_is_shown_until_it_is_gone() -> None:
-    """It still writes its checkpoint."""
-    assert phases(of(job(1), pod(0, RUNNING), pod(1, RUNNING))) == [(0, "running"), (1, "running")]
-
-
 def test_who_has_been_told_to_leave_says_so() -> None:
     """By a resize, a drain or an eviction alike; where it is stays known until it is gone."""
     pods = [pod(0, RUNNING, node="n1"), pod(1, RUNNING, node="n1", deleted="2026-11-22T09:09:44Z")]
