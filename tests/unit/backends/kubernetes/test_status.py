@@ -217,40 +217,34 @@ def test_an_instance_says_what_is_wrong_with_it(
 
 
 TRIED = 'failed to pull and unpack image "train:1": failed to resolve reference "docker.io/library/train:1"'
+THERE = "https://r/v2/train"
+ASKED = f'{TRIED}: failed to do request: Head "{THERE}"'
 
 
 @pytest.mark.parametrize(
-    ("reason", "message"),
+    ("reason", "message", "never"),
     [
-        ("InvalidImageName", "Failed to apply default image tag"),
-        ("ErrImageNeverPull", "Container image is not present with pull policy of Never"),
-        ("ErrImagePull", f"rpc error: code = NotFound desc = {TRIED}: docker.io/library/train:1: not found"),
-        ("ErrImagePull", "pull access denied, repository does not exist or may require authorization"),
-        ("ErrImagePull", f"{TRIED}: unexpected status from HEAD request to https://r/v2/train: 401 Unauthorized"),
-        ("ErrImagePull", f"{TRIED}: failed to fetch oauth token: unexpected status: 403 Forbidden"),
-        ("ImagePullBackOff", "Back-off pulling image: ErrImagePull: reading manifest 1: manifest unknown"),
-        ("ErrImagePull", f"{TRIED}: no match for platform in manifest: not found"),
+        ("InvalidImageName", "Failed to apply default image tag", True),
+        ("ErrImageNeverPull", "Container image is not present with pull policy of Never", True),
+        ("ErrImagePull", f"rpc error: code = NotFound desc = {TRIED}: docker.io/library/train:1: not found", True),
+        ("ErrImagePull", "pull access denied, repository does not exist or may require authorization", True),
+        ("ErrImagePull", f"{TRIED}: unexpected status from HEAD request to {THERE}: 401 Unauthorized", True),
+        ("ErrImagePull", f"{TRIED}: failed to fetch oauth token: unexpected status: 403 Forbidden", True),
+        ("ImagePullBackOff", "Back-off pulling image: ErrImagePull: reading manifest 1: manifest unknown", True),
+        ("ErrImagePull", f"{TRIED}: no match for platform in manifest: not found", True),
+        ("ErrImagePull", f"{ASKED}: dial tcp: lookup r on 10.0.0.1:53: no such host", False),
+        ("ErrImagePull", f"{ASKED}: dial tcp 10.0.0.2:443: i/o timeout", False),
+        ("ErrImagePull", f"{ASKED}: dial tcp 10.0.0.2:443: connect: connection refused", False),
+        ("ErrImagePull", f"{TRIED}: unexpected status from HEAD request to {THERE}: 503 Service Unavailable", False),
+        ("ErrImagePull", f"{TRIED}: 429 Too Many Requests - You have reached your pull rate limit", False),
+        ("ErrImagePull", 'Back-off pulling image "registry.example/notfound:1"', False),
     ],
 )
-def test_a_registry_that_answers_that_there_is_none_ends_the_wait(reason: str, message: str) -> None:
-    """The image has to be given another name, or the pod a pull secret."""
-    assert is_never_pulled(reason, message)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        f'{TRIED}: failed to do request: Head "https://r/v2/train": dial tcp: lookup r on 10.0.0.1:53: no such host',
-        f'{TRIED}: failed to do request: Head "https://r/v2/train": dial tcp 10.0.0.2:443: i/o timeout',
-        f'{TRIED}: failed to do request: Head "https://r/v2/train": dial tcp 10.0.0.2:443: connect: connection refused',
-        f"{TRIED}: unexpected status from HEAD request to https://r/v2/train: 503 Service Unavailable",
-        f"{TRIED}: 429 Too Many Requests - Server message: toomanyrequests: You have reached your pull rate limit",
-        'Back-off pulling image "registry.example/notfound:1"',
-    ],
-)
-def test_a_registry_that_does_not_answer_is_waited_for(message: str) -> None:
-    """It, or the way to it, may be there again soon."""
-    assert not is_never_pulled("ErrImagePull", message)
+def test_only_a_registry_that_answers_that_there_is_none_ends_the_wait(
+    reason: str, message: str, *, never: bool
+) -> None:
+    """The image has to be given another name, or the pod a pull secret; one that does not answer may do so soon."""
+    assert is_never_pulled(reason, message) is never
 
 
 MOUNT = 'MountVolume.SetUp failed for volume "v" : secret "nosuch" not found'
@@ -936,21 +930,15 @@ def test_what_an_instance_reserves_is_what_the_newest_pod_was_given() -> None:
 @pytest.mark.parametrize(
     ("thing", "resumes"),
     [
-        (pool(), True),
-        (job(elastic=True, template=template(CHECKPOINT)), True),
         (job(elastic=True, template=template({"name": "EDL_CHECKPOINT", "valueFrom": {"fieldRef": {}}})), True),
         (job(elastic=True, template=template({"name": "EDL_CHECKPOINT", "value": ""})), False),
         (job(elastic=True, template=template()), False),
         (job(template=template(CHECKPOINT)), False),
-        (
-            job(elastic=True, template=template(CHECKPOINT), labels={"kueue.x-k8s.io/queue-name": "q"}),
-            False,
-        ),
     ],
-    ids=["pool", "checkpoint", "from elsewhere", "empty", "none", "not elastic", "queued"],
+    ids=["from elsewhere", "empty", "none", "not elastic"],
 )
 def test_who_goes_on_where_it_was_says_so(thing: dict[str, Any], *, resumes: bool) -> None:
-    """Pools, and elastic trainers with checkpoints; but not those of Kueue's, which can't be suspended here."""
+    """Of trainers those that are elastic and have a place for checkpoints."""
     scaling = of(thing).scaling
     assert scaling is not None
     assert scaling.resumes is resumes
