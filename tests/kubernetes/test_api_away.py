@@ -13,8 +13,7 @@ from support.cluster.cluster import Cluster
 from support.depth import examples
 from support.network.proxy import Proxy
 
-from edl_runtime.backends.base import Backend, LogLine
-from edl_runtime.backends.kubernetes.logs import SILENT_S
+from edl_runtime.backends.base import Backend
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -86,32 +85,6 @@ async def test_who_follows_sees_each_line_once(backend: Backend, far: Backend, p
     await following
     assert before < 900
     assert seen == {index: [str(number) for number in range(900)] for index in (0, 1)}
-
-
-@pytest.mark.deep
-async def test_who_follows_goes_on_when_a_connection_is_lost_and_nobody_says_so(
-    backend: Backend, far: Backend, proxy: Proxy
-) -> None:
-    """As when a load balancer forgets it: the log is opened anew within a minute, and no line is missing."""
-    await backend.submit(job(COUNTS.replace("0.05", "0.2"), kind="trainer"), token="mine", secrets={})
-    seen: list[LogLine] = []
-
-    async def follow() -> None:
-        async for line in far.logs("job", follow=True):
-            seen.append(line)  # noqa: PERF401 - it is looked at meanwhile
-
-    following = asyncio.create_task(follow())
-    await eventually(lambda: _so(lambda: len(seen) > 20), "lines of the job")
-    proxy.lose()
-    before = len(seen)
-    assert SILENT_S <= 60
-    async with asyncio.timeout(SILENT_S + 120):
-        while len(seen) < before + 100:
-            assert not following.done()
-            await asyncio.sleep(0.1)
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
-    assert [line.text for line in seen] == [str(number) for number in range(len(seen))]
 
 
 async def _so(look: Callable[[], bool]) -> bool:

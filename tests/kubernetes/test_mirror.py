@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
-from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 import pytest
 from kubernetes_asyncio.client import ApiClient
-from support.backends.jobs import WAITS, ended, eventually, job, reach
+from support.backends.jobs import WAITS, eventually, job, reach
 from support.cluster.cluster import Cluster
 from support.network.proxy import Proxy
 
 from edl_runtime.backends.base import Backend
 from edl_runtime.backends.kubernetes import KubernetesBackend, mirror
-from edl_runtime.backends.kubernetes.api import Api, Change
 from edl_runtime.errors import BackendError, ClusterUnavailableError, UnknownJobError
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
@@ -35,19 +32,6 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(ApiClient, "call_api", counted)
     return sent
-
-
-def late(monkeypatch: pytest.MonkeyPatch, by_s: float, *kinds: str) -> None:
-    """Let watches of these kinds tell everything late."""
-    changes = Api.changes
-
-    async def told_late(self: Api, kind: str, **more: str) -> AsyncIterator[Change]:
-        async for change in changes(self, kind, **more):
-            if kind in kinds:
-                await asyncio.sleep(by_s)
-            yield change
-
-    monkeypatch.setattr(Api, "changes", told_late)
 
 
 async def knows(backend: Backend, name: str) -> bool:
@@ -96,43 +80,6 @@ async def test_what_others_do_is_seen_soon(backend: KubernetesBackend) -> None:
         await eventually(is_gone, "the end of the job")
 
 
-@pytest.mark.deep
-async def test_what_one_has_done_oneself_is_seen_at_once(
-    backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However late the watches tell."""
-    late(monkeypatch, 0.3, "Deployment", "Pod")
-    async with backend.following() as followed:
-        assert not await knows(followed, "job")
-        await followed.submit(job(WAITS), token="first", secrets={})
-        assert (await followed.get("job")).token == "first"
-        await followed.submit(job(WAITS), token="second", secrets={})
-        assert (await followed.get("job")).token == "second"
-        for instances in (2, 1):
-            await followed.resize("job", instances)
-            assert (await followed.get("job")).wanted == instances
-        changed = job("import time; time.sleep(600)")
-        await followed.submit(changed, token="third", secrets={})
-        assert (await followed.get("job")).digest == changed.digest
-        assert await followed.delete("job")
-        with pytest.raises(UnknownJobError):
-            await followed.get("job")
-
-
-@pytest.mark.deep
-async def test_a_job_that_has_ended_is_told_with_what_its_pods_have_left(
-    backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also when the watch of Jobs is ahead of that of pods."""
-    late(monkeypatch, 3.0, "Pod")
-    code = "from edl_runtime.result import write_result; write_result(checkpoint='/model', metrics={'accuracy': 1})"
-    async with backend.following() as followed:
-        await followed.submit(job(code, kind="trainer"), token="mine", secrets={})
-        status = await ended(followed)
-    assert (status.phase, status.result) == ("succeeded", {"checkpoint": "/model", "metrics": {"accuracy": 1}})
-    assert [one.phase for one in status.instances] == ["succeeded"]
-
-
 async def test_an_api_server_that_is_away_and_back(
     backend: KubernetesBackend, proxied: tuple[Cluster, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,26 +115,6 @@ async def test_an_api_server_that_is_away_and_back(
         await eventually(is_lost, "an error")
         proxy.mend()
         await eventually(is_back, "the state of now")
-
-
-@pytest.mark.deep
-async def test_a_watch_that_has_lost_its_place_lists_anew(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server forgets what was long ago."""
-    find = Api.list
-    versions = ["1"]
-
-    async def found(self: Api, kind: str, **more: str) -> tuple[list[dict[str, Any]], str]:
-        items, version = await find(self, kind, **more)
-        return items, versions.pop() if versions else version
-
-    monkeypatch.setattr(Api, "list", found)
-    seen = []
-    async with cluster.connect() as client, aclosing(Api(client, cluster.namespace).changes("Pod")) as changes:
-        async for change in changes:
-            seen.append((change.happened, change.version == "1"))
-            if change.happened == "OPENED" and change.version != "1":
-                break
-    assert [seen[0], *seen[-2:]] == [("LISTED", True), ("LISTED", False), ("OPENED", False)]
 
 
 @pytest.mark.deep

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -138,9 +138,19 @@ async def test_an_outage_is_told_once_by_all_that_a_backend_does(monkeypatch: py
     assert [(one["event"], one["address"]) for one in told] == [("cluster.away", host), ("cluster.back", host)]
 
 
-def _page(*names_there: str, more: str = "") -> str:
+async def test_a_watch_that_has_lost_its_place_lists_anew() -> None:
+    """The server forgets what was long ago."""
+    watched = f"{HEAD}\r\n"
+    lost = f'{watched}{{"type": "ERROR", "object": {{"code": 410, "message": "too old resource version"}}}}\n'
+    answers = (_page(version="1"), lost, _page(version="2"), watched)
+    async with answering(*answers) as (api, _), aclosing(api.changes("Pod")) as changes:
+        seen = [(one.happened, one.version) for one in [await anext(changes) for _ in range(4)]]
+    assert seen == [("LISTED", "1"), ("OPENED", "1"), ("LISTED", "2"), ("OPENED", "2")]
+
+
+def _page(*names_there: str, more: str = "", version: str = "") -> str:
     items = [{"metadata": {"name": name, "managedFields": [name] * 9}} for name in names_there]
-    body = json.dumps({"items": items, "metadata": {"continue": more}})
+    body = json.dumps({"items": items, "metadata": {"continue": more, "resourceVersion": version}})
     return f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}"
 
 

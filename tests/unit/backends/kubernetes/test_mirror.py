@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,6 +155,33 @@ async def test_whoever_looks_at_many_jobs_lets_others_have_their_turn() -> None:
     running.cancel()
     assert [status.name for status in found] == jobs
     assert turns >= 8
+
+
+@pytest.mark.parametrize("doubted", [False, True])
+async def test_a_status_waits_for_what_a_watch_has_still_to_tell(*, doubted: bool) -> None:
+    """When a job says something else of itself than before, and when oneself has done something to it."""
+
+    def as_it_is(phase: str, version: int) -> Manifest:
+        metadata = {**about("job-0", "job"), "resourceVersion": str(version)}
+        return {"kind": "Pod", "metadata": metadata, "spec": {}, "status": {"phase": phase}}
+
+    async def listed(kind: str, **_: str) -> tuple[list[Manifest], str]:
+        return {"Pod": [as_it_is("Succeeded", 5)], "Job": known._jobs.of("job"), "Deployment": []}[kind], "5"
+
+    known = mirror_of(["job"], [as_it_is("Running", 1)], [])
+    known._api = SimpleNamespace(list=listed)  # type: ignore[assignment]
+    known._running = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
+    if doubted:
+        known._agreed = {"job": ("uid-job",)}
+        known.doubt("job")
+    asking = asyncio.create_task(known.get("job"))
+    done, _ = await asyncio.wait([asking], timeout=0.05)
+    assert not done
+    for view in (known._jobs, known._deployments, known._pods):
+        view.learn(Change("MODIFIED", "5", [as_it_is("Succeeded", 5)] if view is known._pods else []))
+    await known._tell()
+    assert [one.phase for one in (await asking).instances] == ["succeeded"]
+    assert not known._doubts
 
 
 def test_what_delays_a_pod_is_known_by_its_own_events() -> None:
