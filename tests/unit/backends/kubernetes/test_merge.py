@@ -18,6 +18,11 @@ def instance(**parts: Any) -> dict[str, Any]:
     return containers({"name": "instance", **parts})
 
 
+def seen_at_data(name: str, *volumes: dict[str, Any]) -> dict[str, Any]:
+    """Return a pod with these volumes, of which one is mounted."""
+    return {"spec": {**instance(volumeMounts=[{"name": name, "mountPath": "/data"}])["spec"], "volumes": [*volumes]}}
+
+
 @pytest.mark.parametrize(
     ("ours", "template", "both"),
     [
@@ -156,24 +161,9 @@ def test_defaults_fill_what_is_open_however_deep() -> None:
             id="another volume at a path",
         ),
         pytest.param(
-            {
-                "spec": {
-                    **instance(volumeMounts=[{"name": "new", "mountPath": "/data"}])["spec"],
-                    "volumes": [{"name": "new"}],
-                }
-            },
-            {
-                "spec": {
-                    **instance(volumeMounts=[{"name": "old", "mountPath": "/data"}])["spec"],
-                    "volumes": [{"name": "old"}, {"name": "unseen"}],
-                }
-            },
-            {
-                "spec": {
-                    **instance(volumeMounts=[{"name": "new", "mountPath": "/data"}])["spec"],
-                    "volumes": [{"name": "unseen"}, {"name": "new"}],
-                }
-            },
+            seen_at_data("new", {"name": "new"}),
+            seen_at_data("old", {"name": "old"}, {"name": "unseen"}),
+            seen_at_data("new", {"name": "unseen"}, {"name": "new"}),
             id="a volume that nothing sees any more",
         ),
         pytest.param(
