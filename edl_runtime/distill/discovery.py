@@ -33,8 +33,6 @@ from edl_runtime.waits import first
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-SILENT_START_S = 10.0
-"""For so long a Redis that is silent when a student starts is asked again: one slow answer ends no training."""
 TELL_EVERY_S = 1.0
 """How often a student says which teachers it keeps in quarantine."""
 
@@ -53,8 +51,8 @@ async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use, say
     What `say` returns is told to whoever looks at the pool, about once a second.
 
     While Redis or the endpoint is away, the teachers in use stay in use. Away at the start raises
-    RegistryUnavailableError (after `SILENT_START_S` if it is silent) or DiscoveryUnavailableError; an endpoint that
-    refuses, DiscoveryRefusedError.
+    RegistryUnavailableError or DiscoveryUnavailableError; an endpoint that refuses, DiscoveryRefusedError. A Redis that
+    is there but silent is asked again for half as long as teachers are waited for: one slow answer ends no training.
     """
     who = f"{settings.job or 'student'}-{settings.instance}-{uuid.uuid4().hex[:8]}"
     me = Member(id=who, address=f"{socket.gethostname()}:{os.getpid()}", want=wish.at_most)
@@ -70,7 +68,7 @@ async def _follow_endpoint(pool: str, me: Member, settings: RuntimeSettings, use
 
 
 async def _follow_registry(pool: str, me: Member, settings: RuntimeSettings, use: Use, say: Say) -> None:
-    see, until = _changes(use), time.monotonic() + SILENT_START_S
+    see, until = _changes(use), time.monotonic() + settings.teacher_wait_s / 2
     while True:
         try:
             await _register_and_follow(pool, me, settings, see, say)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from support.students.watching import OddTeacher, metadata_of, running_odd_teacher
+from support.students.readers import OddTeacher, metadata_of, running_odd_teacher
 from support.teachers.process import Teacher, running_teacher
 
 from edl_runtime.settings import RuntimeSettings

@@ -15,11 +15,21 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 import structlog
-from support.students.readers import POOL, Batches, reader_of, registered
-from support.students.watching import OddTeacher, all_answered, metadata_of, read_epoch, read_until, running_odd_teacher
+from support.students.readers import (
+    POOL,
+    Batches,
+    OddTeacher,
+    all_answered,
+    metadata_of,
+    read_epoch,
+    read_until,
+    reader_of,
+    registered,
+    running_odd_teacher,
+)
 from support.teachers.process import Teacher, wait_until
 
-from edl_runtime.distill import Discovered, discovery
+from edl_runtime.distill import Discovered
 from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import client
@@ -34,8 +44,7 @@ def settings(own_redis: RedisServer) -> RuntimeSettings:
     return RuntimeSettings(redis_url=own_redis.url, lease_ttl_s=600.0)
 
 
-def kill(server: RedisServer) -> None:
-    server.kill()
+kill = RedisServer.kill
 
 
 def restart_empty(server: RedisServer) -> None:
@@ -93,10 +102,10 @@ def test_no_redis_at_the_start_is_said(
 ) -> None:
     """The first iteration raises what is wrong with which Redis."""
     monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(discovery, "SILENT_START_S", 0.2)
     fault(own_redis)
+    hasty = msgspec.structs.replace(settings, teacher_wait_s=2.0)
     with (
-        reader_of(BATCHES, Discovered(POOL), settings) as reader,
+        reader_of(BATCHES, Discovered(POOL), hasty) as reader,
         pytest.raises(RegistryUnavailableError, match=f"Redis at 127.0.0.1:{own_redis.port} can't be used"),
     ):
         list(reader)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 from structlog.testing import capture_logs
 from support.autoscale.jobs import job
 
@@ -33,15 +33,30 @@ from edl_runtime.store.server import RedisServer
 CPUS = 40
 WIDE = Bounds(1, 9)
 
+Pass = Callable[..., Awaitable[Rescaled]]
+
+
+async def at_once() -> None:
+    """Do nothing."""
+
 
 class Jobs(LocalBackend):
-    """Jobs on a node of 40 CPUs, one for each instance. They are resized at once, but the supervisors of some hang."""
+    """Jobs on a node of 40 CPUs, one for each instance. They are resized at once, but the supervisors of some hang.
+
+    `before_a_look` and `before_a_resize` say what happens then.
+    """
 
     hang: tuple[str, ...] = ()
 
-    def __init__(self, *jobs: JobStatus) -> None:
+    def __init__(
+        self,
+        *jobs: JobStatus,
+        before_a_look: Callable[[], Awaitable[Any]] = at_once,
+        before_a_resize: Callable[[Jobs], object] = lambda _: None,
+    ) -> None:
         super().__init__(Path("/nowhere"))
         self.jobs = {each.name: each for each in jobs}
+        self._before_a_look, self._before_a_resize = before_a_look, before_a_resize
 
     @property
     def wanted(self) -> dict[str, int]:
@@ -51,10 +66,12 @@ class Jobs(LocalBackend):
         return [*self.jobs.values()]
 
     async def capacity(self) -> Capacity:
+        await self._before_a_look()
         free = CPUS - sum(self.wanted.values())
         return Capacity(nodes=(NodeCapacity(name="node", total={"cpu": CPUS}, free={"cpu": free}),))
 
     async def resize(self, name: str, instances: int) -> JobStatus:
+        self._before_a_resize(self)
         if name in self.hang:
             raise BackendError(f"the supervisor of {name!r} does not answer")
         if name not in self.jobs:
@@ -69,74 +86,71 @@ def has(name: str, instances: int, bounds: Bounds = WIDE) -> JobStatus:
     return job(name, bounds, 1.0, instances)
 
 
-def rules(instances: int) -> Rules:
-    """Return rules under which so many instances have room."""
-    return Rules(max_load=instances / CPUS)
-
-
 def targets(done: Rescaled) -> dict[str, int]:
     return {one.name: one.target for one in done.plan.targets}
 
 
-class HasCompany(Jobs):
-    """A backend that tells what there is once another pass waits."""
-
-    def __init__(self, said: Sequence[Mapping[str, Any]], *jobs: JobStatus) -> None:
-        super().__init__(*jobs)
-        self._said = said
-
-    async def capacity(self) -> Capacity:
-        while not any(line["event"] == "rescaling.waits" for line in self._said):  # noqa: ASYNC110 - a log has no event
-            await asyncio.sleep(0.01)
-        return await super().capacity()
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[Redis]:
+    async with connect(redis_url) as made:
+        yield made
 
 
-async def test_two_at_once_come_one_after_the_other(redis_url: str, namespace: str) -> None:
+def passes(client: Redis, namespace: str) -> Pass:
+    """Return what makes a pass over the jobs of a backend, with room for so many instances."""
+
+    def make(backend: Jobs, room: int = CPUS, **more: Any) -> Awaitable[Rescaled]:
+        return rescale(backend, client, namespace, Rules(max_load=room / CPUS), **more)
+
+    return make
+
+
+@pytest.fixture
+def a_pass(client: Redis, namespace: str) -> Pass:
+    return passes(client, namespace)
+
+
+async def test_two_at_once_come_one_after_the_other(a_pass: Pass, client: Redis, namespace: str) -> None:
     """The second decides by what the first has done, and has nothing to change."""
-    async with connect(redis_url) as client:
-        with capture_logs() as said:
-            backend = HasCompany(said, has("first", 6), has("second", 1))
-            both = await asyncio.gather(*(rescale(backend, client, namespace, rules(6)) for _ in range(2)))
-        assert [line["event"] for line in said].count("rescaling.waits") == 1
-        assert sorted(len(done.plan.changes) for done in both) == [0, 2]
-        assert backend.wanted == {"first": 3, "second": 3}
-        assert await last_plan(client, namespace) == max((done.plan for done in both), key=lambda plan: plan.at)
+    with capture_logs() as said:
+
+        async def has_company() -> None:
+            while not any(line["event"] == "rescaling.waits" for line in said):  # noqa: ASYNC110 - a log has no event
+                await asyncio.sleep(0.01)
+
+        backend = Jobs(has("first", 6), has("second", 1), before_a_look=has_company)
+        both = await asyncio.gather(*(a_pass(backend, 6) for _ in range(2)))
+    assert [line["event"] for line in said].count("rescaling.waits") == 1
+    assert sorted(len(done.plan.changes) for done in both) == [0, 2]
+    assert backend.wanted == {"first": 3, "second": 3}
+    assert await last_plan(client, namespace) == max((done.plan for done in both), key=lambda plan: plan.at)
 
 
-class EndsMeanwhile(Jobs):
-    """A backend of which one job ends between the look and the resize."""
-
-    async def resize(self, name: str, instances: int) -> JobStatus:
-        self.jobs.pop("ends", None)
-        return await super().resize(name, instances)
-
-
-async def test_a_job_that_ends_meanwhile_keeps_nobody(redis_url: str, namespace: str) -> None:
+async def test_a_job_that_ends_meanwhile_keeps_nobody(a_pass: Pass) -> None:
     """It is told, and all others are resized."""
-    backend = EndsMeanwhile(has("ends", 5), has("stays", 1))
-    async with connect(redis_url) as client:
-        done = await rescale(backend, client, namespace, rules(6))
+    backend = Jobs(has("ends", 5), has("stays", 1), before_a_resize=lambda jobs: jobs.jobs.pop("ends", None))
+    done = await a_pass(backend, 6)
     assert list(done.refused) == ["ends"]
     assert done.refused["ends"].startswith("no job or pool named 'ends'")
     assert backend.wanted == {"stays": 3}
 
 
-async def test_what_a_job_keeps_that_cannot_shrink_is_not_for_others(redis_url: str, namespace: str) -> None:
+async def test_what_a_job_keeps_that_cannot_shrink_is_not_for_others(
+    a_pass: Pass, client: Redis, namespace: str
+) -> None:
     """It is told, the others share the rest, and never more than there is for them; all of it in one pass."""
     backend = Jobs(has("hangs", 5), has("large", 4), has("small", 1))
     backend.hang = ("hangs",)
-    async with connect(redis_url) as client:
-        meant = await rescale(backend, client, namespace, rules(9), dry_run=True)
-        assert targets(meant) == {"hangs": 3, "large": 3, "small": 3}
-        assert backend.wanted == {"hangs": 5, "large": 4, "small": 1}
-        assert await last_plan(client, namespace) is None, "a dry run is shown to nobody else"
-        done = await rescale(backend, client, namespace, rules(9))
+    assert targets(await a_pass(backend, 9, dry_run=True)) == {"hangs": 3, "large": 3, "small": 3}
+    assert backend.wanted == {"hangs": 5, "large": 4, "small": 1}
+    assert await last_plan(client, namespace) is None, "a dry run is shown to nobody else"
+    done = await a_pass(backend, 9)
     assert done.refused == {"hangs": "the supervisor of 'hangs' does not answer"}
     assert backend.wanted == targets(done) == {"hangs": 5, "large": 2, "small": 2}
     assert done.plan.targets[0].reason == "stays as it is: the supervisor of 'hangs' does not answer"
 
 
-async def test_who_has_shrunk_for_what_is_not_to_be_any_more_gets_it_back(redis_url: str, namespace: str) -> None:
+async def test_who_has_shrunk_for_what_is_not_to_be_any_more_gets_it_back(a_pass: Pass) -> None:
     """As for a job that needs the room of two, one of which can't shrink. The plan is what there is then."""
 
     def for_a_third(jobs: Sequence[Job], *_: object, **__: object) -> Mapping[str, Target]:
@@ -144,75 +158,52 @@ async def test_who_has_shrunk_for_what_is_not_to_be_any_more_gets_it_back(redis_
 
     backend = Jobs(has("hangs", 2), has("shrinks", 2))
     backend.hang = ("hangs",)
-    async with connect(redis_url) as client:
-        done = await rescale(backend, client, namespace, Rules(), policy=for_a_third)
+    done = await a_pass(backend, policy=for_a_third)
     assert list(done.refused) == ["hangs"]
     assert backend.wanted == targets(done) == {"hangs": 2, "shrinks": 2}
 
 
-async def test_that_a_job_cannot_grow_keeps_nobody(redis_url: str, namespace: str) -> None:
+async def test_that_a_job_cannot_grow_keeps_nobody(a_pass: Pass, client: Redis, namespace: str) -> None:
     """And a pass in which nothing could be done fails by what it met."""
     backend = Jobs(has("hangs", 1, Bounds(1, 4)), has("small", 1, Bounds(1, 4)))
     backend.hang = ("hangs", "small")
-    async with connect(redis_url) as client:
-        with pytest.raises(BackendError, match=r"supervisor of '(hangs|small)' does not answer"):
-            await rescale(backend, client, namespace, rules(6))
-        assert await last_plan(client, namespace) is None
-        backend.hang = ("hangs",)
-        done = await rescale(backend, client, namespace, rules(6))
-    assert list(done.refused) == ["hangs"]
+    with pytest.raises(BackendError, match=r"supervisor of '(hangs|small)' does not answer"):
+        await a_pass(backend, 6)
+    assert await last_plan(client, namespace) is None
+    backend.hang = ("hangs",)
+    assert list((await a_pass(backend, 6)).refused) == ["hangs"]
     assert backend.wanted == {"hangs": 1, "small": 3}
 
 
-class BreaksAfterOne(Jobs):
-    """A backend that is lost after its first resize."""
-
-    is_lost = False
-
-    async def resize(self, name: str, instances: int) -> JobStatus:
-        if self.is_lost:
-            raise ClusterUnavailableError("https://cluster", "timed out")
-        self.is_lost = True
-        return await super().resize(name, instances)
-
-
-async def test_what_is_left_undone_the_next_pass_completes(redis_url: str, namespace: str) -> None:
+async def test_what_is_left_undone_the_next_pass_completes(a_pass: Pass) -> None:
     """As decided before, without going back on what was done."""
-    backend = BreaksAfterOne(*(has(f"job-{number}", 5) for number in range(4)))
-    async with connect(redis_url) as client:
-        meant = await rescale(backend, client, namespace, rules(8), dry_run=True)
-        with pytest.raises(ClusterUnavailableError):
-            await rescale(backend, client, namespace, rules(8))
-        assert sorted(backend.wanted.values()) == [2, 5, 5, 5]
-        healed = Jobs(*backend.jobs.values())
-        done = await rescale(healed, client, namespace, rules(8))
-        assert len(done.plan.changes) == 3
-        assert healed.wanted == targets(meant)
-        assert not (await rescale(healed, client, namespace, rules(8))).plan.changes
+
+    def is_lost_after_one(jobs: Jobs) -> None:
+        if set(jobs.wanted.values()) != {5}:
+            raise ClusterUnavailableError("https://cluster", "timed out")
+
+    backend = Jobs(*(has(f"job-{number}", 5) for number in range(4)), before_a_resize=is_lost_after_one)
+    meant = await a_pass(backend, 8, dry_run=True)
+    with pytest.raises(ClusterUnavailableError):
+        await a_pass(backend, 8)
+    assert sorted(backend.wanted.values()) == [2, 5, 5, 5]
+    healed = Jobs(*backend.jobs.values())
+    assert len((await a_pass(healed, 8)).plan.changes) == 3
+    assert healed.wanted == targets(meant)
+    assert not (await a_pass(healed, 8)).plan.changes
 
 
-class Silent(Jobs):
-    """A backend that does not answer."""
-
-    async def capacity(self) -> Capacity:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-
-async def test_a_pass_that_takes_too_long_is_given_up(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pass_that_takes_too_long_is_given_up(a_pass: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it was decided by may be so no more. Nothing is changed, and the next pass need not wait for it."""
-    backend = Silent(has("first", 6))
-    async with connect(redis_url) as client:
-        monkeypatch.setattr("edl_runtime.autoscale.rescale.PASS_S", 0.2)
-        with pytest.raises(RescalingError, match=r"has not ended within 0\.2 s"):
-            await rescale(backend, client, namespace, rules(3))
-        monkeypatch.undo()
-        assert backend.wanted == {"first": 6}
-        answers = Jobs(*backend.jobs.values())
-        with capture_logs() as said:
-            await rescale(answers, client, namespace, rules(3))
+    backend = Jobs(has("first", 6), before_a_look=asyncio.Event().wait)
+    monkeypatch.setattr("edl_runtime.autoscale.rescale.PASS_S", 0.2)
+    with pytest.raises(RescalingError, match=r"has not ended within 0\.2 s"):
+        await a_pass(backend, 3)
+    monkeypatch.undo()
+    assert backend.wanted == {"first": 6}
+    answers = Jobs(*backend.jobs.values())
+    with capture_logs() as said:
+        await a_pass(answers, 3)
     assert "rescaling.waits" not in [line["event"] for line in said]
     assert answers.wanted == {"first": 3}
 
@@ -223,26 +214,24 @@ async def test_without_redis_nothing_is_changed(own_redis: RedisServer, namespac
     async with connect(own_redis.url) as client:
         own_redis.stop()
         with pytest.raises(RegistryUnavailableError):
-            await rescale(backend, client, namespace, rules(3))
+            await passes(client, namespace)(backend, 3)
         assert backend.wanted == {"first": 6}
         own_redis.start()
-        await rescale(backend, client, namespace, rules(3))
+        await passes(client, namespace)(backend, 3)
     assert backend.wanted == {"first": 3}
 
 
-async def test_who_has_no_room_is_suspended_and_comes_back(redis_url: str, namespace: str) -> None:
+async def test_who_has_no_room_is_suspended_and_comes_back(a_pass: Pass) -> None:
     """Nobody runs with fewer than its minimum, and who comes back waits some minutes before that."""
 
     def in_ten_minutes(*given: Any, now_s: float, pause_s: float) -> Mapping[str, Target]:
         return decide(*given, now_s=now_s + 600, pause_s=pause_s)
 
     backend = Jobs(has("first", 4, Bounds(4, 4)), has("second", 3, Bounds(3, 6)))
-    async with connect(redis_url) as client:
-        a_pass = partial(rescale, backend, client, namespace)
-        await a_pass(rules(5))
-        assert backend.wanted == {"first": 0, "second": 5}
-        at_once = await a_pass(rules(10))
-        assert at_once.plan.targets[0].reason == "waits: it was resized within the last minutes"
-        assert backend.wanted["first"] == 0
-        await a_pass(rules(10), policy=in_ten_minutes)
+    await a_pass(backend, 5)
+    assert backend.wanted == {"first": 0, "second": 5}
+    at_once = await a_pass(backend, 10)
+    assert at_once.plan.targets[0].reason == "waits: it was resized within the last minutes"
+    assert backend.wanted["first"] == 0
+    await a_pass(backend, 10, policy=in_ten_minutes)
     assert backend.wanted == {"first": 4, "second": 6}

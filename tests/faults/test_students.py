@@ -5,23 +5,56 @@ That no teacher works for a student that was killed is in tests/integration/test
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import subprocess
+import sys
 import threading
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
+import msgspec
 import psutil
 import pytest
-from support.students.process import student, until_it_says
-from support.students.readers import POOL, Batches, reader_of, registered
+from support.paths import TESTS
+from support.students.readers import POOL, Batches, OddTeacher, read_until, reader_of, registered
 from support.students.student import COUNT
-from support.students.watching import OddTeacher
 from support.teachers.process import PATIENCE_S, Teacher, wait_until
 
-from edl_runtime.distill import Fixed
+from edl_runtime.distill import Discovered, Fixed
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.server import RedisServer
+
+
+@contextlib.contextmanager
+def student(story: str, address: str, env: Mapping[str, str] = MappingProxyType({})) -> Iterator[subprocess.Popen[str]]:
+    """Start a story of `student.py`; it is killed at the end at the latest."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "support.students.student", story, address],
+        cwd=TESTS,
+        env={**{name: value for name, value in os.environ.items() if not name.startswith("EDL_")}, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its children, too
+        process.communicate()
+
+
+def until_it_says(process: subprocess.Popen[str], word: str) -> None:
+    """Return when that word was in a line that it printed, and fail if it ends before."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if word in line.split():
+            return
+    pytest.fail(process.communicate()[1])
 
 
 @pytest.mark.parametrize("story", ["fork", pytest.param("spawn", marks=pytest.mark.deep)])
@@ -58,12 +91,11 @@ def connections_to(teacher: Teacher) -> int:
     )
 
 
-@pytest.mark.parametrize("behaviour", [pytest.param("good", marks=pytest.mark.deep), "silent"])
-def test_ctrl_c_ends_a_student(behaviour: str, odd: OddTeacher) -> None:
-    """With KeyboardInterrupt, whatever its teachers do."""
+def test_ctrl_c_ends_a_student_whose_teacher_is_silent(odd: OddTeacher) -> None:
+    """With KeyboardInterrupt."""
     with student("read", odd.address) as process:
         until_it_says(process, "3")
-        odd.become(behaviour)
+        odd.become("silent")
         interrupt(process)
 
 
@@ -90,3 +122,21 @@ def interrupt(process: subprocess.Popen[str]) -> None:
     errors = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in errors.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_killed_student_s_teachers_are_the_others_with_its_lease(
+    settings: RuntimeSettings, good: Teacher, odd: OddTeacher
+) -> None:
+    """Two students share two teachers; nobody has to tell that one is gone."""
+    mortal = msgspec.structs.replace(settings, lease_ttl_s=1.0)
+    batches = Batches(40, seconds=0.004)
+    with (
+        registered(settings, good.address, odd.address),
+        student("read", POOL, env=mortal.to_env()) as other,
+        reader_of(batches, Discovered(POOL), settings) as reader,
+    ):
+        until_it_says(other, "0")
+        read_until(reader, batches, lambda: reader.stats().teachers == 1)
+        other.kill()
+        read_until(reader, batches, lambda: reader.stats().teachers == 2)

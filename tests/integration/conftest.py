@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from redis.asyncio import Redis
 from support.backends.local_processes import wait_until_gone
 
 from edl_runtime.backends.local import LocalBackend
+from edl_runtime.store.client import connect
 
 if TYPE_CHECKING:
     from support.airflow.world import World
@@ -44,6 +46,13 @@ def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     empty(s3_url)
     return f"s3://{BUCKET}/nightly"
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[Redis]:
+    """A client of a real Redis."""
+    async with connect(redis_url) as made:
+        yield made
 
 
 @pytest.fixture

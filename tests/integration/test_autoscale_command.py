@@ -11,15 +11,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
-from support.backends.jobs import WAITS, eventually, reach
+from support.backends.jobs import WAITS, eventually, job, reach
 from support.edl_command import Edl, edl_command
 
-from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.pods import Pod
-from edl_runtime.specs import Bounds, JobSpec
 
 HANGS_S = 100.0
 
@@ -43,15 +42,8 @@ number = 2
 def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The work folder of one job of 1 to 4 trainers."""
     folder = tmp_path_factory.mktemp("work")
-    spec = JobSpec(
-        name="job",
-        kind="trainer",
-        command=("python", "-c", WAITS),
-        bounds=Bounds(1, 4),
-        instances=3,
-        elastic=True,
-        pod=Pod(resources={"cpu": "1m"}),
-    )
+    spec = job(WAITS, kind="trainer", elastic=True, instances=3)
+    spec = msgspec.structs.replace(spec, pod=Pod(resources={"cpu": "1m"}))
     asyncio.run(LocalBackend(folder).submit(spec, token="", secrets={}))
     yield folder
     asyncio.run(LocalBackend(folder).delete("job"))
@@ -61,15 +53,8 @@ def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def backend(work_dir: Path) -> LocalBackend:
     """Where three trainers of the job run."""
     backend = LocalBackend(work_dir)
-
-    def has_three(job: JobStatus) -> bool:
-        return [one.phase for one in job.instances] == ["running"] * 3
-
-    async def begin() -> None:
-        await backend.resize("job", 3)
-        await reach(backend, "job", has_three)
-
-    asyncio.run(begin())
+    asyncio.run(backend.resize("job", 3))
+    asyncio.run(reach(backend, "job", lambda job: [one.phase for one in job.instances] == ["running"] * 3))
     return backend
 
 
@@ -115,14 +100,6 @@ def test_a_pass_says_what_each_job_has_and_gets_and_why(edl: Edl, backend: Local
     assert status == 0
     (target,) = json.loads(printed)["plan"]["targets"]
     assert (target["instances"], target["target"]) == (2, 2)
-
-
-def test_a_policy_of_ones_own_decides(edl: Edl, backend: LocalBackend) -> None:
-    """It may be in the folder that the command is called in."""
-    status, printed, _ = edl("--policy", "mine:two_each")
-    assert status == 0
-    assert "two are enough" in printed
-    assert wanted(backend) == 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from support.registry.discovery_client import asking, serving, stream, students, until, until_end
 from support.registry.discovery_process import running_discovery
 from support.registry.followers import POOL, behind, registered, student, until_logged
-from support.students.readers import Batches, reader_of, slow_teacher, wait_for_teachers
+from support.students.readers import Batches, reader_of, slow_teacher
 
 from edl_runtime.distill import Discovered
 from edl_runtime.settings import RuntimeSettings
@@ -48,7 +48,6 @@ def test_a_killed_endpoint_stops_no_reader(settings: RuntimeSettings) -> None:
         reader_of(batches, Discovered(POOL), behind(endpoint.url, settings)) as reader,
         capture_logs() as logs,
     ):
-        wait_for_teachers(settings, 1)
         epoch = iter(reader)
         seen.append(next(epoch))
         endpoint.kill()

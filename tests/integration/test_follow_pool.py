@@ -37,12 +37,6 @@ def endpoint_url(settings: RuntimeSettings) -> Iterator[str]:
         yield endpoint.url
 
 
-@pytest.fixture(params=["on redis", pytest.param("behind an endpoint", marks=pytest.mark.deep)])
-def student_settings(request: pytest.FixtureRequest, settings: RuntimeSettings) -> RuntimeSettings:
-    """The settings of a student, by each way to find teachers."""
-    return settings if request.param == "on redis" else behind(request.getfixturevalue("endpoint_url"), settings)
-
-
 async def test_quarantines_are_told_as_long_as_they_last(
     settings: RuntimeSettings, endpoint_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,14 +74,14 @@ async def test_students_share_by_one_rule_wherever_they_are(settings: RuntimeSet
 
 
 async def test_a_student_whose_only_teacher_is_bad_asks_another_s_meanwhile(
-    settings: RuntimeSettings, student_settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
+    settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It keeps its own, to notice when that is good again, and then has that alone."""
     monkeypatch.setattr(discovery, "TELL_EVERY_S", 0.05)
     async with (
         registered(settings, "a:1", "b:1", ttl_s=LEASE_S),
-        student(student_settings) as one,
-        student(student_settings) as other,
+        student(settings) as one,
+        student(settings) as other,
     ):
         await one.until(lambda teachers: len(teachers) == 1)
         await other.until(lambda teachers: len(teachers) == 1)
@@ -99,23 +93,11 @@ async def test_a_student_whose_only_teacher_is_bad_asks_another_s_meanwhile(
         await one.until(lambda teachers: teachers == (mine,))
 
 
-async def test_a_student_gets_as_many_teachers_as_it_wants(
-    settings: RuntimeSettings, student_settings: RuntimeSettings
-) -> None:
+async def test_a_student_gets_as_many_teachers_as_it_wants(settings: RuntimeSettings) -> None:
     """Its limit is known to all, and the rest of the pool is another's."""
-    async with registered(settings, "a:1", "b:1", "c:1", ttl_s=LEASE_S), student(student_settings, at_most=1) as modest:
+    async with registered(settings, "a:1", "b:1", "c:1", ttl_s=LEASE_S), student(settings, at_most=1) as modest:
         await modest.until(lambda teachers: len(teachers) == 1)
-        async with student(student_settings) as other:
+        async with student(settings) as other:
             await other.until(lambda teachers: len(teachers) == 2)
             assert modest.teachers is not None
             assert len(modest.teachers) == 1
-
-
-async def test_a_teacher_that_leaves_is_out_at_once(
-    settings: RuntimeSettings, student_settings: RuntimeSettings
-) -> None:
-    """A drained teacher's lease, which would last for ten minutes, is not waited for."""
-    async with student(student_settings) as one:
-        async with registered(settings, "a:1", ttl_s=LEASE_S):
-            await one.until(lambda teachers: teachers == ("a:1",))
-        await one.until(lambda teachers: not teachers)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import msgspec
 import pytest
 from redis.asyncio import Redis
 from support.autoscale.prometheus_server import StandIn, prometheus
 
-from edl_runtime.autoscale.profile import DAY_S, LEARN_EVERY_S, Foresight, Need
+from edl_runtime.autoscale.profile import DAY_S, LEARN_EVERY_S, Foresight
 from edl_runtime.autoscale.room import Room, room_for_training
 from edl_runtime.autoscale.sources.outlook import check, expected
-from edl_runtime.autoscale.sources.spec import CsvFile, Prometheus, RedisStream, Traffic
+from edl_runtime.autoscale.sources.spec import Prometheus, RedisStream, Traffic
 from edl_runtime.autoscale.traffic_schema import to_windows
 from edl_runtime.errors import NoSamplesError, RegistryUnavailableError, SpecError
 from edl_runtime.store.client import connect
@@ -40,13 +39,6 @@ def server() -> Iterator[StandIn]:
         yield stand_in
 
 
-@pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[Redis]:
-    """A client of a real Redis."""
-    async with connect(redis_url) as made:
-        yield made
-
-
 def traffic(server: StandIn, **foresight: float) -> Traffic:
     """Return a source of which a request per second needs a five-hundredth of a GPU."""
     spec = Prometheus(url=server.url, query="sum(requests)", step_s=600, timeout_s=20)
@@ -65,14 +57,6 @@ FOUR_WEEKS = pytest.approx(28 * 24, abs=0.5)
 def hours(asked: Sequence[Mapping[str, str]]) -> float:
     """Return of how many hours was asked."""
     return sum(float(each["end"]) - float(each["start"]) for each in asked) / 3600
-
-
-async def test_jobs_shrink_before_the_rush(server: StandIn, client: Redis, namespace: str) -> None:
-    """What the source counts is turned into what the web needs, learned, and expected."""
-    found = await room(traffic(server), client, namespace)
-    assert found.need == Need(kept=23, needed=20, at_s=NOW_S + 600, expected=True)
-    assert found.capacity == {"gpu": pytest.approx(9)}
-    assert found.why == "the web is expected to need 20 gpu by 10:00, and is left 23"
 
 
 async def test_a_profile_is_learned_once_an_hour(server: StandIn, client: Redis, namespace: str) -> None:
@@ -174,30 +158,17 @@ async def test_what_redis_has_lost_or_spoilt_is_learned_anew(server: StandIn, cl
     assert 0 < await client.ttl(key) <= 2 * DAY_S
 
 
-async def test_a_stream_and_a_file_teach_as_well(client: Redis, namespace: str, tmp_path: Path) -> None:
-    """The same two weeks in each lead to the same room."""
+async def test_a_stream_teaches_as_well(client: Redis, namespace: str) -> None:
+    """Two weeks in it lead to the same room."""
     times = [NOW_S - 60 - 600 * number for number in reversed(range(14 * 144))]
-    path, stream = tmp_path / "web.csv", f"web-{namespace}"
-    path.write_text("time,needed\n" + "".join(f"{at_s:.0f},{requests(at_s)}\n" for at_s in times))
+    stream = f"web-{namespace}"
     async with client.pipeline(transaction=False) as pipe:
         for at_s in times:
             pipe.xadd(stream, {"needed": requests(at_s)}, id=f"{at_s * 1000:.0f}-0")
         await pipe.execute()
-    for source in (CsvFile(path=str(path)), RedisStream(stream=stream)):
-        of = Traffic(resource="gpu", source=source, times=0.002)
-        found = await room(of, client, namespace)
-        assert found.why == "the web is expected to need 20 gpu by 10:00, and is left 23"
-        assert (await check(of, client, now_s=NOW_S)).needed == 4
-
-
-async def test_a_mistake_is_told_in_words_at_a_pass(client: Redis, namespace: str, tmp_path: Path) -> None:
-    """The pass goes on with the windows."""
-    of = Traffic(resource="gpu", source=CsvFile(path=str(tmp_path / "web.csv")))
-    found = await room(of, client, namespace)
-    assert found.capacity == {"gpu": 24}
-    assert found.why.startswith(
-        f"no word from the source (traffic.csv.path: got '{tmp_path}/web.csv', allowed is a CSV"
-    )
+    of = Traffic(resource="gpu", source=RedisStream(stream=stream), times=0.002)
+    assert (await room(of, client, namespace)).why == "the web is expected to need 20 gpu by 10:00, and is left 23"
+    assert (await check(of, client, now_s=NOW_S)).needed == 4
 
 
 async def test_a_check_raises_what_is_wrong(server: StandIn, client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:

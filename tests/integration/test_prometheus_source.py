@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.autoscale.prometheus_server import POINTS, StandIn, prometheus
-from support.network.tls_front import tls_front
+from support.network.certificates import Authority
 
 from edl_runtime.autoscale.profile import DAY_S, Sample
 from edl_runtime.autoscale.sources.prometheus import PrometheusSource
@@ -213,14 +213,12 @@ async def test_nobody_there_is_said() -> None:
                 await PrometheusSource(Prometheus(url=given, query="a")).samples(NOW_S - 60, NOW_S)
 
 
-async def test_a_certificate_has_to_be_trusted(
-    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_certificate_has_to_be_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of an authority of one's own is, where SSL_CERT_FILE names it; else it is said."""
-    certificate = tmp_path / "authority.pem"
-    async with tls_front(int(server.url.rpartition(":")[2]), certificate) as url:
-        secure = PrometheusSource(Prometheus(url=url, query=QUERY))
+    authority = Authority(tmp_path / "authority")
+    with prometheus(authority.sign("127.0.0.1")) as secure:
+        secure.series["http_requests"] = [({}, lambda at_s: at_s)]
         with pytest.raises(SourceUnavailableError, match="certificate verify failed"):
-            await secure.samples(NOW_S - 60, NOW_S)
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        assert len(await secure.samples(NOW_S - 60, NOW_S)) == 2
+            await source(secure).samples(NOW_S - 60, NOW_S)
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
+        assert len(await source(secure).samples(NOW_S - 60, NOW_S)) == 2

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from support.paths import BENCHMARKS
-from support.students.process import student, until_it_says
-from support.students.readers import ROWS, Batches, reader_of
-from support.teachers.process import running_teacher, wait_until
+from support.students.fake_readers import Source
+from support.students.readers import Batches, reader_of
+from support.teachers.process import running_teacher
 
 from edl_runtime import progress
 from edl_runtime.distill import AnswerCache, Discovered, Fixed, Normalise, TopK
@@ -37,22 +33,12 @@ def address() -> Iterator[str]:
 
 def test_all_three_formats(address: str) -> None:
     """What goes over the wire comes back at its place, in every format and with every size of request."""
-    x = np.arange(10 * 4, dtype=np.float32).reshape(10, 4)
-    expected = x * 2, x.sum(axis=1)
-    sources: dict[str, list[Any]] = {
-        "sample": [(row, number) for number, row in enumerate(x)],
-        "sample_list": [[(row, number) for number, row in enumerate(x)]],
-        "batch": [(x, np.arange(10))],
-    }
-    for kind, source in sources.items():
+    for kind in ("sample", "sample_list", "batch"):
+        source = Source(kind)
         for size in (1, 4, 16):
             options = {"format": kind, "inputs": ["x", "label"], "outputs": ["double", "sum"]}
             with reader_of(source, Fixed((address,)), RuntimeSettings(), teacher_batch_size=size, **options) as reader:
-                items = list(reader)
-            samples = items[0] if kind == "sample_list" else items
-            columns = items[0] if kind == "batch" else [np.array(column) for column in zip(*samples, strict=True)]
-            for column, values in zip(columns, (x, np.arange(10), *expected), strict=True):
-                np.testing.assert_array_equal(column, values)
+                source.check(list(reader))
 
 
 def test_nobody_in_the_pool_is_said(settings: RuntimeSettings) -> None:
@@ -152,36 +138,3 @@ def test_the_benchmark_refuses_what_can_t_be_measured(flag: str) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert f"argument {flag.partition('=')[0]}: got" in ran.stderr
-
-
-def _scraped(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
-    return {
-        (sample.name.removeprefix("edl_distill_"), tuple(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-def test_a_reading_student_is_scraped_and_a_second_one_trains_without(address: str) -> None:
-    """Counts grow while it reads; another process on the same port says that it shows nothing, and reads on."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    env = {"EDL_METRICS_PORT": str(port)}
-    with student("read", address, env) as shown:
-        until_it_says(shown, "metrics.shown")
-        wait_until(lambda: _scraped(port)["batches_total", ()] >= 10)
-        during = _scraped(port)
-        batches = during["batches_total", ()]
-        assert during["samples_total", ()] == ROWS * batches
-        assert during["answers_total", (("teacher", address),)] == 2 * batches
-        assert during["teachers", ()] == 1
-        assert during["wait_seconds_total", (("for", "teachers"),)] > 0
-        with student("read", address, env) as second:
-            until_it_says(second, "metrics.not_shown")
-            assert second.stdout is not None
-            assert any(line.strip().isdigit() for line in second.stdout)
-        wait_until(lambda: _scraped(port)["batches_total", ()] > batches)
-        with socket.socket() as other_address:
-            assert other_address.connect_ex(("127.0.0.2", port)) != 0, "it listens elsewhere, too"

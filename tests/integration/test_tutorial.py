@@ -22,7 +22,6 @@ async def test_jobs_make_way_for_a_third(work_dir: Path, redis_url: str, namespa
     """
     cpus = float(os.cpu_count() or 1)
     backend = LocalBackend(work_dir)
-    env = {"EDL_WORK_DIR": str(work_dir), "EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace}
     async with connect(redis_url) as client:
         tutorial = Tutorial(backend, client, namespace, redis_url, Rules(max_load=MAX_LOAD - OTHER_LOAD))
-        await tutorial.play(env, cpus, 0.0)
+        await tutorial.play(cpus, 0.0)

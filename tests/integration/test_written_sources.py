@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -22,13 +22,6 @@ from edl_runtime.store.server import RedisServer
 
 NOW_S = datetime(2026, 6, 10, 12, tzinfo=UTC).timestamp()
 NOW_MS = int(NOW_S * 1000)
-
-
-@pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[Redis]:
-    """A client of a real Redis."""
-    async with connect(redis_url) as made:
-        yield made
 
 
 @pytest.fixture

@@ -50,7 +50,6 @@ async def test_jobs_make_way_for_a_third(cluster: Cluster, redis_service: RedisS
     backend = cluster.backend()
     cpus, reserved = await _cpus(backend)
     assert reserved <= OTHER_LOAD * cpus, f"the cluster is too busy for this test: {reserved:g} of {cpus:g} CPUs"
-    env = cluster.environ(EDL_REDIS_URL=redis_service.url, EDL_NAMESPACE=namespace)
     async with _other_load(cluster, OTHER_LOAD * cpus - reserved), connect(redis_service.url) as client:
         tutorial = Tutorial(backend, client, namespace, redis_service.url_inside, Rules(max_load=MAX_LOAD))
-        await tutorial.play(env, cpus, OTHER_LOAD)
+        await tutorial.play(cpus, OTHER_LOAD)

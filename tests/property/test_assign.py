@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import random
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from statistics import mean
@@ -60,7 +56,10 @@ def fewest_moves(before: tuple[Teachers, Students], after: tuple[Teachers, Stude
 
 @given(ANY_TEACHERS, CAPPED_STUDENTS)
 def test_everyone_has_work(teachers: Teachers, students: Students) -> None:
-    """Every student has a teacher and no more than it wants; every teacher is used, if anyone can use it."""
+    """Every student has a teacher and no more than it wants; every teacher is used, if anyone can use it.
+
+    With enough teachers each serves one student at most; with too few each student has exactly one.
+    """
     assignment = assign(teachers, students)
     assert list(assignment) == list(students)
     for student, want in students.items():
@@ -69,12 +68,6 @@ def test_everyone_has_work(teachers: Teachers, students: Students) -> None:
         assert set(assignment[student]) <= set(teachers)
     usable = sum(want or math.inf for want in students.values())
     assert len(users(assignment)) == min(len(teachers), usable)
-
-
-@given(ANY_TEACHERS, CAPPED_STUDENTS)
-def test_the_fewer_share_the_more(teachers: Teachers, students: Students) -> None:
-    """With enough teachers each serves one student at most; with too few each student has exactly one."""
-    assignment = assign(teachers, students)
     if len(teachers) >= len(students):
         assert set(users(assignment).values()) == {1}
     else:
@@ -100,42 +93,12 @@ def test_teachers_get_students_by_weight(teachers: Teachers, students: Students)
                     assert served[crowded] / teachers[crowded] <= (served[other] + 1) / teachers[other]
 
 
-@given(EQUAL_TEACHERS, STUDENTS)
-def test_equal_teachers_get_equal_numbers(teachers: Teachers, students: Students) -> None:
-    """On either side, with equal weights the numbers differ by one at most."""
-    assignment = assign(teachers, students)
-    counts = [len(chosen) for chosen in assignment.values()]
-    served = [users(assignment)[teacher] for teacher in teachers]
-    assert max(counts) - min(counts) <= 1
-    assert max(served) - min(served) <= 1
-
-
 @given(ANY_TEACHERS, CAPPED_STUDENTS, st.randoms(use_true_random=False))
 def test_the_order_of_the_lists_does_not_matter(teachers: Teachers, students: Students, rng: random.Random) -> None:
     """Each student may read the lists in an order of its own."""
     shuffled_teachers = dict(rng.sample(list(teachers.items()), len(teachers)))
     shuffled_students = dict(rng.sample(list(students.items()), len(students)))
     assert assign(shuffled_teachers, shuffled_students) == assign(teachers, students)
-
-
-def test_each_process_computes_the_same() -> None:
-    """Python's own hashes differ from process to process; the assignment does not."""
-    teachers = {f"teacher-{n}": 1.0 + n % 2 for n in range(11)}
-    students = dict.fromkeys((f"student-{n}" for n in range(4)), None)
-    program = (
-        "import json, sys; from edl_runtime.balance.assign import assign;"
-        "teachers, students = json.load(sys.stdin); json.dump(assign(teachers, students), sys.stdout)"
-    )
-    for seed in ("1", "2"):
-        said = subprocess.run(
-            [sys.executable, "-c", program],
-            input=json.dumps([teachers, students]),
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        assert {student: tuple(chosen) for student, chosen in json.loads(said).items()} == assign(teachers, students)
 
 
 def test_each_version_computes_the_same() -> None:
@@ -151,13 +114,6 @@ def test_nobody_to_assign() -> None:
     assert assign({}, {"s": None}) == {"s": ()}
     assert assign({"t": 1.0}, {}) == {}
     assert assign({}, {}) == {}
-
-
-@pytest.mark.parametrize(("students", "teachers"), [(16, 31), (2, 3), (5, 9), (31, 16), (3, 2), (1, 40)])
-def test_no_teacher_is_idle_where_the_original_left_some(students: int, teachers: int) -> None:
-    """EDL's rule left `teachers mod students` idle: 48 % of 31 with 16 students, a third of 3 with 2."""
-    assignment = assign({f"t{n}": 1.0 for n in range(teachers)}, {f"s{n}": None for n in range(students)})
-    assert len(users(assignment)) == teachers
 
 
 def test_weights_decide_who_serves_how_many_and_who_is_idle() -> None:
@@ -203,6 +159,4 @@ def test_moves_are_few_on_average(teachers: int, students: int, weights: tuple[f
                 made[who].append(moves(before, after))
                 needed[who].append(fewest_moves(before, after))
     for who, counts in made.items():
-        least = mean(needed[who])
-        print(f"{teachers}/{students} a {who}: {mean(counts):.2f}, needed {least:.2f}")  # noqa: T201 - what was measured
-        assert mean(counts) <= least + len(weights) * (1 + math.log(max(teachers, students)))
+        assert mean(counts) <= mean(needed[who]) + len(weights) * (1 + math.log(max(teachers, students)))

@@ -186,28 +186,48 @@ def job(name: str, least: int, most: int, have: int = 0, **more: object) -> Job:
     return msgspec.convert({"name": name, "bounds": {"min": least, "max": most}, **given}, Job)
 
 
-def counts(
-    jobs: Sequence[Job], gpus: float, free: float = 100.0, *, now_s: float = NOW, pause_s: float = 1.0
-) -> dict[str, int]:
+def placed(
+    jobs: Sequence[Job],
+    *nodes: Node,
+    capacity: Mapping[str, float] | None = None,
+    now_s: float = NOW,
+    pause_s: float = 1.0,
+) -> dict[str, Target]:
+    return decide(jobs, nodes, capacity or {}, now_s=now_s, pause_s=pause_s)
+
+
+def counts(jobs: Sequence[Job], gpus: float, free: float = 100.0, **when: float) -> dict[str, int]:
     """Return how many instances each is to have, on one node."""
-    targets = decide(jobs, [Node(name="node", free={"gpu": free})], {"gpu": gpus}, now_s=now_s, pause_s=pause_s)
+    targets = placed(jobs, Node(name="node", free={"gpu": free}), capacity={"gpu": gpus}, **when)
     return {name: target.instances for name, target in targets.items()}
 
 
-def reasons(jobs: Sequence[Job], gpus: float, free: float = 100.0, *, pause_s: float = 1.0) -> dict[str, str]:
+def reasons(jobs: Sequence[Job], gpus: float, free: float = 100.0, **when: float) -> dict[str, str]:
     """Return why."""
-    targets = decide(jobs, [Node(name="node", free={"gpu": free})], {"gpu": gpus}, now_s=NOW, pause_s=pause_s)
+    targets = placed(jobs, Node(name="node", free={"gpu": free}), capacity={"gpu": gpus}, **when)
     return {name: target.reason for name, target in targets.items()}
 
 
-def test_equal_jobs_get_equal_numbers() -> None:
-    """Without measurements it is max-min: all get as much, and what one can't use goes to the others."""
-    assert counts([job("a", 1, 10), job("b", 1, 10), job("c", 1, 2)], 12) == {"a": 5, "b": 5, "c": 2}
-
-
-def test_a_job_of_twice_the_weight_gets_about_twice_as_much() -> None:
-    """Weights share out what is above the minimums."""
-    assert counts([job("a", 1, 20, weight=2), job("b", 1, 20)], 15) == {"a": 10, "b": 5}
+@pytest.mark.parametrize(
+    ("jobs", "expected"),
+    [
+        pytest.param(
+            [job("a", 1, 10), job("b", 1, 10), job("c", 1, 2)], {"a": 5, "b": 5, "c": 2}, id="max-min without speed-ups"
+        ),
+        pytest.param([job("a", 1, 18, weight=2), job("b", 1, 18)], {"a": 8, "b": 4}, id="by weight"),
+        pytest.param([job("a", 1, 8, 8, resized_s=NOW)], {"a": 8}, id="who was resized just now keeps what it has"),
+        pytest.param(
+            [job("a", 1, 12, 12, resized_s=NOW), job("b", 6, 6)], {"a": 6, "b": 6}, id="until another needs it"
+        ),
+        pytest.param([job("a", 1, 99, 20, resized_s=NOW)], {"a": 12}, id="or capacity goes"),
+        pytest.param([job("a", 1, 12, 7), job("b", 1, 12, 5)], {"a": 7, "b": 5}, id="nearly equal is not moved"),
+        pytest.param([job("a", 1, 12, 5), job("b", 1, 12, 7)], {"a": 5, "b": 7}, id="neither way"),
+        pytest.param([job("a", 1, 12, 8), job("b", 1, 12, 4)], {"a": 7, "b": 5}, id="but what is worth it is"),
+    ],
+)
+def test_twelve_gpus_are_shared_out(jobs: list[Job], expected: dict[str, int]) -> None:
+    """What one can't use goes to others, and nothing is moved to and fro for a little more."""
+    assert counts(jobs, 12) == expected
 
 
 def test_more_goes_to_those_that_make_more_of_it() -> None:
@@ -287,14 +307,6 @@ def test_a_job_rests_after_it_was_resized(ago_s: float, rests: bool) -> None:  #
     assert counts([job("a", 4, 4, resized_s=NOW - ago_s)], 8) == {"a": 0 if rests else 4}
 
 
-def test_a_job_that_was_resized_shrinks_at_once_if_others_need_it() -> None:
-    """What was granted a moment ago is taken back for a job that waits, or when capacity goes."""
-    grown = job("a", 1, 8, 8, resized_s=NOW)
-    assert counts([grown], 8) == {"a": 8}
-    assert counts([grown, job("b", 4, 4)], 8) == {"a": 4, "b": 4}
-    assert counts([grown], 3) == {"a": 3}
-
-
 def test_a_job_grows_only_if_that_makes_up_for_the_pause() -> None:
     """One instance more of sixteen gains little; a long pause is not worth it, and twice as many may be."""
     fewer = job("a", 1, 17, 16)
@@ -312,14 +324,11 @@ def test_growing_makes_up_for_the_pause_with_a_margin() -> None:
     assert counts([doubles], 2, pause_s=longest) == {"a": 1}
 
 
-def test_an_instance_that_is_there_is_not_moved_for_a_little_more() -> None:
-    """Between jobs that are nearly equal nothing is moved to and fro."""
-    assert counts([job("a", 1, 9, 5), job("b", 1, 9, 4)], 9) == {"a": 5, "b": 4}
-    assert counts([job("a", 1, 9, 4), job("b", 1, 9, 5)], 9) == {"a": 4, "b": 5}
-    assert counts([job("a", 1, 9, 8), job("b", 1, 9, 1)], 9) == {"a": 5, "b": 4}
-    for weight, moved in ((1.2, 0), (1.3, 1)):
-        heavier = job("a", 1, 9, 4, weight=weight)
-        assert counts([heavier, job("b", 1, 9, 5)], 9) == {"a": 4 + moved, "b": 5 - moved}, "worth a quarter more"
+@pytest.mark.parametrize(("weight", "moved"), [(1.2, 0), (1.3, 1)])
+def test_an_instance_is_moved_where_it_is_worth_a_quarter_more(weight: float, moved: int) -> None:
+    """To a job that was nearly equal but for its weight."""
+    jobs = [job("a", 1, 9, 4, weight=weight), job("b", 1, 9, 5)]
+    assert counts(jobs, 9) == {"a": 4 + moved, "b": 5 - moved}
 
 
 def test_what_a_limit_takes_from_one_goes_to_others() -> None:
@@ -351,79 +360,56 @@ def test_a_pool_at_its_most_says_what_its_students_need() -> None:
 def test_instances_are_packed_by_node_and_not_by_sums() -> None:
     """Four GPUs on four nodes are no room for an instance that needs two."""
     nodes = [Node(name=f"node-{number}", free={"gpu": 1}) for number in range(4)]
-    wide = Job(name="wide", bounds=Bounds(1, 2), resources={"gpu": 2})
-    target = decide([wide], nodes, {"gpu": 4}, now_s=NOW, pause_s=1)["wide"]
+    wide = job("wide", 1, 2, resources={"gpu": 2})
+    target = placed([wide], *nodes, capacity={"gpu": 4})["wide"]
     assert (target.instances, target.reason) == (0, "waits: no node has room for its minimum of 1")
-    target = decide([wide], [*nodes, Node(name="large", free={"gpu": 3})], {"gpu": 4}, now_s=NOW, pause_s=1)["wide"]
+    target = placed([wide], *nodes, Node(name="large", free={"gpu": 3}), capacity={"gpu": 4})["wide"]
     assert (target.instances, target.nodes) == (1, ("large",))
 
 
 def test_instances_go_where_they_leave_least_behind() -> None:
     """The larger room stays whole, for an instance that needs it."""
-    nodes = [Node(name="large", free={"gpu": 8}), Node(name="small", free={"gpu": 2})]
-    small = Job(name="small", bounds=Bounds(2, 2), resources={"gpu": 1}, submitted_s=1)
-    large = Job(name="large", bounds=Bounds(1, 1), resources={"gpu": 8}, submitted_s=2)
-    targets = decide([small, large], nodes, {}, now_s=NOW, pause_s=1)
-    assert {name: target.nodes for name, target in targets.items()} == {
-        "small": ("small", "small"),
-        "large": ("large",),
-    }
+    nodes = Node(name="large", free={"gpu": 8}), Node(name="small", free={"gpu": 2})
+    jobs = [job("small", 2, 2, submitted_s=1), job("large", 1, 1, resources={"gpu": 8}, submitted_s=2)]
+    found = {name: target.nodes for name, target in placed(jobs, *nodes).items()}
+    assert found == {"small": ("small", "small"), "large": ("large",)}
 
 
 def test_who_waits_gets_room_on_a_full_node() -> None:
     """An instance that its job can spare leaves the node where it is needed."""
-    nodes = [
-        Node(name="with-big-memory", free={"gpu": 0, "memory": 64}),
-        Node(name="other", free={"gpu": 0, "memory": 1}),
-    ]
-    spreads = Job(
-        name="spreads",
-        bounds=Bounds(1, 4),
-        resources={"gpu": 1},
-        nodes=("other", "other", "with-big-memory", "other"),
-        submitted_s=1,
-    )
-    waits = Job(name="waits", bounds=Bounds(1, 1), resources={"gpu": 1, "memory": 32}, submitted_s=2)
-    targets = decide([spreads, waits], nodes, {}, now_s=NOW, pause_s=1)
-    assert targets["waits"].nodes == ("with-big-memory",)
+    nodes = Node(name="big", free={"gpu": 0, "memory": 64}), Node(name="other", free={"gpu": 0, "memory": 1})
+    spreads = job("spreads", 1, 4, nodes=("other", "other", "big", "other"), submitted_s=1)
+    targets = placed([spreads, job("waits", 1, 1, resources={"gpu": 1, "memory": 32}, submitted_s=2)], *nodes)
+    assert targets["waits"].nodes == ("big",)
     assert targets["spreads"].nodes == ("other", "other")
     assert targets["spreads"].reason == "shrinks from 4 to 2: others took its place"
 
 
 def test_a_resize_that_no_node_can_hold_is_taken_back() -> None:
     """Instances without a place, as pods that no node takes, are wanted only as long as there is room somewhere."""
-    stuck = Job(name="stuck", bounds=Bounds(2, 4), resources={"gpu": 1}, nodes=("node", "node", "", ""))
-    target = decide([stuck], [Node(name="node", free={"gpu": 1})], {"gpu": 8}, now_s=NOW, pause_s=1)["stuck"]
-    assert target.instances == 3
-    assert target.reason == "shrinks from 4 to 3: no node has room for another"
+    stuck = job("stuck", 2, 4, nodes=("node", "node", "", ""))
+    assert counts([stuck], 8, free=1) == {"stuck": 3}
+    assert reasons([stuck], 8, free=1) == {"stuck": "shrinks from 4 to 3: no node has room for another"}
 
 
 def test_what_a_share_is_of_does_not_hang_on_pods_without_a_place() -> None:
     """Else what instances are worth to each other changed as soon as they had one, and with it the targets."""
     node = Node(name="node", free={"gpu": 8, "cpu": 8})
-    small = Job(name="a", bounds=Bounds(1, 8), resources={"gpu": 1})
-    large = Job(name="b", bounds=Bounds(1, 8), resources={"gpu": 0.5, "cpu": 0.9})
-    waiting = msgspec.structs.replace(small, nodes=("",) * 80, name="c", priority=-1, bounds=Bounds(80, 80))
-    alone = decide([small, large], [node], {}, now_s=NOW, pause_s=1)
-    beside = decide([small, large, waiting], [node], {}, now_s=NOW, pause_s=1)
+    jobs = [job("a", 1, 8), job("b", 1, 8, resources={"gpu": 0.5, "cpu": 0.9})]
+    alone, beside = placed(jobs, node), placed([*jobs, job("c", 80, 80, nodes=("",) * 80, priority=-1)], node)
     assert {name: beside[name].instances for name in "ab"} == {name: alone[name].instances for name in "ab"}
 
 
 def test_what_a_refused_job_leaves_goes_to_others() -> None:
     """A job that lacks one place for its minimum gives up the one it has, and another grows there in the same pass."""
-    wants_two = Job(name="wants-two", bounds=Bounds(2, 2), resources={"gpu": 1}, nodes=("node",), submitted_s=1)
-    grows = Job(name="grows", bounds=Bounds(1, 2), resources={"gpu": 1}, nodes=("node",), priority=1)
-    targets = decide([wants_two, grows], [Node(name="node", free={"gpu": 0})], {}, now_s=NOW, pause_s=1)
-    assert {name: target.instances for name, target in targets.items()} == {"wants-two": 0, "grows": 2}
+    jobs = [job("wants-two", 2, 2, 1, submitted_s=1), job("grows", 1, 2, 1, priority=1)]
+    assert counts(jobs, 100, free=0) == {"wants-two": 0, "grows": 2}
 
 
 def test_instances_on_a_node_that_is_gone_have_no_place() -> None:
     """They are placed anew."""
-    lost = Job(name="lost", bounds=Bounds(2, 2), resources={"gpu": 1}, nodes=("gone", "gone"))
-    assert decide([lost], [Node(name="node", free={"gpu": 2})], {}, now_s=NOW, pause_s=1)["lost"].nodes == (
-        "node",
-        "node",
-    )
+    lost = job("lost", 2, 2, nodes=("gone", "gone"))
+    assert placed([lost], Node(name="node", free={"gpu": 2}))["lost"].nodes == ("node", "node")
 
 
 @pytest.mark.parametrize(

@@ -165,51 +165,36 @@ def student(
     return StudentReport(waiting=waiting, asked=asked, over_s=over_s, want=want)
 
 
-def test_students_that_wait_get_what_they_would_ask() -> None:
-    """Two teachers that are all busy, of a student that waits a third of its time, are three; at most twice as many."""
-    need = teachers_needed(2, said([load()] * 2, [student(0.3, 2.0)]), BOUNDS)
-    assert need == Need(4, "students wait 30 % of the time, teachers are busy 100 %: 4 could do what they ask")
-    assert teachers_needed(2, said([load()] * 2, [student(0.25, 2.0)]), BOUNDS).teachers == 3
-    need = teachers_needed(1, said([load()], [student(0.9)]), BOUNDS)
-    assert need.teachers == 2
-    assert need.reason.endswith("11 could do what they ask, and it at most doubles")
+@pytest.mark.parametrize(
+    ("teachers", "demand", "needed"),
+    [
+        pytest.param(2, said([load()] * 2, [student(0.25, 2.0)]), 3, id="what-students-would-ask"),
+        pytest.param(4, said([load()] * 4, [student(0.2)] * 4), 8, id="an-even-share-that-is-enough-for-each"),
+        pytest.param(4, said([load()] * 4, [student(0.2, want=1)] * 4), 4, id="no-more-than-students-can-use"),
+        pytest.param(2, said([load()] * 2, [student(0.2), student(0.2, want=1)]), 3, id="more-for-who-can-use-it"),
+        pytest.param(6, said([load(0.5)] * 6, [student(0.0, 3.0)]), 4, id="idle-ones-leave-with-room-to-spare"),
+        pytest.param(4, said([None] * 4, [student(0.0, 1.0)]), 2, id="silent-ones-are-as-idle-as-students-see-them"),
+        pytest.param(2, said([None] * 2, [student(0.3, 2.0)]), 4, id="silent-ones-are-as-busy-as-students-see-them"),
+        pytest.param(4, said([load(0.25), None, None, None], [student(0.0, 1.0)]), 2, id="some-are-silent"),
+        pytest.param(1, said([load()] * 2, [student(0.25, 2.0)]), 2, id="one-is-somebody-elses"),
+    ],
+)
+def test_how_many_teachers_a_pool_needs(teachers: int, demand: PoolDemand, needed: int) -> None:
+    """Two that are all busy, of a student that waits a quarter of its time, are three; a server may be silent."""
+    assert teachers_needed(teachers, demand, BOUNDS).teachers == needed
 
 
-def test_each_student_needs_an_even_share_that_is_enough() -> None:
-    """Four students that need more than one teacher each need eight, for six would be two for some and one for others.
-
-    One that can use one only is no reason for more.
-    """
-    assert teachers_needed(4, said([load()] * 4, [student(0.2)] * 4), BOUNDS).teachers == 8
-    assert teachers_needed(4, said([load()] * 4, [student(0.2, want=1)] * 4), BOUNDS).teachers == 4
-    assert teachers_needed(2, said([load()] * 2, [student(0.2), student(0.2, want=1)]), BOUNDS).teachers == 3
-
-
-def test_idle_teachers_leave_with_room_to_spare_only() -> None:
-    """Six that are half busy could be four, not three; while a student waits, none leaves."""
-    assert teachers_needed(6, said([load(0.5)] * 6, [student(0.0, 3.0)]), BOUNDS).teachers == 4
-    need = teachers_needed(6, said([load(0.5)] * 6, [student(0.2, 3.0)]), BOUNDS)
-    assert need == Need(
-        6,
-        "students wait 20 % of the time, teachers are busy 50 %; more would have too little to do",
-    )
-
-
-def test_teachers_that_report_nothing_count_as_students_see_them() -> None:
-    """A server of another make, that a sidecar registered, is as busy as it is asked things."""
-    assert teachers_needed(4, said([None] * 4, [student(0.0, 1.0)]), BOUNDS).teachers == 2
-    assert teachers_needed(2, said([None] * 2, [student(0.3, 2.0)]), BOUNDS).teachers == 4
-    assert teachers_needed(4, said([load(0.25), None, None, None], [student(0.0, 1.0)]), BOUNDS).teachers == 2
-
-
-def test_teachers_of_somebody_else_stay() -> None:
-    """Of three that are needed, one is registered that is no instance of the pool."""
-    assert teachers_needed(1, said([load()] * 2, [student(0.25, 2.0)]), BOUNDS).teachers == 2
-
-
-def test_a_pool_without_students_has_its_minimum() -> None:
-    """Nobody waits there."""
-    assert teachers_needed(5, said([load(0.0)] * 5, []), Bounds(2, 6)) == Need(2, "it has no students")
+def test_a_size_has_a_reason() -> None:
+    """Also that a pool at most doubles, that none leaves while a student waits, and that there are none."""
+    waits = "students wait {} % of the time, teachers are busy {} %"
+    for teachers, demand, needed, why in (
+        (2, said([load()] * 2, [student(0.3, 2.0)]), 4, waits.format(30, 100) + ": 4 could do what they ask"),
+        (1, said([load()], [student(0.9)]), 2, ": 11 could do what they ask, and it at most doubles"),
+        (6, said([load(0.5)] * 6, [student(0.2, 3.0)]), 6, waits.format(20, 50) + "; more would have too little to do"),
+        (5, said([load(0.0)] * 5, []), 1, "it has no students"),
+    ):
+        need = teachers_needed(teachers, demand, BOUNDS)
+        assert (need.teachers, need.reason[-len(why) :]) == (needed, why)
 
 
 @pytest.mark.parametrize(

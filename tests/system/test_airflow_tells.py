@@ -67,11 +67,12 @@ def test_evictions_are_counted_in_the_log_and_have_a_limit(airflow: Airflow) -> 
     assert asyncio.run(evict(cluster, first))
     (second,) = airflow.until(lambda: is_up(first))
     assert "<td>1 of at most 1</td>" in _page(airflow, run, "train", "Trainers")
+    ended = "'evicted': instance 0 was ended by the cluster (Eviction API: evicting) and is replaced: 1 of at most 1"
+    airflow.until(lambda: ended in airflow.client.log(run, _tasks(airflow, run)["train"]))
     assert asyncio.run(evict(cluster, second))
     airflow.until(lambda: airflow.client.state(run) in OVER)
     task = _tasks(airflow, run)["train"]
     log = airflow.client.log(run, task)
-    ended = "'evicted': instance 0 was ended by the cluster (Eviction API: evicting) and is replaced: 1 of at most 1"
     assert [line for line in log if "of at most" in line] == [ended]
     said = "instance 0 was evicted, preempted or lost with its node 2 times, and pod.disruptions is 1"
     assert f"{said}; the last time: Eviction API: evicting" in "\n".join(log)

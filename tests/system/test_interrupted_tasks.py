@@ -2,7 +2,8 @@
 
 The students are processes of this machine or pods, and the task runs in a worker or is deferred: of these four each
 interruption is shown in one or two, and in the others by `make test-deep`. On pods alone: a component of Airflow that
-is ended with its children, which on this machine are jobs, too.
+is ended with its children, which on this machine are jobs, too: so the triggerer that has begun jobs on this machine is
+lost before another is told to go.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ def test_lost_worker(airflow: Airflow, state: str, place: str) -> None:
     assert worker
     worker.kill()
     task.kill()
+    case.misses_its_worker()
     case.reaches("running", try_number=2)
     case.is_taken_over(student)
 
@@ -125,6 +127,7 @@ def test_lost_supervisor(airflow: Airflow, state: str, place: str) -> None:
     worker = case.task_process().parent()
     assert worker
     worker.kill()
+    case.misses_its_worker()
     case.reaches("running", try_number=2)
     case.is_taken_over(student)
 
@@ -194,17 +197,6 @@ def test_cleared_while_no_trigger_runs(airflow: Airflow, state: str, place: str)
     case.is_taken_over(student)
 
 
-@over("deferred-pods", states=("deferred",), places=("pods",))
-@alone("stopped_triggerer")
-def test_stopped_triggerer(airflow: Airflow, state: str, place: str) -> None:
-    """A triggerer that is told to go ends no training; the next one follows it to its end."""
-    case = airflow.case("stopped_triggerer", state, place)
-    student = case.student()
-    case.reaches("deferred")
-    with next_triggerer(airflow.laptop):
-        case.is_taken_over(student)
-
-
 @over("deferred-local", states=("deferred",))
 @alone("lost_triggerer")
 def test_lost_triggerer(airflow: Airflow, state: str, place: str) -> None:
@@ -213,6 +205,17 @@ def test_lost_triggerer(airflow: Airflow, state: str, place: str) -> None:
     student = case.student()
     case.reaches("deferred")
     with another_triggerer(airflow.laptop):
+        case.is_taken_over(student)
+
+
+@over("deferred-pods", states=("deferred",), places=("pods",))
+@alone("stopped_triggerer")
+def test_stopped_triggerer(airflow: Airflow, state: str, place: str) -> None:
+    """A triggerer that is told to go ends no training; the next one follows it to its end."""
+    case = airflow.case("stopped_triggerer", state, place)
+    student = case.student()
+    case.reaches("deferred")
+    with next_triggerer(airflow.laptop):
         case.is_taken_over(student)
 
 

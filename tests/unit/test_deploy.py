@@ -13,7 +13,8 @@ import pytest
 import yaml
 from airflow.sdk import Connection
 from prometheus_client.registry import Collector
-from support.autoscale.views import capacity, job, node
+from support.autoscale.jobs import capacity, node
+from support.autoscale.jobs import seen as job
 from support.paths import DEPLOY
 
 from edl_airflow.hooks.edl import Surroundings

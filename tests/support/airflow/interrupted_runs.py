@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 import psutil
 from support.airflow.places import Place
+from support.airflow.processes import miss
 
 from edl_airflow.laptop.client import AirflowClient, Run, Task
+from edl_airflow.laptop.launcher import Laptop
 
 STEADY_S = 3.0
 """What a try that has ended still has to stop, it stops within that."""
@@ -27,8 +29,11 @@ class Until(Protocol):
 class Case:
     """One run. Each of its students leaves its id in `folder`, where it finds `go` when it may end."""
 
-    def __init__(self, folder: Path, run: Run, client: AirflowClient, place: Place, until: Until) -> None:
+    def __init__(
+        self, folder: Path, run: Run, *, laptop: Laptop, client: AirflowClient, place: Place, until: Until
+    ) -> None:
         self.run = run
+        self._laptop = laptop
         self.client = client
         self.until = until
         self._folder = folder
@@ -119,6 +124,11 @@ class Case:
         """Return the process that runs `distill`; its parent is the worker."""
         path = f"/api/v2/dags/{self.run.dag_id}/dagRuns/{self.run.run_id}/taskInstances/distill"
         return psutil.Process(self.client._ask("GET", path)["pid"])
+
+    def misses_its_worker(self) -> None:
+        """Let Airflow miss the heartbeats of the task's worker, which a test has killed, at once."""
+        where = "WHERE dag_id = ? AND run_id = ? AND task_id = 'distill' AND last_heartbeat_at IS NOT NULL"
+        miss(self._laptop, f"UPDATE task_instance SET last_heartbeat_at = ? {where}", self.run.dag_id, self.run.run_id)
 
     def leaves_nothing(self) -> None:
         """Wait until no job, pool, registration or student is left."""

@@ -26,7 +26,7 @@ WITHIN_S = 300.0
 LOOK_EVERY_S = 1.0
 """Several tests at a time ask the one API server."""
 
-AT_A_TIME = 8
+AT_A_TIME = 6
 
 Test = Callable[..., None]
 
@@ -145,7 +145,8 @@ class Airflow:
         folder = self.laptop.home / "interrupted" / name
         folder.mkdir(parents=True)
         folder.chmod(0o777)  # a student in a pod is another user
-        return Case(folder, self.begin(name), self.client, place, self.until)
+        run = self.begin(name)
+        return Case(folder, run, laptop=self.laptop, client=self.client, place=place, until=self.until)
 
 
 def beside_others(test: Test) -> Test:

@@ -1,29 +1,66 @@
-"""Jobs as a backend would tell of them, with their places."""
+"""Jobs, nodes and points of the past, as a backend and Redis would tell of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from edl_runtime.backends.base import InstanceStatus, JobStatus, Scaling
+from edl_runtime.autoscale.history import JobPoint, Point, State, Use
+from edl_runtime.backends.base import Capacity, InstanceStatus, JobStatus, NodeCapacity, Scaling
 from edl_runtime.specs import Bounds
+
+SCALING = ("priority", "weight", "resumes", "resized_at", "queue", "node_selector")
+"""What else may be said of how a job is sized."""
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC).timestamp()
 
 
 def job(name: str, bounds: Bounds, cpu: float, have: int, *, pending: int = 0, **more: Any) -> JobStatus:
     """Return a job of elastic trainers with so many instances on the node and so many that wait for a place."""
-    scaling = {name: more.pop(name) for name in ("priority", "weight", "resumes", "resized_at") if name in more}
+    scaling = {name: more.pop(name) for name in SCALING if name in more}
+    resources = more.pop("resources", {"cpu": cpu})
     there = [InstanceStatus(index=index, phase="running", started_at=NOON - 4000, node="node") for index in range(have)]
     waiting = [InstanceStatus(index=have + index, phase="pending", started_at=NOON - 4000) for index in range(pending)]
     phase = "running" if have else "pending"
-    given = {"kind": "trainer", "elastic": True, "phase": phase, "created_at": NOON - 5000, **more}
+    given = {"kind": "trainer", "elastic": True, "phase": phase, "created_at": NOON - 5000, "wanted": have + pending}
     return JobStatus(
         name=name,
         token="",
         digest="",
-        wanted=have + pending,
         instances=(*there, *waiting),
-        scaling=Scaling(bounds=bounds, resources={"cpu": cpu}, **{"resumes": True, **scaling}),
-        **given,
+        scaling=Scaling(bounds=bounds, resources=resources, **{"resumes": True, **scaling}),
+        **{**given, **more},
+    )
+
+
+def seen(
+    name: str, running: int, wanted: int | None = None, *, resources: Mapping[str, float] | None = None, **more: Any
+) -> JobStatus:
+    """Return a job of which so many instances run, all that are wanted unless told otherwise; the rest is pending."""
+    wanted = running if wanted is None else wanted
+    pending = max(0, wanted - running)
+    return job(name, Bounds(1, 100), 0.0, running, pending=pending, resources=resources or {}, wanted=wanted, **more)
+
+
+def node(name: str = "node", *, total: Mapping[str, float], used: Mapping[str, float]) -> NodeCapacity:
+    """Return a node of which so much is used."""
+    free = {resource: amount - used.get(resource, 0.0) for resource, amount in total.items()}
+    return NodeCapacity(name=name, total=dict(total), free=free)
+
+
+def capacity(*nodes: NodeCapacity) -> Capacity:
+    return Capacity(nodes=nodes)
+
+
+def past(at: float, *, window: str = "", cpu: Use | None = None, **jobs: int | State) -> Point:
+    """Return a point: of each job the number of its instances that ran, or the state that it was in without any."""
+    return Point(
+        at=at,
+        jobs={
+            name: JobPoint(running=seen) if isinstance(seen, int) else JobPoint(state=seen)
+            for name, seen in jobs.items()
+        },
+        use={"cpu": cpu} if cpu else {},
+        window=window,
     )

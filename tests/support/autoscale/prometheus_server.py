@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import math
 import re
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
+
+from support.network.certificates import Shown
 
 POINTS = 11_000
 PIECE = 1 << 16
@@ -22,14 +25,10 @@ Values = Callable[[float], float | None]
 
 
 class StandIn:
-    """What is served, and what was asked, and how many bytes of bodies were `sent`.
+    """What is served by each query, what was asked, and how many bytes of bodies were `sent`.
 
-    - `series`: by the query that asks for it, each with its labels.
-    - `token`: that is asked for; empty for none.
-    - `answer`: given in place of Prometheus' own: a status, a body and headers.
-    - `delay_s`: before each answer.
-    - `trickle_s`: between any two bytes of a body.
-    - `longest_s`: a range that is longer has too many samples for it.
+    `answer` is given in place of Prometheus' own; `trickle_s` is between any two bytes, and a range longer than
+    `longest_s` is refused.
     """
 
     def __init__(self) -> None:
@@ -86,8 +85,8 @@ class StandIn:
 
 
 @contextmanager
-def prometheus() -> Iterator[StandIn]:
-    """Run one at a port of its own."""
+def prometheus(tls: Shown | None = None) -> Iterator[StandIn]:
+    """Run one at a port of its own, with TLS where it has what to show."""
     stand_in = StandIn()
 
     class Handler(BaseHTTPRequestHandler):
@@ -108,7 +107,11 @@ def prometheus() -> Iterator[StandIn]:
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    stand_in.url = f"http://127.0.0.1:{server.server_port}"
+    stand_in.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
+    if tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*tls)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -7,20 +7,18 @@ queue of tasks gave them. Here they lease and acknowledge the shards of a ledger
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pytest
 
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.autoscale.rescale import rescale
 from edl_runtime.backends.base import Backend
+from edl_runtime.monitor.collector import look
+from edl_runtime.monitor.view import row
 from edl_runtime.pods import Pod
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.shards.ledger import Ledger
@@ -88,14 +86,10 @@ class Tutorial:
         await self.ledger(spec.name).restore(None, 1)
         await self.backend.submit(spec, token="test/1", secrets=self._secrets)
 
-    async def play(self, env: Mapping[str, str], cpus: float, other_load: float) -> None:
-        """Submit the three jobs and see what becomes of them; at the end no shard was begun in vain, nor left.
-
-        `env` leads `edl monitor` to where they run.
-        """
+    async def play(self, cpus: float, other_load: float) -> None:
+        """Submit the three jobs and see what becomes of them; at the end no shard was begun in vain, nor left."""
         try:
-            with Monitored(env) as monitor:
-                await self._play(monitor, cpus, other_load)
+            await self._play(cpus, other_load)
         finally:
             for job in await self.backend.list():
                 await self.backend.delete(job.name)
@@ -104,23 +98,34 @@ class Tutorial:
             assert consumed > 0
             assert begun == 0
 
-    async def _play(self, monitor: Monitored, cpus: float, other_load: float) -> None:
+    async def _play(self, cpus: float, other_load: float) -> None:
         """Submit the three jobs one after the other, and see in the columns of `edl monitor` what becomes of them.
 
         Where others reserve a share of all CPUs, the third job finds no room at first; processes start without.
         """
         await self.submit(spec("example", self.namespace, cpus))
         await self.rescale_until(lambda running: running == {"example": 10})
-        assert await monitor.shows(1, 0, "example:10") == pytest.approx(other_load + 0.36, abs=0.001)
+        assert await self.shows(1, 0, "example:10") == pytest.approx(other_load + 0.36, abs=0.001)
         await self.submit(spec("example1", self.namespace, cpus))
         await self.rescale_until(lambda running: running == {"example": 10, "example1": 8})
-        assert await monitor.shows(2, 0, r"example:10\|example1:8") == pytest.approx(other_load + 0.68, abs=0.001)
+        assert await self.shows(2, 0, r"example:10\|example1:8") == pytest.approx(other_load + 0.68, abs=0.001)
         await self.submit(spec("example2", self.namespace, cpus))
         if other_load:
-            await monitor.shows(3, 1, r"example:10\|example1:8\|example2:[0-3]")
+            await self.shows(3, 1, r"example:10\|example1:8\|example2:[0-3]")
         await self.rescale_until(_the_third_has_joined)
-        use = await monitor.shows(3, 0, r"example:[34]\|example1:[34]\|example2:4")
+        use = await self.shows(3, 0, r"example:[34]\|example1:[34]\|example2:4")
         assert other_load + 0.6 < use <= other_load + MAX_LOAD - OTHER_LOAD
+
+    async def shows(self, submitted: int, pending: int, trainers: str) -> float:
+        """Wait for a line with these jobs and trainers, a pattern; return the CPUs reserved, a share."""
+        deadline = time.monotonic() + WITHIN_S
+        while True:
+            line = "\t".join(row(await look(self.backend, self.client, self.namespace)))
+            found = re.match(rf"{submitted}\t{pending}\t{trainers}\t([\d.]+)%", line)
+            if found:
+                return float(found[1]) / 100
+            assert time.monotonic() < deadline, line
+            await asyncio.sleep(0.5)
 
     async def running(self) -> dict[str, int]:
         """Return how many trainers of each job run; of one that has as many as it wants, no others being there."""
@@ -145,46 +150,6 @@ class Tutorial:
 
     def ledger(self, name: str) -> Ledger:
         return Ledger(self.client, self.namespace, name, worker="test", shards=SHARDS)
-
-
-class Monitored:
-    """What the columns of `edl monitor` show meanwhile. A context manager."""
-
-    def __init__(self, env: Mapping[str, str]) -> None:
-        command = [sys.executable, "-P", "-m", "edl_runtime.cli", "monitor", "--every", "1"]
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
-        self._process = subprocess.Popen(command, env={**clean, **env}, stdout=subprocess.PIPE, text=True)
-        self._lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-
-    def __enter__(self) -> Self:
-        self._reader.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        status = self._process.wait(30)
-        self._reader.join()
-        assert self._process.stdout
-        self._process.stdout.close()
-        assert status == 0
-        assert self._lines[0].split("\t")[:4] == ["SUBMITTED-JOBS", "PENDING-JOBS", "RUNNING-TRAINERS", "CPU-UTILS"]
-
-    async def shows(self, submitted: int, pending: int, trainers: str) -> float:
-        """Wait for a line from now on with these jobs and trainers, a pattern; return the CPUs reserved, a share."""
-        deadline, since = time.monotonic() + WITHIN_S, len(self._lines)
-        while True:
-            for line in self._lines[since:]:
-                found = re.match(rf"{submitted}\t{pending}\t{trainers}\t([\d.]+)%", line)
-                if found:
-                    return float(found[1]) / 100
-            assert time.monotonic() < deadline, self._lines[since:]
-            await asyncio.sleep(0.1)
-
-    def _read(self) -> None:
-        assert self._process.stdout
-        for line in self._process.stdout:
-            self._lines.append(line)
 
 
 def _the_third_has_joined(running: Mapping[str, int]) -> bool:

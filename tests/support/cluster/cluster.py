@@ -175,7 +175,7 @@ class PodService:
         self._container = {
             **container,
             "readinessProbe": {"tcpSocket": {"port": self.port}, "periodSeconds": 1},
-            "resources": {"requests": {"cpu": "20m"}},
+            "resources": {"requests": {"cpu": "100m"}},
         }
         space = f"/namespaces/{cluster.namespace}"
         self._deployments = f"/apis/apps/v1{space}/deployments"

@@ -92,12 +92,14 @@ class OneTeacher(Directory):
 
 
 @contextlib.asynccontextmanager
-async def registered(settings: RuntimeSettings, *teachers: str, ttl_s: float = 60.0) -> AsyncIterator[None]:
+async def registered(
+    settings: RuntimeSettings, *teachers: str, ttl_s: float = 60.0, pool: str = POOL
+) -> AsyncIterator[None]:
     """Have teachers of those addresses in the pool, though nobody listens there."""
     async with connect(settings.redis_url) as client, contextlib.AsyncExitStack() as stack:
         for address in teachers:
             member = Member(id=address, address=address)
-            await stack.enter_async_context(hold_lease(client, Service(settings.namespace, POOL), member, ttl_s=ttl_s))
+            await stack.enter_async_context(hold_lease(client, Service(settings.namespace, pool), member, ttl_s=ttl_s))
         yield
 
 

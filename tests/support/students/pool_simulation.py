@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -62,10 +61,11 @@ class _Run:
             _Student(step_s, [int(name[1:]) for name in own[f"s{number}"]])
             for number, step_s in enumerate(world.steps_s)
         ]
-        self._queues: list[deque[tuple[int, int]]] = [deque() for _ in range(teachers)]
+        self._free_at = [0.0] * teachers
         self._asked = [BusyTime(0.0) for _ in self._students]
         self._busy = [BusyTime(0.0) for _ in range(teachers)]
-        self._events: list[tuple[float, int, int]] = []  # when, and which student steps (or ~teacher answers)
+        self._events: list[tuple[float, int, int, int]] = []
+        """When which student has done a step (teacher -1), or is answered by which teacher what it asked."""
 
     def reports(self) -> PoolDemand:
         for number in range(len(self._students)):
@@ -73,7 +73,7 @@ class _Run:
         before = self._counts(self._run_to(SETTLE_S))
         after = self._counts(self._run_to(SETTLE_S + WINDOW_S))
         shares = [(now - then) / WINDOW_S for now, then in zip(after, before, strict=True)]
-        loads = [TeacherReport(busy=min(1.0, shares.pop(0)), over_s=WINDOW_S) for _ in self._queues]
+        loads = [TeacherReport(busy=min(1.0, shares.pop(0)), over_s=WINDOW_S) for _ in self._busy]
         students = [
             StudentReport(
                 waiting=min(1.0, shares.pop(0)),
@@ -98,11 +98,22 @@ class _Run:
 
     def _run_to(self, end: float) -> float:
         while self._events and self._events[0][0] <= end:
-            now, who, request = heapq.heappop(self._events)
-            if who >= 0:
-                self._step(who, now)
+            now, number, teacher, request = heapq.heappop(self._events)
+            student = self._students[number]
+            if teacher < 0:
+                student.waits_since = now
             else:
-                self._answer(~who, request, now)
+                student.lanes[teacher] -= 1
+                self._asked[number].end(teacher, now)
+                self._busy[teacher].end("a request", now)
+                student.answered.add(request)
+            if student.waits_since is not None and student.taken in student.answered:
+                student.answered.remove(student.taken)
+                student.taken += 1
+                student.waited_s += now - student.waits_since
+                student.waits_since = None
+                heapq.heappush(self._events, (now + self._lasts(student.step_s), number, -1, 0))
+            self._ask(number, now)
         return end
 
     def _ask(self, number: int, now: float) -> None:
@@ -112,41 +123,9 @@ class _Run:
             student.lanes[teacher] += 1
             self._asked[number].begin(teacher, now)
             self._busy[teacher].begin("a request", now)
-            self._queues[teacher].append((number, student.asked))
+            self._free_at[teacher] = max(now, self._free_at[teacher]) + self._lasts(self._world.service_s)
+            heapq.heappush(self._events, (self._free_at[teacher], number, teacher, student.asked))
             student.asked += 1
-            if len(self._queues[teacher]) == 1:
-                self._serve(teacher, now)
-
-    def _serve(self, teacher: int, now: float) -> None:
-        _, request = self._queues[teacher][0]
-        heapq.heappush(self._events, (now + self._lasts(self._world.service_s), ~teacher, request))
-
-    def _answer(self, teacher: int, request: int, now: float) -> None:
-        number, _ = self._queues[teacher].popleft()
-        student = self._students[number]
-        student.lanes[teacher] -= 1
-        self._asked[number].end(teacher, now)
-        self._busy[teacher].end("a request", now)
-        student.answered.add(request)
-        if self._queues[teacher]:
-            self._serve(teacher, now)
-        if student.waits_since is not None:
-            self._take(number, now)
-        self._ask(number, now)
-
-    def _step(self, number: int, now: float) -> None:
-        self._students[number].waits_since = now
-        self._take(number, now)
-        self._ask(number, now)
-
-    def _take(self, number: int, now: float) -> None:
-        student = self._students[number]
-        if student.taken in student.answered and student.waits_since is not None:
-            student.answered.remove(student.taken)
-            student.taken += 1
-            student.waited_s += now - student.waits_since
-            student.waits_since = None
-            heapq.heappush(self._events, (now + self._lasts(student.step_s), number, 0))
 
     def _lasts(self, mean_s: float) -> float:
         return mean_s * (1 - self._world.spread + self._world.spread * self._chance.expovariate(1.0))

@@ -1,25 +1,28 @@
-"""Readers of real teachers for tests."""
+"""Readers of real teachers, what they read while something goes wrong, and teachers with which it does."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from support.teachers.process import PATIENCE_S, Teacher, running_teacher, wait_until
+from support.registry import followers
+from support.teachers import odd_teacher
+from support.teachers.process import PATIENCE_S, Teacher, running_teacher
 
 from edl_runtime.distill import Discovered, DistillReader, Fixed
 from edl_runtime.distill.loop import LoopThread
 from edl_runtime.protocol.tensors import Array
-from edl_runtime.registry.directory import Directory
-from edl_runtime.registry.lease import hold_lease
-from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
-from edl_runtime.store.keys import Service
 
 ROWS = 8
 POOL = "pool"
@@ -55,27 +58,13 @@ def slow_teacher(settings: RuntimeSettings, *flags: str) -> contextlib.AbstractC
     return running_teacher("support.models:slow", "--pool", POOL, *flags, env=settings.to_env())
 
 
-def wait_for_teachers(settings: RuntimeSettings, count: int) -> None:
-    """Return when so many are registered in the pool."""
-
-    async def registered() -> int:
-        async with connect(settings.redis_url) as client:
-            return len(await Directory(client, settings.namespace).members(POOL))
-
-    wait_until(lambda: asyncio.run(registered()) == count)
-
-
 @contextlib.contextmanager
 def registered(settings: RuntimeSettings, *addresses: str, pool: str = POOL) -> Iterator[None]:
     """Have teachers in the pool that do not register by themselves."""
     there, leave = threading.Event(), threading.Event()
 
     async def stay() -> None:
-        async with connect(settings.redis_url) as client, contextlib.AsyncExitStack() as leases:
-            service = Service(settings.namespace, pool)
-            for address in addresses:
-                member = Member(id=address, address=address)
-                await leases.enter_async_context(hold_lease(client, service, member, ttl_s=settings.lease_ttl_s))
+        async with followers.registered(settings, *addresses, ttl_s=settings.lease_ttl_s, pool=pool):
             there.set()
             await asyncio.to_thread(leave.wait)
 
@@ -87,3 +76,84 @@ def registered(settings: RuntimeSettings, *addresses: str, pool: str = POOL) -> 
     finally:
         leave.set()
         thread.join(PATIENCE_S)
+
+
+def read_epoch(
+    reader: DistillReader, fault: Callable[[], object], when: Callable[[], bool] = lambda: True
+) -> list[Any]:
+    """Read an epoch, in the middle of which `fault` happens: at the first batch after which it is `when`."""
+    batches: list[Any] = []
+    happened = False
+    for batch in reader:
+        batches.append(batch)
+        if not happened and when():
+            fault()
+            happened = True
+    assert happened, "the epoch was over before the fault"
+    return batches
+
+
+def all_answered(reader: DistillReader, teachers: int) -> Callable[[], bool]:
+    """Return what tells whether so many teachers have answered something that was delivered."""
+    return lambda: len(reader.stats().answered) == teachers
+
+
+class Asked(NamedTuple):
+    """A request: the client's port, and which batch and row it begins with."""
+
+    port: int
+    batch: int
+    row: int
+
+
+class OddTeacher:
+    """A running `odd_teacher.py`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.address = self._line()
+
+    def become(self, behaviour: str) -> None:
+        """Return when it will answer every request so."""
+        assert self.process.stdin is not None
+        print(behaviour, file=self.process.stdin, flush=True)
+        assert self._line() == "obeyed"
+
+    def asked(self) -> list[Asked]:
+        """Each request since it was last told what to become."""
+        with urllib.request.urlopen(f"http://{self.address}/asked", timeout=10) as answer:
+            return [Asked(*request) for request in json.load(answer)]
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+@contextlib.contextmanager
+def running_odd_teacher(metadata: str) -> Iterator[OddTeacher]:
+    """Start one that says this of its model; it is killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, str(Path(odd_teacher.__file__)), metadata],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield OddTeacher(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def metadata_of(address: str) -> str:
+    """What the teacher at that address says of its model, as it is on the wire."""
+    with urllib.request.urlopen(f"http://{address}{odd_teacher.METADATA}", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def read_until(reader: DistillReader, batches: Batches, condition: Callable[[], bool]) -> None:
+    """Read epochs until it is so. Fails after a time."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        batches.check(list(reader))
+        assert time.monotonic() < end, "not so, whatever was read"

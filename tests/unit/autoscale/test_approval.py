@@ -60,12 +60,6 @@ def test_who_is_not_approved_keeps_what_it_has_and_others_grow_beside_it() -> No
     assert decided(approved(large=4), jobs, 8.0) == ({"large": 4, "small": 4}, set())
 
 
-def test_only_those_that_were_approved_shrink() -> None:
-    """Others that would keep what they have, also when that leaves more for nobody."""
-    jobs = [job("one", 1, 9, 6, limit=2), job("two", 1, 9, 6, limit=3)]
-    assert decided(approved(two=3, gone=0), jobs, 20.0) == ({"one": 6, "two": 3}, {"one"})
-
-
 def test_what_waits_for_a_place_needs_no_approval() -> None:
     """It loses nothing: no instance of it runs."""
     assert decided(approved(), [job("pending", 4, 4, 0, waiting=4)], 2.0) == ({"pending": 0}, set())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,11 +37,6 @@ def test_all_shrink_in_turn_down_to_their_minimums() -> None:
     """As far as it takes and no further, the most fulfilled first; never below a minimum."""
     assert of_gpus(6, trainers("a", 2, 8, 8), trainers("b", 2, 4, 3)) == {"a": 4, "b": 2}
     assert of_gpus(3, trainers("a", 2, 8, 8), trainers("b", 2, 4, 3)) == {"a": 2, "b": 2}
-
-
-def test_jobs_that_are_not_elastic_stay() -> None:
-    """One with equal bounds is left as it is, and counts."""
-    assert of_gpus(6, trainers("fixed", 4, 4, 4), trainers("a", 1, 8, 1)) == {"fixed": 4, "a": 2}
 
 
 def test_cpus_leave_what_the_maximum_load_leaves() -> None:
@@ -101,12 +95,3 @@ def test_it_is_kept_from_going_on_for_ever(jobs: list[tuple[int, int, int]], gpu
     for job in asked:
         if job.min < job.max:
             assert min(job.min, job.wanted) <= found.wanted[job.name] <= max(job.max, job.wanted)
-
-
-@pytest.mark.parametrize("gpus", [0, 5])
-def test_nothing_to_do_ends_at_once(gpus: int) -> None:
-    """A cluster without jobs, and jobs that are as they should be, take one round."""
-    assert plan([], Survey(gpu=gpus)).rounds == 1
-    assert plan(
-        [trainers("a", 1, 5, gpus)], Survey(gpu=gpus, gpu_asked=gpus, memory=1, nodes={"n": (0, 1)}), max_load=1
-    ).ends

@@ -12,8 +12,7 @@ from support.autoscale.jobs import job
 from edl_runtime.autoscale.approval import Approved
 from edl_runtime.autoscale.jobs import Target
 from edl_runtime.autoscale.plan import Rules, plan
-from edl_runtime.autoscale.policies import check_policy_name, policy_named
-from edl_runtime.autoscale.policy import decide
+from edl_runtime.autoscale.policies import check_policy_name
 from edl_runtime.autoscale.survey import Survey
 from edl_runtime.backends.base import Capacity, NodeCapacity
 from edl_runtime.errors import SpecError
@@ -67,8 +66,3 @@ def test_a_name_that_can_be_none_is_a_mistake(name: object) -> None:
     """Before anybody looks for it."""
     with pytest.raises(SpecError, match="policy"):
         check_policy_name(name)
-
-
-def test_a_policy_is_found_by_its_name() -> None:
-    """Also in a package."""
-    assert policy_named("edl_runtime.autoscale.policy:decide") is decide

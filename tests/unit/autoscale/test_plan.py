@@ -19,7 +19,7 @@ from edl_runtime.autoscale.policies import Policy
 from edl_runtime.autoscale.policy import decide
 from edl_runtime.autoscale.survey import Survey
 from edl_runtime.autoscale.traffic_schema import to_windows
-from edl_runtime.backends.base import Capacity, InstanceStatus, JobStatus, NodeCapacity
+from edl_runtime.backends.base import Capacity, JobStatus, NodeCapacity
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
 
@@ -163,15 +163,7 @@ def test_who_is_kept_leaves_what_it_has_beyond_its_minimum_to_others() -> None:
     large = job("large", Bounds(1, 9), 1.0, 8, resumes=False)
     found = planned([large, job("new", Bounds(4, 4), 1.0, 0, pending=4, priority=1)], 8.0, windows=SMALL)
     assert counts(found) == {"large": 1, "new": 4}
-    places = ("", "node", "node")
-    gaps = msgspec.structs.replace(
-        large,
-        wanted=3,
-        instances=tuple(
-            InstanceStatus(index=index, phase="running" if node else "pending", started_at=NOON - 4000, node=node)
-            for index, node in enumerate(places)
-        ),
-    )
+    gaps = stranded(job("large", Bounds(1, 9), 1.0, 3, resumes=False), 0)
     assert counts(planned([gaps], 8.0, windows=SMALL)) == {"large": 2}
 
 
@@ -203,19 +195,12 @@ def test_a_quota_limits_what_it_names_alone() -> None:
         quota_left={"cpu": 8.0},
         only_node="quota",
     )
-    runs, new = job("runs", Bounds(1, 9), 1.0, 2), job("new", Bounds(1, 4), 1.0, 0, pending=1)
     jobs = [
-        msgspec.structs.replace(one, scaling=msgspec.structs.replace(one.scaling, resources=resources))
-        for one, resources in ((runs, {"cpu": 1.0, "pods": 1.0}), (new, {"pods": 1.0, "memory": 5.0}))
-        if one.scaling
+        job("runs", Bounds(1, 9), 1.0, 2, resources={"cpu": 1.0, "pods": 1.0}),
+        job("new", Bounds(1, 4), 1.0, 0, pending=1, resources={"pods": 1.0, "memory": 5.0}),
     ]
     found = plan(Survey(at=NOON, jobs=tuple(jobs), capacity=there), Rules())
     assert counts(found) == {"runs": 9, "new": 4}
-
-
-def on_fast_disks(job: JobStatus) -> JobStatus:
-    assert job.scaling
-    return msgspec.structs.replace(job, scaling=msgspec.structs.replace(job.scaling, node_selector={"disk": "fast"}))
 
 
 def test_room_is_where_a_job_may_be() -> None:
@@ -226,9 +211,10 @@ def test_room_is_where_a_job_may_be() -> None:
         node(4, 4, "slow", labels={}),
         node(4, 4, "control", labels={"disk": "fast"}, taints=tainted),
     )
-    runs, new = on_fast_disks(job("runs", Bounds(1, 4), 1.0, 4)), job("new", Bounds(2, 2), 1.0, 0, pending=2)
-    assert counts(on(nodes, runs, on_fast_disks(new))) == {"runs": 2, "new": 2}
-    assert counts(on(nodes, runs, new)) == {"runs": 4, "new": 2}
+    for selects, stay in (({"disk": "fast"}, 2), ({}, 4)):
+        runs = job("runs", Bounds(1, 4), 1.0, 4, node_selector={"disk": "fast"})
+        new = job("new", Bounds(2, 2), 1.0, 0, pending=2, node_selector=selects)
+        assert counts(on(nodes, runs, new)) == {"runs": stay, "new": 2}
 
 
 def test_nobody_makes_way_on_a_node_that_takes_no_more() -> None:
@@ -314,9 +300,7 @@ def test_who_was_given_up_has_no_place_to_keep() -> None:
 
 def test_who_waits_in_a_queue_is_left_alone() -> None:
     """Whoever admits jobs there decides on it, and what it reserves once it runs is taken."""
-    queued = job("queued", Bounds(4, 4), 1.0, 2, pending=2)
-    assert queued.scaling
-    queued = msgspec.structs.replace(queued, scaling=msgspec.structs.replace(queued.scaling, queue="team"))
+    queued = job("queued", Bounds(4, 4), 1.0, 2, pending=2, queue="team")
     found = planned([queued, job("runs", Bounds(1, 9), 1.0, 1)], 8.0)
     assert counts(found) == {"runs": 6}
 

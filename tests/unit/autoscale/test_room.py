@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -42,10 +43,10 @@ def profile() -> Profile:
 PROFILE = profile()
 
 
-def room(clock: str, *recent: tuple[str, float], trouble: str = "") -> Room:
+def room(clock: str, *recent: tuple[str, float], resource: str = "gpu", **more: Any) -> Room:
     """Return what training may use at a time, when the web has said so much at these times."""
     samples = [Sample(at_s=at(time).timestamp(), needed=needed) for time, needed in recent]
-    outlook = Outlook(resource="gpu", profile=PROFILE, recent=samples, trouble=trouble)
+    outlook = Outlook(resource=resource, profile=PROFILE, recent=samples, **more)
     return room_for_training(WINDOWS, TOTAL, now=at(clock), outlook=outlook)
 
 
@@ -72,8 +73,7 @@ def test_training_has_what_the_web_leaves(clock: str, recent: tuple[str, float],
 def test_windows_say_it_of_other_resources() -> None:
     """The web's source speaks of one."""
     assert room("08:00", ("07:59", 4.0)).capacity == {"gpu": pytest.approx(27.4), "cpu": 64}
-    outlook = Outlook(resource="tpu", profile=PROFILE, recent=[])
-    without = room_for_training(WINDOWS, TOTAL, now=at("08:00"), outlook=outlook)
+    without = room("08:00", resource="tpu")
     assert without.capacity == {"gpu": 24, "cpu": 64}
     assert without.why == "the cluster has no tpu: the default sizes hold until 18:00"
 
@@ -134,15 +134,8 @@ def test_windows_give_way_before_one_begins() -> None:
     assert (soon.capacity, soon.until, soon.window) == ({"gpu": 14, "cpu": 64}, at("18:00"), "default")
     assert soon.why == "the default sizes hold, and from 18:00 on window 'evening'"
     assert room_for_training(WINDOWS, TOTAL, now=at("18:00")).why == "window 'evening' holds until 23:00"
-    far = to_windows(
-        {
-            "holidays": ["2026-12-25"],
-            "windows": [
-                {"name": "quiet", "start": "00:00", "end": "24:00", "days": ["holiday"], "sizes": {}},
-            ],
-            "default": {},
-        }
-    )
+    quiet_day = {"name": "quiet", "start": "00:00", "end": "24:00", "days": ["holiday"], "sizes": {}}
+    far = to_windows({"holidays": ["2026-12-25"], "windows": [quiet_day], "default": {}})
     first = room_for_training(far, TOTAL, now=datetime(2026, 12, 1, tzinfo=UTC))
     assert first.why == "the default sizes hold until 00:00 on Fri 25 Dec"
     for_ever = room_for_training(far, TOTAL, now=datetime(2027, 1, 5, tzinfo=UTC))
@@ -161,9 +154,7 @@ def test_the_lead_time_is_no_longer_when_clocks_go_back() -> None:
 
 def test_the_lead_time_is_the_profiles_own() -> None:
     """Jobs shrink as long before the rush as foresight says."""
-    recent = [Sample(at_s=at("09:00").timestamp(), needed=4)]
-    outlook = Outlook(resource="gpu", profile=PROFILE, recent=recent, foresight=Foresight(lead_s=3600))
-    found = room_for_training(WINDOWS, TOTAL, now=at("09:05"), outlook=outlook)
+    found = room("09:05", ("09:00", 4), foresight=Foresight(lead_s=3600))
     assert found.why == "the web is expected to need 20 gpu by 10:00, and is left 23"
 
 

@@ -18,15 +18,11 @@ from edl_runtime.store.client import connect
 NOW = NOON
 
 
-def at_rest(have: int, **more: Any) -> JobStatus:
-    """Return a job whose instances have trained for long."""
-    return job("job", Bounds(1, 9), 1.0, have, **more)
-
-
-def begun(job: JobStatus, age: float) -> JobStatus:
-    """Return it with instances that have run for so long."""
-    instances = (msgspec.structs.replace(one, started_at=NOW - age) for one in job.instances)
-    return msgspec.structs.replace(job, instances=tuple(instances))
+def at_rest(have: int, age: float = 4000, **more: Any) -> JobStatus:
+    """Return a job whose instances have trained for so long."""
+    status = job("job", Bounds(1, 9), 1.0, have, **more)
+    begun = (msgspec.structs.replace(one, started_at=NOW - age) for one in status.instances)
+    return msgspec.structs.replace(status, instances=tuple(begun))
 
 
 def report(instances: int, speed: float = 90.0, age: float = 1.0) -> Progress:
@@ -61,7 +57,7 @@ def test_what_does_not_stays_within_its_limits() -> None:
         (at_rest(3, pending=1), report(3), None),
         (at_rest(3), report(3, age=FRESH_S + 1), None),
         (at_rest(3), report(3, speed=0.0), None),
-        (begun(at_rest(3), STEADY_S - 1), report(3), None),
+        (at_rest(3, STEADY_S - 1), report(3), None),
         (at_rest(3, resized_at=NOW - STEADY_S + 1), report(3), None),
         (at_rest(3, resized_at=NOW - STEADY_S), report(3), 90.0),
     ],

@@ -128,7 +128,7 @@ async def test_an_endpoint_that_is_not_there_at_the_start_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://h:1", "h:1", "http://", "http://user:t0ken@h:1", "http://h:port", "http://[h"]
+    "url", ["redis://h:1", "h:1", "http://", "http://user:t0ken@h:1", "//t0ken@", "http://h:port", "http://[h"]
 )
 async def test_what_is_no_url_is_refused(url: str) -> None:
     """A password in it is not shown: the token has a variable of its own."""

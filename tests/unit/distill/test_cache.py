@@ -1,4 +1,4 @@
-"""A reader with a cache: whom it asks, and that it delivers the same as one without."""
+"""A reader with a cache: whom it asks, what it finds answers by, and that it delivers the same as one without."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import threading
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
 from support.paths import TESTS
-from support.students.caching import SAMPLES, Source, X, reader_of, teachers_with
-from support.students.fake_readers import failing, never_hedge
+from support.students.fake_readers import SAMPLES, Source, X, failing, never_hedge, teachers_with
+from support.students.fake_readers import caching_reader_of as reader_of
 from support.teachers.fakes import SIGNATURE, FakeTeachers, arithmetic
 from support.teachers.process import wait_until
 
-from edl_runtime.distill import AnswerCache, Fixed, TopK, hedging
-from edl_runtime.errors import NoTeacherError, ProtocolError, SampleIdError
+from edl_runtime.distill import AnswerCache, Fixed, Normalise, TopK, hedging
+from edl_runtime.distill.feeds import Plan
+from edl_runtime.distill.recall import subject_of
+from edl_runtime.errors import ProtocolError, SampleIdError, SpecError
+from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.protocol.tensors import Array
-from edl_runtime.settings import RuntimeSettings
 
 
 @pytest.fixture(autouse=True)
@@ -107,56 +109,20 @@ def test_a_late_answer_is_not_kept(cache: AnswerCache, monkeypatch: pytest.Monke
         source.check(list(reader))
 
 
-def test_known_answers_outlive_the_reader(tmp_path: Path) -> None:
-    """Another reader on the same folder asks only what the first did not; without a folder all goes with the reader."""
+def test_answers_on_disk_outlive_the_reader_until_there_is_another_version(cache: AnswerCache) -> None:
+    """A reader of a new version drops the old one's answers for good; without a folder all go with the reader."""
     source = Source()
-    for cache, asked in ((AnswerCache("id", folder=tmp_path), 0), (AnswerCache("id"), SAMPLES)):
-        with reader_of(teachers_with(), source, cache) as reader:
-            source.check(list(reader))
-        teachers = teachers_with()
-        with reader_of(teachers, source, cache) as reader:
-            source.check(list(reader))
-        assert sum(teachers.rows) == asked
-
-
-def test_another_version_is_asked_anew(tmp_path: Path) -> None:
-    """A reader that sees a new version gets none of the old one's answers, and drops them for good."""
-    source, cache = Source(), AnswerCache("id", folder=tmp_path)
     newer = msgspec.structs.replace(SIGNATURE, versions=("2",))
-    for signature, asked in ((SIGNATURE, SAMPLES), (SIGNATURE, 0), (newer, SAMPLES), (SIGNATURE, SAMPLES)):
+    for signature, known in ((SIGNATURE, False), (SIGNATURE, True), (newer, False), (SIGNATURE, False)):
         teachers = teachers_with(signature)
         with reader_of(teachers, source, cache) as reader:
             source.check(list(reader))
-        assert sum(teachers.rows) == asked
-
-
-def test_a_limit_below_an_epoch_loses_nothing(cache: AnswerCache) -> None:
-    """What has been dropped is asked again."""
-    source, teachers = Source(), teachers_with()
-    small = msgspec.structs.replace(cache, limit_mb=0.01 if cache.folder is None else 0.06)
-    with reader_of(teachers, source, small) as reader:
-        for _ in range(3):
-            np.random.default_rng(1).shuffle(source.order)
-            source.check(list(reader))
-        assert reader.stats().cached < SAMPLES
-    assert sum(teachers.rows) > SAMPLES
+        assert sum(teachers.rows) == (0 if known and cache.folder else SAMPLES)
 
 
 def short(x: Array) -> dict[str, Array]:
     """Answers a row too few."""
     return {"double": x[1:] * 2, "sum": x.sum(axis=1)}
-
-
-def test_wrong_answers_are_not_kept(tmp_path: Path) -> None:
-    """Nothing of what a teacher answers that is not what it was asked for."""
-    source, cache = Source(), AnswerCache("id", folder=tmp_path)
-    wrong = reader_of(teachers_with(behaviour=short), source, cache, settings=RuntimeSettings(teacher_wait_s=0.2))
-    with wrong, pytest.raises(NoTeacherError):
-        list(wrong)
-    teachers = teachers_with()
-    with reader_of(teachers, source, cache) as reader:
-        source.check(list(reader))
-    assert sum(teachers.rows) == SAMPLES
 
 
 def test_failing_teachers_and_epochs_that_are_left_lose_nothing(cache: AnswerCache) -> None:
@@ -192,26 +158,6 @@ def test_each_pool_of_a_mixture_has_its_own_answers(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(answer["two"]["double"], x * 2)
                 np.testing.assert_array_equal(answer["two"]["sum"], x.sum())
     assert teachers.asked == {"a:1": SAMPLES // 2, "b:2": SAMPLES}
-
-
-def test_the_largest_of_an_output_are_kept_with_their_places(cache: AnswerCache) -> None:
-    """TopK's two arrays come back as they were; another k is another question."""
-
-    def largest(x: Array) -> dict[str, Array]:
-        indices = np.argsort(-x, axis=1).astype(np.int32)
-        return {"double.values": np.take_along_axis(x, indices, 1)[:, :k], "double.indices": indices[:, :k]}
-
-    source = Source()
-    signature = msgspec.structs.replace(SIGNATURE, extensions=("top_k",))
-    for k in (2, 3):
-        teachers = teachers_with(signature, largest)
-        with reader_of(teachers, source, cache, outputs=[TopK("double", k)]) as reader:
-            first, second = list(reader), list(reader)
-        assert sum(teachers.rows) == SAMPLES
-        for before, after in zip(first, second, strict=True):
-            assert [array.dtype for array in after[2:]] == [np.float32, np.int32]
-            for one, other in zip(before, after, strict=True):
-                np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("kind", ["sample", "sample_list", "batch"])
@@ -268,13 +214,112 @@ def test_a_sample_may_come_several_times(cache: AnswerCache) -> None:
             source.check(list(reader))
 
 
+@pytest.mark.parametrize("kind", ["sample", "sample_list", "batch"])
+@pytest.mark.parametrize("name", [np.int64, np.uint8, str, "ä{}".format, lambda number: f"{number}".encode()])
+def test_ids_may_be_integers_text_or_bytes(kind: str, name: Callable[[int], Any]) -> None:
+    """Of Python or numpy, as long as each sample has its own."""
+    source, teachers = Source(kind, name), teachers_with()
+    with reader_of(teachers, source, AnswerCache("id")) as reader:
+        list(reader)
+        source.order.reverse()
+        source.check(list(reader))
+        assert reader.stats().cached == SAMPLES
+
+
+def test_ids_of_several_kinds_are_not_mixed_up() -> None:
+    """1, "1" and b"1" are three samples."""
+    source = Source("sample_list", lambda number: [number, str(number - 1), str(number - 2).encode()][number % 3])
+    with reader_of(teachers_with(), source, AnswerCache("id")) as reader:
+        for _ in range(2):
+            source.check(list(reader))
+        assert reader.stats().cached == SAMPLES
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"wishes": (TopK("double", 2),)},
+        {"wishes": ("sum",)},
+        {"normalise": {"x": Normalise((0.0,), (2.0,))}},
+    ],
+)
+def test_another_question_is_another_entry(change: dict[str, Any]) -> None:
+    """Whatever the answers depend on is part of what they are found by, even if they look alike."""
+    plan = Plan.of(["x", "id"], ["double"], {}, SIGNATURE)
+    other = subject_of(SIGNATURE, plan._replace(**change))
+    subject = subject_of(SIGNATURE, plan)
+    assert (subject.model, subject.version) == (other.model, other.version)
+    assert subject.digest != other.digest
+    for field, value in {"versions": ("2",), "platform": "another"}.items():
+        newer = subject_of(msgspec.structs.replace(SIGNATURE, **{field: value}), plan)
+        assert subject.version != newer.version
+        assert subject.digest != newer.digest
+
+
+@pytest.mark.parametrize("kind", ["sample", "sample_list", "batch"])
+@pytest.mark.parametrize("name", [float, bool, lambda number: [number, number], lambda _: None])
+def test_what_names_no_sample_is_said(kind: str, name: Callable[[int], Any]) -> None:
+    """The error names the slot and the place, and nobody is asked."""
+    teachers = teachers_with()
+    with reader_of(teachers, Source(kind, name), AnswerCache("id")) as reader:
+        with pytest.raises(SampleIdError, match=r"'id' of (sample 0|batch 0).*an integer, text or bytes for each"):
+            list(reader)
+        assert not teachers.asked
+
+
+FREE = msgspec.structs.replace(SIGNATURE, outputs=(*SIGNATURE.outputs, TensorSpec("free", "FP32", (-1, -1))))
+
+
+@pytest.mark.parametrize(
+    ("signature", "outputs", "text"),
+    [
+        (msgspec.structs.replace(SIGNATURE, versions=()), ["sum"], r"cache: got \(\).*nobody could tell"),
+        (msgspec.structs.replace(SIGNATURE, versions=("",)), ["sum"], "nobody could tell when it has changed"),
+        (FREE, ["sum", "free"], r"cache: got 'free'.*all have one shape; .* is \[-1\]"),
+    ],
+)
+def test_answers_that_can_t_be_kept_are_said(signature: ModelSignature, outputs: list[str], text: str) -> None:
+    """A model without a version can't be told from its next; rows of any size are not kept."""
+    reader = reader_of(teachers_with(signature), Source(), AnswerCache("id"), outputs=outputs)
+    with reader, pytest.raises(SpecError, match=text):
+        list(reader)
+
+
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        ("cache.sample_id", lambda: AnswerCache("")),
+        ("cache.limit_mb", lambda: AnswerCache("id", limit_mb=0)),
+        ("cache.limit_mb", lambda: AnswerCache("id", limit_mb=True)),
+        ("cache.limit_mb", lambda: AnswerCache("id", limit_mb=cast("Any", "256"))),
+        ("cache.folder", lambda: AnswerCache("id", folder="")),
+        ("cache.folder", lambda: AnswerCache("id", folder=cast("Any", 3))),
+        ("cache.folder", lambda: AnswerCache("id", folder="~nobody-of-that-name/x").open([])),
+        ("cache.sample_id", lambda: reader_of(teachers_with(), Source(), AnswerCache("name"))),
+        ("cache", lambda: reader_of(teachers_with(), Source(), cast("Any", "id"))),
+    ],
+)
+def test_wrong_arguments_are_said(field: str, make: Callable[[], object]) -> None:
+    """Before anything is started."""
+    with pytest.raises(SpecError) as caught:
+        make()
+    assert caught.value.field == field
+
+
+def test_a_folder_may_begin_with_ones_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shell has it, and as the local backend's folder may."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    AnswerCache("id", folder="~/answers").open([]).close()
+    assert (tmp_path / "answers" / "cache.sqlite").exists()
+
+
 FORKING = """
 import os, sys, warnings
 sys.path.insert(0, "")
 warnings.simplefilter("ignore", DeprecationWarning)
 from edl_runtime.distill import AnswerCache
 from support.teachers.process import wait_until
-from support.students.caching import Source, reader_of, teachers_with
+from support.students.fake_readers import Source, caching_reader_of as reader_of, teachers_with
 
 source, teachers = Source(), teachers_with()
 with reader_of(teachers, source, AnswerCache("id", folder=sys.argv[1])) as reader:

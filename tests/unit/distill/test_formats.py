@@ -13,10 +13,16 @@ from edl_runtime.distill.batches import Batch, Request
 from edl_runtime.distill.feeds import SMALL_ROW, Plan
 from edl_runtime.distill.formats import Format, cut, join, pieces
 from edl_runtime.errors import ProtocolError, SampleError, SpecError
-from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK
 from edl_runtime.protocol.tensors import Array
 
 PLAN = Plan.of(["x", "label"], ["double", "sum"], {}, SIGNATURE)
+
+
+def plan_for(*inputs: TensorSpec) -> Plan:
+    """That of a model with these inputs."""
+    signature = ModelSignature(name="m", inputs=inputs, outputs=(TensorSpec("y", "FP32", (-1,)),))
+    return Plan.of([spec.name for spec in inputs], ["y"], {}, signature)
 
 
 def answered(batch: Batch, requests: list[Request]) -> Batch:
@@ -88,10 +94,7 @@ def test_large_rows_are_not_copied() -> None:
     """Rows above the measured limit go to the socket as they lie in memory; smaller ones become one array."""
     width = SMALL_ROW // 4
     for extra, copied in ((0, True), (1, False)):
-        spec = TensorSpec("x", "FP32", (-1, width + extra))
-        plan = Plan.of(
-            ["x"], ["y"], {}, ModelSignature(name="m", inputs=(spec,), outputs=(TensorSpec("y", "FP32", (-1,)),))
-        )
+        plan = plan_for(TensorSpec("x", "FP32", (-1, width + extra)))
         rows = [np.zeros(width + extra, np.float32) for _ in range(3)]
         _, (request,) = cut_one("sample_list", [(row,) for row in rows], plan)
         assert isinstance(request.inputs["x"], np.ndarray) is copied
@@ -113,14 +116,8 @@ def test_a_slot_of_another_shape_with_as_many_values_is_reshaped_on_the_way(kind
 
 def test_plain_numbers_and_lists_become_arrays() -> None:
     """Python's own values become arrays of numpy's choice, before they are checked as any others."""
-    signature = ModelSignature(
-        name="m",
-        inputs=(TensorSpec("ids", "INT64", (-1, 3)), TensorSpec("n", "INT64", (-1,))),
-        outputs=(TensorSpec("y", "FP32", (-1,)),),
-    )
-    _, (request,) = cut_one(
-        "sample_list", [([1, 2, 3], 4), ([5, 6, 7], 8)], Plan.of(["ids", "n"], ["y"], {}, signature)
-    )
+    plan = plan_for(TensorSpec("ids", "INT64", (-1, 3)), TensorSpec("n", "INT64", (-1,)))
+    _, (request,) = cut_one("sample_list", [([1, 2, 3], 4), ([5, 6, 7], 8)], plan)
     np.testing.assert_array_equal(np.asarray(request.inputs["ids"]), [[1, 2, 3], [5, 6, 7]])
     np.testing.assert_array_equal(np.asarray(request.inputs["n"]), [4, 8])
 
@@ -145,68 +142,60 @@ def test_an_empty_batch_is_delivered_empty(kind: Format) -> None:
 
 
 X = np.zeros(4, np.float32)
-WRONG_SAMPLES: list[tuple[str, Any, str]] = [
-    ("dtype", [(X, 0), (X.astype(np.float64), 0)], r"'x' of sample 1 of batch 7: got float64 \[4\].*float32 \[4\]"),
-    ("shape", [(X, 0), (X[:3], 0)], r"'x' of sample 1 of batch 7: got float32 \[3\].*float32 \[4\]"),
-    ("shapes that make up for each other", [(X[:3], 0), (np.zeros(5, np.float32), 0)], "'x' of sample 0 of batch 7"),
-    ("too few slots", [(X, 0), (X,)], "'item' of sample 1 of batch 7: got 1 slots.*2 slots: x, label"),
-    ("no tuple", [(X, 0), X], "'item' of sample 1 of batch 7: got ndarray.*a tuple of 2 slots"),
-    ("ragged", [(X, [[1], [2, 3]])], "'item' of sample 0 of batch 7: got a slot that is no array"),
-    ("no list", X, "'item' of batch 7: got ndarray.*a list of samples"),
+WRONG: list[tuple[Format, Any, str]] = [
+    ("sample_list", [(X, 0), (np.zeros(4), 0)], r"'x' of sample 1 of batch 7: got float64 \[4\].*float32 \[4\]"),
+    ("sample_list", [(X, 0), (X[:3], 0)], r"'x' of sample 1 of batch 7: got float32 \[3\].*float32 \[4\]"),
+    ("sample_list", [(X[:3], 0), (np.zeros(5, np.float32), 0)], "'x' of sample 0 of batch 7"),
+    ("sample_list", [(X, 0), (X,)], "'item' of sample 1 of batch 7: got 1 slots.*2 slots: x, label"),
+    ("sample_list", [(X, 0), X], "'item' of sample 1 of batch 7: got ndarray.*a tuple of 2 slots"),
+    ("sample_list", [(X, [[1], [2, 3]])], "'item' of sample 0 of batch 7: got a slot that is no array"),
+    ("sample_list", X, "'item' of batch 7: got ndarray.*a list of samples"),
+    ("batch", (images(3).astype(np.float64), 0), r"'x' of batch 7: got float64 \[4\].*float32 \[4\]"),
+    ("batch", (images(3)[:, :3], 0), r"'x' of batch 7: got float32 \[3\]"),
+    ("batch", (np.float32(1), 0), "'x' of batch 7: got a single value"),
+    ("batch", (images(3), 0, 0), "'item' of batch 7: got 3 slots"),
+    ("batch", {"x": images(3)}, "'item' of batch 7: got dict"),
 ]
 
 
-@pytest.mark.parametrize(("item", "text"), [row[1:] for row in WRONG_SAMPLES], ids=[row[0] for row in WRONG_SAMPLES])
-def test_a_wrong_sample_is_named(item: Any, text: str) -> None:
-    """The error says which slot of which sample, what was given and what the teachers take."""
+@pytest.mark.parametrize(("kind", "item", "text"), WRONG)
+def test_a_wrong_item_is_named(kind: Format, item: Any, text: str) -> None:
+    """The error says which slot of which sample or batch, what was given and what the teachers take."""
     with pytest.raises(SampleError, match=text):
-        cut_one("sample_list", item)
-
-
-WRONG_BATCHES: list[tuple[str, Any, str]] = [
-    ("dtype", (images(3).astype(np.float64), 0), r"'x' of batch 7: got float64 \[4\].*float32 \[4\]"),
-    ("shape", (images(3)[:, :3], 0), r"'x' of batch 7: got float32 \[3\]"),
-    ("no rows", (np.float32(1), 0), "'x' of batch 7: got a single value"),
-    ("too many slots", (images(3), 0, 0), "'item' of batch 7: got 3 slots"),
-    ("no tuple", {"x": images(3)}, "'item' of batch 7: got dict"),
-]
-
-
-@pytest.mark.parametrize(("item", "text"), [row[1:] for row in WRONG_BATCHES], ids=[row[0] for row in WRONG_BATCHES])
-def test_a_wrong_batch_is_named(item: Any, text: str) -> None:
-    """As for samples, with the batch's number."""
-    with pytest.raises(SampleError, match=text):
-        cut_one("batch", item)
+        cut_one(kind, item)
 
 
 def test_feeds_of_one_batch_have_as_many_rows() -> None:
     """Two arrays of different lengths are no batch."""
-    specs = (TensorSpec("a", "FP32", (-1, 4)), TensorSpec("b", "FP32", (-1, 4)))
-    plan = Plan.of(
-        ["a", "b"], ["y"], {}, ModelSignature(name="m", inputs=specs, outputs=(TensorSpec("y", "FP32", (-1,)),))
-    )
+    plan = plan_for(TensorSpec("a", "FP32", (-1, 4)), TensorSpec("b", "FP32", (-1, 4)))
     with pytest.raises(SampleError, match=r"'b' of batch 7: got 2 rows.*as many as 'a' has"):
         cut_one("batch", (images(3), images(2)), plan)
 
 
 def test_free_sizes_are_any_size_and_one_in_a_batch() -> None:
     """-1 in the model's shape takes rows of any length, the same for all of a source's list."""
-    spec = TensorSpec("ids", "INT64", (-1, -1))
-    plan = Plan.of(
-        ["ids"], ["y"], {}, ModelSignature(name="m", inputs=(spec,), outputs=(TensorSpec("y", "FP32", (-1,)),))
-    )
+    plan = plan_for(TensorSpec("ids", "INT64", (-1, -1)))
     _, (request,) = cut_one("sample_list", [([1, 2],), ([3, 4],)], plan)
     assert np.asarray(request.inputs["ids"]).shape == (2, 2)
     with pytest.raises(SampleError, match=r"sample 1 of batch 7.*one shape"):
         cut_one("sample_list", [([1, 2],), ([3],)], plan)
 
 
-def test_names_are_matched_with_the_model() -> None:
-    """An input that no slot names and an output that the model lacks are said, with what there is."""
-    with pytest.raises(SpecError, match=r"inputs: got .*'image'.*'x' among them"):
-        Plan.of(["image"], ["sum"], {}, SIGNATURE)
-    with pytest.raises(SpecError, match=r"outputs: got 'logits'.*double, sum"):
-        Plan.of(["x"], ["logits"], {}, SIGNATURE)
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "normalise", "text"),
+    [
+        (["image"], ["sum"], {}, r"inputs: got .*'image'.*'x' among them"),
+        (["x"], ["logits"], {}, r"outputs: got 'logits'.*double, sum"),
+        (["x"], [TopK("double", 2)], {}, r"outputs: got TopK\(name='double', k=2\).*model 'teacher'.* have no top_k"),
+        (["x"], ["double"], {"x": Normalise(1, 1)}, "normalise: got 'x'.*model 'teacher'.* have no normalise"),
+    ],
+)
+def test_what_the_model_lacks_is_named(
+    inputs: list[str | None], outputs: list[str | TopK], normalise: dict[str, Normalise], text: str
+) -> None:
+    """With what there is."""
+    with pytest.raises(SpecError, match=text):
+        Plan.of(inputs, outputs, normalise, SIGNATURE)
 
 
 @pytest.mark.parametrize(

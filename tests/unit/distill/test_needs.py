@@ -41,6 +41,16 @@ class Reading:
         )
 
 
+@pytest.fixture
+def reading() -> Reading:
+    return Reading()
+
+
+@pytest.fixture
+def needs(reading: Reading) -> Needs:
+    return Needs(reading.counts, 4, reading.clock)
+
+
 def read(reading: Reading, needs: Needs) -> None:
     """Have it work for a quarter of a minute."""
     for _ in range(15):
@@ -48,10 +58,8 @@ def read(reading: Reading, needs: Needs) -> None:
         assert not needs.report().pauses
 
 
-def test_a_report_has_the_rates_of_the_last_seconds() -> None:
+def test_a_report_has_the_rates_of_the_last_seconds(reading: Reading, needs: Needs) -> None:
     """What was before the first report is not in it, nor what is longer ago than ten seconds."""
-    reading = Reading()
-    needs = Needs(reading.counts, 4, reading.clock)
     first = needs.report()
     assert (first.waiting, first.over_s, first.teachers, first.want) == (0, 0, 1, 4)
     for _ in range(15):
@@ -63,10 +71,8 @@ def test_a_report_has_the_rates_of_the_last_seconds() -> None:
     assert (report.in_flight, report.queued, report.over_s) == (2, 3, 10)
 
 
-def test_other_teachers_are_a_new_beginning() -> None:
+def test_other_teachers_are_a_new_beginning(reading: Reading, needs: Needs) -> None:
     """How long it waited for one teacher tells nothing about two."""
-    reading = Reading()
-    needs = Needs(reading.counts, None, reading.clock)
     read(reading, needs)
     reading.connected = frozenset({"a:1", "b:2"})
     reading.waiting = 0.0
@@ -76,10 +82,8 @@ def test_other_teachers_are_a_new_beginning() -> None:
     assert (report.waiting, report.over_s, report.teachers) == (0, 2, 2)
 
 
-def test_a_pause_is_told_for_a_minute() -> None:
+def test_a_pause_is_told_for_a_minute(reading: Reading, needs: Needs) -> None:
     """It begins when nothing is taken for the time of some batches and two seconds; then nobody is there to read."""
-    reading = Reading()
-    needs = Needs(reading.counts, None, reading.clock)
     read(reading, needs)
     reading.stop()
     told = []
@@ -89,10 +93,8 @@ def test_a_pause_is_told_for_a_minute() -> None:
     assert told == [False] * 2 + [True] * 57 + [False] * 11
 
 
-def test_after_a_pause_begins_another_window() -> None:
+def test_after_a_pause_begins_another_window(reading: Reading, needs: Needs) -> None:
     """That nothing was asked in between tells nothing; other teachers meanwhile do not end the pause."""
-    reading = Reading()
-    needs = Needs(reading.counts, None, reading.clock)
     read(reading, needs)
     reading.stop()
     reading.pass_s(5)
@@ -106,10 +108,8 @@ def test_after_a_pause_begins_another_window() -> None:
     assert (report.pauses, report.over_s, report.asked) == (False, 3, pytest.approx(1.5))
 
 
-def test_long_steps_are_no_pause() -> None:
+def test_long_steps_are_no_pause(reading: Reading, needs: Needs) -> None:
     """A student that takes a batch every five seconds is at work."""
-    reading = Reading()
-    needs = Needs(reading.counts, None, reading.clock)
     reading.waiting = 0.0
     for _ in range(10):
         reading.batches_per_s = 1.0

@@ -1,17 +1,23 @@
-"""What a reader delivers, and what a script waits for."""
+"""What a reader delivers, what a script waits for, and what Prometheus is shown of both."""
 
 from __future__ import annotations
 
-import threading
+import socket
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from support.students.fake_readers import batches, reader_of
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
+from support.students.fake_readers import BATCHES, ROWS, batches, reader_of
 from support.teachers.fakes import arithmetic
 from support.teachers.process import wait_until
 
+from edl_runtime.distill.metrics import HOST, ReaderCollector, endpoint_at
 from edl_runtime.distill.stats import ReaderStats, Tally, together
 from edl_runtime.protocol.tensors import Array
+from edl_runtime.settings import RuntimeSettings
 
 
 def test_a_wait_that_goes_on_counts() -> None:
@@ -68,19 +74,103 @@ def test_it_is_known_whom_the_script_waits_for(slow: str) -> None:
         list(reader)
 
 
-def test_what_is_asked_now_is_counted() -> None:
-    """While a teacher takes its time over the next batch that is in flight; at the end nothing is."""
-    goes_on = threading.Event()
+def _sample(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(f"edl_distill_{name}", labels)
 
-    def after_the_first(x: Array) -> dict[str, Array]:
-        if x.max() > 0:
-            goes_on.wait()
-        return arithmetic(x)
 
-    with reader_of({"a:1": after_the_first}) as reader:
+def test_a_registry_of_ones_own_takes_a_readers_counts() -> None:
+    """They are read when asked for, and stay when the reader is closed."""
+    registry = CollectorRegistry(auto_describe=True)
+    with reader_of({"a:1": arithmetic}) as reader:
+        registry.register(ReaderCollector(reader.stats))
+        assert _sample(registry, "samples_total") == 0
+        list(reader)
+        assert _sample(registry, "teachers") == 1
+    assert _sample(registry, "batches_total") == BATCHES
+    assert _sample(registry, "samples_total") == BATCHES * ROWS
+    assert _sample(registry, "answers_total", teacher="a:1") == 3 * BATCHES
+    assert _sample(registry, "teachers") == 0
+
+
+def test_every_count_has_its_metric() -> None:
+    """Waits by whom they are for; a teacher that is out of quarantine is shown as such."""
+    stats = ReaderStats(
+        batches=1,
+        samples=2,
+        cached=3,
+        waited_s=5.0,
+        waited_for_source_s=1.0,
+        queued=6,
+        in_flight=7,
+        retries=8,
+        hedges=9,
+        teachers=10,
+        answered={"a:1": 11},
+        quarantined={"b:1": 'lies\n"always"'},
+    )
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(ReaderCollector(lambda: stats))
+    counts = ("batches", "samples", "cached_samples", "retries", "hedges")
+    assert [_sample(registry, f"{name}_total") for name in counts] == [1, 2, 3, 8, 9]
+    assert [_sample(registry, name) for name in ("queued_requests", "requests_in_flight", "teachers")] == [6, 7, 10]
+    waits = [_sample(registry, "wait_seconds_total", **{"for": whom}) for whom in ("source", "teachers")]
+    assert waits == [1, 4]
+    assert _sample(registry, "answers_total", teacher="a:1") == 11
+    assert [_sample(registry, "quarantined", teacher=who) for who in ("a:1", "b:1")] == [0, 1]
+
+
+@pytest.fixture
+def port() -> int:
+    """One that is free."""
+    with socket.create_server((HOST, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _scraped(port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=30) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    return {sample.name.removeprefix("edl_distill_"): sample.value for family in families for sample in family.samples}
+
+
+def test_a_reader_is_scraped_while_it_reads(port: int) -> None:
+    """On this machine only."""
+    with capture_logs() as logs, reader_of({"a:1": arithmetic}, settings=RuntimeSettings(metrics_port=port)) as reader:
         epoch = iter(reader)
-        next(epoch)
-        wait_until(lambda: reader.stats().in_flight > 0)
-        goes_on.set()
-        list(epoch)
-        assert (reader.stats().in_flight, reader.stats().queued) == (0, 0)
+        for taken in (1, 2):
+            next(epoch)
+            wait_until(lambda: "metrics.shown" in [entry["event"] for entry in logs])
+            shown = _scraped(port)
+            assert (shown["batches_total"], shown["samples_total"]) == (taken, ROWS * taken)
+            assert (shown["answers_total"], shown["teachers"]) == (3 * taken, 1)
+    with socket.socket() as other_address:
+        assert other_address.connect_ex(("127.0.0.2", port)) != 0
+
+
+def test_a_reader_whose_port_is_taken_reads_without_being_shown() -> None:
+    """Which the log says."""
+    with socket.create_server((HOST, 0)) as other, capture_logs() as logs:
+        settings = RuntimeSettings(metrics_port=other.getsockname()[1])
+        with reader_of({"a:1": arithmetic}, settings=settings) as reader:
+            epoch = iter(reader)
+            next(epoch)
+            wait_until(lambda: "metrics.not_shown" in [entry["event"] for entry in logs])
+            assert len(list(epoch)) == BATCHES - 1
+
+
+def test_what_readers_have_done_stays_when_they_are_gone(port: int) -> None:
+    """A count that fell would be taken for a new process; what is only so now is over."""
+    endpoint = endpoint_at(port)
+    first, second = ReaderStats(samples=10, teachers=1, quarantined={"b:1": "lies"}), ReaderStats(samples=5, teachers=2)
+    with endpoint.shows(lambda: first):
+        with endpoint.shows(lambda: second):
+            assert (endpoint.stats().samples, endpoint.stats().teachers) == (15, 3)
+        assert (endpoint.stats().samples, endpoint.stats().teachers) == (15, 1)
+    assert endpoint.stats() == ReaderStats(samples=15)
+
+
+def test_a_process_has_one_endpoint_at_a_port(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    """Its readers share it; another process can't have the same, and a forked child is another."""
+    assert endpoint_at(port) is endpoint_at(port)
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    with pytest.raises(OSError, match="in use"):
+        endpoint_at(port)

@@ -1,17 +1,25 @@
-"""Naming teachers."""
+"""Naming teachers, and what stands in for those on the network: the model in the student's process, answers on disk."""
 
 from __future__ import annotations
 
-import msgspec
-import pytest
-from support.teachers.fakes import SIGNATURE
+from pathlib import Path
 
-from edl_runtime.discovery.link import Link
-from edl_runtime.distill.feeds import Plan
+import numpy as np
+import pytest
+from support.teachers.fakes import FakeTeachers, arithmetic
+
+from edl_runtime.distill.inprocess import InProcessTeacher
+from edl_runtime.distill.offline import AnswerFolder, Recorded, Recorder, digests
+from edl_runtime.distill.standins import check_address, connect_with, in_process, recorded, recording
 from edl_runtime.distill.teachers import Discovered, Fixed, teachers_from
-from edl_runtime.errors import SpecError
+from edl_runtime.errors import InferenceError, ModelError, NotRecordedError, SpecError
+from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.oip import Normalise, TopK
 from edl_runtime.settings import RuntimeSettings
+
+SETTINGS = RuntimeSettings(teacher_timeout_s=1.0)
+X = np.arange(20, dtype=np.float32).reshape(5, 4)
+ODD = "a,b@c?d=e %f"
 
 
 def test_fixed_teachers_are_read_from_text() -> None:
@@ -19,10 +27,10 @@ def test_fixed_teachers_are_read_from_text() -> None:
     assert Fixed.parse("a:1, b:2,,a:1") == Fixed(("a:1", "b:2"))
 
 
-@pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:b", "a:0", "a:65536"])
+@pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:b", "a:0", "a:65536", "http://a:1", "a:1,https://b:2"])
 def test_what_is_no_address_is_refused(text: str) -> None:
-    """The error names what was given."""
-    with pytest.raises(SpecError, match=r"teachers\.addresses"):
+    """The error names what was given; a URL would look like a host that is not there, which students wait for."""
+    with pytest.raises(SpecError, match=r"teachers\.addresses: got .*allowed is .*host:port"):
         Fixed.parse(text)
 
 
@@ -41,33 +49,150 @@ def test_fixed_teachers_win_over_a_pool() -> None:
         teachers_from(RuntimeSettings())
 
 
-@pytest.mark.parametrize("text", ["http://127.0.0.1:9101", "127.0.0.1:9101,https://127.0.0.1:9102"])
-def test_a_teacher_is_not_named_by_a_url(text: str) -> None:
-    """It would look like a host that is not there, which students wait for."""
-    with pytest.raises(SpecError, match=r"teachers\.addresses: got 'https?://.*allowed is host:port"):
-        Fixed.parse(text)
+@pytest.fixture
+def teachers() -> FakeTeachers:
+    return FakeTeachers({"a": arithmetic})
 
 
-@pytest.mark.parametrize(
-    ("outputs", "normalise", "text"),
-    [
-        ([TopK("double", 2)], {}, r"outputs: got TopK\(name='double', k=2\).*model 'teacher'.* have no top_k"),
-        (["double"], {"x": Normalise(1, 1)}, "normalise: got 'x'.*model 'teacher'.* have no normalise"),
-    ],
-)
-def test_a_wish_that_teachers_cant_do_is_named(
-    outputs: list[str | TopK], normalise: dict[str, Normalise], text: str
-) -> None:
-    """With the model that lacks it."""
-    signature = msgspec.structs.replace(SIGNATURE, name="teacher", extensions=())
-    with pytest.raises(SpecError, match=text):
-        Plan.of(["x"], outputs, normalise, signature)
+@pytest.fixture
+def recorder(teachers: FakeTeachers, tmp_path: Path) -> Recorder:
+    """Keeps what the teacher answers."""
+    recorder = Recorder(tmp_path / "answers", teachers.connect("a"))
+    recorder.open()
+    recorder.signature()
+    return recorder
 
 
-@pytest.mark.parametrize("url", ["foo", "foo:8443", "//token@", "http://", "ftp://edl:1", "http://u:token@edl"])
-def test_a_wrong_url_of_an_endpoint_is_named_by_its_variable(url: str) -> None:
-    """And what may be a secret in it is not shown."""
-    with pytest.raises(SpecError, match="EDL_DISCOVERY_URL") as caught:
-        Link(url, "")
-    assert "token" not in str(caught.value.given)
-    assert caught.value.given != "://"
+@pytest.fixture
+def disk(recorder: Recorder, tmp_path: Path) -> Recorded:
+    """What is on disk once the teacher was asked about X."""
+    recorder.infer({"x": X}, ["double", "sum"], {})
+    disk = Recorded(tmp_path / "answers")
+    disk.open()
+    return disk
+
+
+def test_an_address_says_where_answers_come_from() -> None:
+    """Whatever is in the names of folders and models."""
+    connect = connect_with(SETTINGS)
+    kinds = {
+        in_process(ODD, outputs="b=c,d", gpu_id=1): InProcessTeacher,
+        recording(Path(ODD), "127.0.0.1:1"): Recorder,
+        recorded(Path(ODD)): Recorded,
+        "127.0.0.1:1": TeacherConnection,
+    }
+    for address, kind in kinds.items():
+        check_address(address, "teachers")
+        assert "," not in address
+        assert isinstance(connect(address), kind)
+    model = connect(in_process(ODD, outputs="b=c,d", gpu_id=1))
+    assert isinstance(model, InProcessTeacher)
+    options = model._options
+    assert (options.model, options.outputs, options.gpu_id) == (ODD, ("b=c", "d"), 1)
+
+
+@pytest.mark.parametrize("address", ["nowhere", "elsewhere:model", "recording:folder", "recording:folder@x", None])
+def test_other_addresses_are_refused(address: object) -> None:
+    """A word that is no stand-in is taken for a host, and lacks its port."""
+    with pytest.raises(SpecError, match="teachers"):
+        check_address(address, "teachers")
+
+
+def test_answers_on_disk_are_those_that_teachers_gave(disk: Recorded) -> None:
+    """In any order and any batches, as rows or as an array."""
+    order = np.array([3, 0, 3])
+    answers = disk.infer({"x": X[order]}, ["double", "sum"], {})
+    assert np.array_equal(answers["double"], 2 * X[order])
+    assert np.array_equal(answers["sum"], X[order].sum(axis=1))
+    assert answers["double"].flags.writeable
+    rows = disk.infer({"x": list(X)}, ["double", "sum"], {})
+    assert np.array_equal(rows["double"], 2 * X)
+
+
+def test_inputs_that_no_teacher_saw_are_noticed(disk: Recorded) -> None:
+    """So that nobody is trained on answers to something else: the error says what is wrong with the source."""
+    other = X.copy()
+    other[1, 2] += 1
+    with pytest.raises(NotRecordedError, match=r"1 of a request's 5 rows.*without augmentation") as caught:
+        disk.infer({"x": other}, ["double", "sum"], {})
+    assert (caught.value.missing, caught.value.rows) == (1, 5)
+    for inputs, outputs in (({"x": X.astype(np.float64)}, ["double", "sum"]), ({"x": X}, ["double"])):
+        with pytest.raises(NotRecordedError, match="5 of a request's 5"):
+            disk.infer(inputs, outputs, {})
+
+
+def test_a_teacher_is_asked_once_about_a_row(recorder: Recorder, teachers: FakeTeachers) -> None:
+    """What is on disk already comes from there."""
+    for _ in range(3):
+        assert np.array_equal(recorder.infer({"x": X}, ["double"], {})["double"], 2 * X)
+    assert teachers.asked["a"] == 1
+
+
+def test_an_answer_of_too_few_rows_is_not_kept(recorder: Recorder, teachers: FakeTeachers, tmp_path: Path) -> None:
+    """Who asked refuses it, and asks again."""
+    teachers.behaviours["a"] = lambda x: arithmetic(x[1:])
+    assert len(recorder.infer({"x": X}, ["double"], {})["double"]) == 4
+    assert len(AnswerFolder(tmp_path / "answers")) == 0
+    teachers.behaviours["a"] = arithmetic
+    assert np.array_equal(recorder.infer({"x": X}, ["double"], {})["double"], 2 * X)
+    assert len(AnswerFolder(tmp_path / "answers")) == 5
+
+
+def test_a_folder_without_answers_is_noticed_at_once(tmp_path: Path) -> None:
+    """Before training begins, and no folder is made."""
+    folder = tmp_path / "nothing"
+    with pytest.raises(NotRecordedError, match="no answers were written"):
+        Recorded(folder).open()
+    assert not folder.exists()
+    AnswerFolder(folder).close()
+    empty = Recorded(folder)
+    empty.open()
+    with pytest.raises(NotRecordedError, match="no answers were written"):
+        empty.signature()
+
+
+def test_rows_are_told_apart_by_all_that_is_asked() -> None:
+    """Numbers, dtype, shape, the names of inputs, outputs and what is done to inputs."""
+    how = Normalise((0.0,), (1.0,))
+    asked = [
+        digests({"x": X[:1]}, ["y"], {}),
+        digests({"x": X[1:2]}, ["y"], {}),
+        digests({"x": X[:1].view(np.int32)}, ["y"], {}),
+        digests({"x": X[:1].reshape(1, 2, 2)}, ["y"], {}),
+        digests({"z": X[:1]}, ["y"], {}),
+        digests({"x": X[:1]}, ["y", "w"], {}),
+        digests({"x": X[:1]}, [TopK("y", 1)], {}),
+        digests({"x": X[:1]}, [TopK("y", 2)], {}),
+        digests({"x": X[:1]}, ["y"], {"x": how}),
+    ]
+    assert len({one for [one] in asked}) == len(asked)
+
+
+def test_a_model_in_process_answers_as_a_teacher_does() -> None:
+    """All of an output, or the largest of it."""
+    teacher = connect_with(SETTINGS)(in_process("support.models:arithmetic"))
+    teacher.open()
+    assert teacher.ready()
+    assert "top_k" in teacher.signature().extensions
+    answers = teacher.infer({"x": list(X)}, ["sum", TopK("double", 2)], {})
+    assert np.array_equal(answers["sum"], X.sum(axis=1))
+    assert np.array_equal(answers["double.values"], 2 * X[:, [3, 2]])
+    assert answers["double.indices"].tolist() == [[3, 2]] * 5
+    pixels = np.full((2, 4), 9, np.uint8)
+    normalised = teacher.infer({"x": pixels}, ["double"], {"x": Normalise((1.0,), (4.0,))})
+    assert np.array_equal(normalised["double"], np.full((2, 4), 4, np.float32))
+
+
+def test_a_model_in_process_that_fails_is_not_asked_again() -> None:
+    """There is no other teacher that would do better."""
+    teacher = connect_with(SETTINGS)(in_process("support.models:fragile"))
+    teacher.open()
+    with pytest.raises(InferenceError, match="ArithmeticError: one is too many") as caught:
+        teacher.infer({"x": np.ones((1, 4), np.float32)}, ["double"], {})
+    assert not caught.value.retryable
+
+
+def test_a_model_in_process_that_cant_be_loaded_is_an_error_that_names_it() -> None:
+    """The same as a teacher's."""
+    with pytest.raises(ModelError, match=r"support\.models:nothing"):
+        connect_with(SETTINGS)(in_process("support.models:nothing")).open()

@@ -9,7 +9,8 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from support.autoscale.views import capacity, job, node
+from support.autoscale.jobs import capacity, node
+from support.autoscale.jobs import seen as job
 
 from edl_runtime.autoscale.plan import JobTarget, Plan
 from edl_runtime.errors import SpecError

@@ -1,0 +1,190 @@
+"""Teachers that die, hang, come back, are slow, lie, break off and fall silent in the middle of an epoch.
+
+A request may take ten minutes here, and a lease lasts as long: an epoch that ends has not waited for who was lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import Counter
+from itertools import chain
+
+import msgspec
+import psutil
+import pytest
+from click.testing import CliRunner
+from support.students.readers import (
+    POOL,
+    Batches,
+    OddTeacher,
+    all_answered,
+    metadata_of,
+    read_epoch,
+    read_until,
+    reader_of,
+    registered,
+    running_odd_teacher,
+    slow_teacher,
+)
+from support.teachers.process import Teacher, wait_until
+
+from edl_runtime.cli.pools import pools
+from edl_runtime.distill import Discovered, Fixed, hedging
+from edl_runtime.settings import RuntimeSettings
+
+BATCHES = Batches(80, seconds=0.004)
+
+
+@pytest.fixture
+def settings(settings: RuntimeSettings) -> RuntimeSettings:
+    return msgspec.structs.replace(settings, teacher_timeout_s=600.0)
+
+
+def test_a_killed_teacher_is_out_of_use_at_once(settings: RuntimeSettings, good: Teacher) -> None:
+    """SIGKILL with requests in flight loses, repeats and reorders nothing."""
+    with (
+        slow_teacher(settings) as killed,
+        registered(settings, good.address),
+        reader_of(BATCHES, Discovered(POOL), settings) as reader,
+    ):
+        read_until(reader, BATCHES, all_answered(reader, 2))
+        BATCHES.check(read_epoch(reader, killed.process.kill))
+        wait_until(lambda: reader.stats().teachers == 1)
+        assert 0 < reader.stats().retries <= 4  # what two connections were asked, and may be asked before it shows
+
+
+@pytest.mark.slow
+def test_a_stopped_teacher_is_not_waited_for(settings: RuntimeSettings, good: Teacher) -> None:
+    """What it was asked another answers; it is out of use with its lease, and then comes back."""
+    short = msgspec.structs.replace(settings, lease_ttl_s=1.0)
+    with (
+        slow_teacher(short) as teacher,
+        registered(settings, good.address),
+        reader_of(BATCHES, Discovered(POOL), short) as reader,
+        contextlib.ExitStack() as stopped,
+    ):
+
+        def stop() -> None:
+            for part in (teacher.predictor, psutil.Process(teacher.process.pid)):
+                part.suspend()
+                stopped.callback(part.resume)
+
+        read_until(reader, BATCHES, all_answered(reader, 2))
+        BATCHES.check(read_epoch(reader, stop))
+        assert reader.stats().hedges > 0
+        read_until(reader, BATCHES, lambda: reader.stats().teachers == 1)
+        answered = reader.stats().answered[teacher.address]
+        stopped.close()
+        read_until(reader, BATCHES, lambda: reader.stats().answered[teacher.address] > answered)
+        assert reader.stats().quarantined == {}
+
+
+def test_all_teachers_dead_is_a_pause_until_one_registers(settings: RuntimeSettings, good: Teacher) -> None:
+    """Nothing is lost; whoever comes answers the rest."""
+    metadata = metadata_of(good.address)
+    with (
+        running_odd_teacher(metadata) as one,
+        running_odd_teacher(metadata) as other,
+        registered(settings, one.address, other.address),
+        reader_of(BATCHES, Discovered(POOL), settings) as reader,
+        contextlib.ExitStack() as stack,
+    ):
+
+        def kill_all() -> None:
+            for teacher in (one, other):
+                teacher.process.kill()
+                teacher.process.wait()
+            wait_until(lambda: reader.stats().teachers == 0)
+            stack.enter_context(registered(settings, good.address))
+
+        BATCHES.check(read_epoch(reader, kill_all, when=all_answered(reader, 2)))
+        assert reader.stats().answered[good.address] > 0
+
+
+def test_what_a_slow_teacher_is_asked_another_is_asked_too(good: Teacher, odd: OddTeacher) -> None:
+    """Once for a request, of another teacher, and within the budget; the first answer counts."""
+    batches = Batches(100, seconds=0.01)
+    metadata = metadata_of(good.address)
+    with running_odd_teacher(metadata) as second, running_odd_teacher(metadata) as third:
+        three = [odd, second, third]
+
+        def asked() -> list[list[tuple[int, int]]]:
+            return [[(request.batch, request.row) for request in one.asked()] for one in three]
+
+        def twice() -> int:
+            return list(Counter(chain.from_iterable(asked())).values()).count(2)
+
+        with reader_of(batches, Fixed(tuple(one.address for one in three)), RuntimeSettings()) as reader:
+            batches.check(list(reader))
+            wait_until(lambda: not reader.stats().in_flight)
+            before = reader.stats()
+            for one, behaviour in zip(three, ["slower 100", "good", "good"], strict=True):
+                one.become(behaviour)
+            begin = time.monotonic()
+            batches.check(list(reader))
+            took_s = time.monotonic() - begin
+            after = reader.stats()
+            hedges = after.hedges - before.hedges
+            assert hedges > 0
+            wait_until(lambda: twice() == hedges)
+        requests = 2 * batches.count
+        assert len(set(chain.from_iterable(asked()))) == requests
+        assert sum(map(len, asked())) == requests + hedges
+        assert all(len(set(of_one)) == len(of_one) for of_one in asked())
+    assert after.retries == 0
+    assert sum(after.answered.values()) == 2 * requests
+    assert hedges <= hedging.MOST_SAVED + hedging.BUDGET_A_REQUEST * requests + hedging.BUDGET_A_SECOND * took_s
+
+
+WRONG = {
+    "garbage": "not HTTP",
+    "error": "answered 500: it broke",
+    "half, then closed": "closed the connection",
+    "wrong dtype": "asked for was",
+    "half, then silent": "took longer than 1 s",
+}
+WRONG_TOO = {
+    "no JSON": "JSON",
+    "wrong shape": "asked for was",
+    "a row less": "asked for was",
+    "wrong output": "left out",
+    "silent": "took longer than 1 s",
+    "mute": "took longer than 1 s",
+}
+
+
+def shown(settings: RuntimeSettings, address: str) -> str:
+    """Return the reason that `edl pools` shows for the teacher's quarantine; empty if it is in use."""
+    env = {"EDL_REDIS_URL": settings.redis_url, "EDL_NAMESPACE": settings.namespace}
+    said = CliRunner(env=env).invoke(pools, [POOL, "--json"])
+    assert said.exit_code == 0, said.output
+    [teacher] = [teacher for teacher in json.loads(said.stdout)["teachers"] if teacher["address"] == address]
+    return teacher["quarantine"]["reason"] if teacher["quarantine"] else ""
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [*WRONG.items(), *(pytest.param(*wrong, marks=pytest.mark.deep) for wrong in WRONG_TOO.items())],
+)
+def test_a_bad_teacher_s_work_is_done_by_another_until_it_is_good_again(
+    behaviour: str, reason: str, settings: RuntimeSettings, good: Teacher, odd: OddTeacher
+) -> None:
+    """Each batch comes once, in order, with right answers; the bad one rests, people see why, and it returns."""
+    batches = Batches(30, seconds=0.003)
+    quick = msgspec.structs.replace(settings, teacher_timeout_s=1.0)
+    with registered(settings, good.address, odd.address), reader_of(batches, Discovered(POOL), quick) as reader:
+        read_until(reader, batches, lambda: odd.address in reader.stats().answered)
+        assert not shown(settings, odd.address)
+        batches.check(read_epoch(reader, lambda: odd.become(behaviour)))
+        read_until(reader, batches, lambda: odd.address in reader.stats().quarantined)
+        assert reason in reader.stats().quarantined[odd.address]
+        assert reader.stats().teachers == 1
+        wait_until(lambda: reason in shown(settings, odd.address))
+        answered = reader.stats().answered[odd.address]
+        odd.become("good")
+        read_until(reader, batches, lambda: reader.stats().answered[odd.address] > answered)
+        assert reader.stats().quarantined == {}
+        assert reader.stats().teachers == 2
+        wait_until(lambda: not shown(settings, odd.address))

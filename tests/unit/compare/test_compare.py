@@ -1,0 +1,131 @@
+"""What a comparison reads of a script's result, what a person may ask for, and what is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edl_runtime.compare.comparison import Comparison, split_pure
+from edl_runtime.compare.processes import LAST_LINES, TAIL_BYTES, last_lines
+from edl_runtime.compare.table import cells, plain, relative
+from edl_runtime.compare.ways import Measured, Row, RunError, Way, measured_from, parse_ways
+from edl_runtime.errors import SpecError
+
+
+def test_accuracy_speed_and_batch_are_read() -> None:
+    """What else a script found out is its own business."""
+    metrics = {"accuracy": 0.9, "samples_per_s": 120, "batch_size": 16, "loss": 0.1}
+    result = msgspec.json.encode({"checkpoint": "/c", "metrics": metrics})
+    assert measured_from(result) == Measured(0.9, 120.0, 16)
+    del metrics["batch_size"]
+    assert measured_from(msgspec.json.encode({"metrics": metrics})).batch_size is None
+
+
+@pytest.mark.parametrize(
+    ("result", "complaint"),
+    [
+        (None, "left no result; at its end, call .*write_result"),
+        (b"", "left no result"),
+        (b'{"metrics":{}}', r"no accuracy and no samples_per_s \(there are: none\); call .*write_result"),
+        (b'{"metrics":{"accuracy":1,"speed":2}}', r"no samples_per_s \(there are: accuracy, speed\)"),
+        (b'{"metrics":{"accuracy":"good","samples_per_s":1}}', r"Expected `float`, got `str` - at `\$.accuracy`"),
+        (b'{"metrics":{"accuracy":0.5,"samples_per_s":null}}', "the script's samples_per_s .*NaN"),
+    ],
+)
+def test_a_result_that_cant_be_compared_says_what_to_write(result: bytes | None, complaint: str) -> None:
+    """The reason names what is there, and the call that leaves what is not."""
+    with pytest.raises(RunError, match=complaint):
+        measured_from(result)
+
+
+def test_ways_come_in_the_order_they_are_named() -> None:
+    """Any of them may be left out."""
+    assert parse_ways("service, none") == ("service", "none")
+
+
+@pytest.mark.parametrize("text", ["", ",", "servce", "none,none", "none;service"])
+def test_other_words_for_ways_are_refused(text: str) -> None:
+    """The error names those that there are."""
+    with pytest.raises(SpecError, match="none,inprocess,offline,service"):
+        parse_ways(text)
+
+
+@pytest.mark.parametrize("field", ["teachers", "repeat"])
+def test_nothing_is_compared_with_no_teacher_or_run(field: str) -> None:
+    """The error names what was asked for."""
+    with pytest.raises(SpecError, match=field):
+        Comparison(model="m", command=("python",), **{field: 0})
+
+
+@pytest.mark.parametrize(
+    ("pure", "split"),
+    [
+        ("", ({}, [])),
+        ("--distill=no --x 'a b'", ({}, ["--distill=no", "--x", "a b"])),
+        ("DISTILL=0 NAME= --n a=b", ({"DISTILL": "0", "NAME": ""}, ["--n", "a=b"])),
+    ],
+)
+def test_a_script_is_told_by_flags_or_variables(pure: str, split: tuple[dict[str, str], list[str]]) -> None:
+    """As in a shell, variables come first."""
+    assert split_pure(pure) == split
+
+
+def test_the_last_lines_of_a_log_are_found_at_its_end(tmp_path: Path) -> None:
+    """Those that say anything, of a log that may be empty, short, or too long to be read each time."""
+    log = tmp_path / "log"
+    log.write_text("")
+    assert last_lines(log) == []
+    log.write_text("one\n\n  two\n   \n")
+    assert last_lines(log) == ["one", "  two"]
+    log.write_text("".join(f"{number} \n" for number in range(TAIL_BYTES)))
+    assert last_lines(log) == [str(number) for number in range(TAIL_BYTES - LAST_LINES, TAIL_BYTES)]
+    log.write_bytes(b"e\xcc\x81\n" + b"\xff" * (2 * TAIL_BYTES))
+    assert [len(line) for line in last_lines(log)] == [TAIL_BYTES]
+
+
+def row(way: Way, *runs: Measured, reason: str = "") -> Row:
+    return Row(way=way, teachers="2 on CPU", student="1 CPU core", runs=runs, reason=reason)
+
+
+ALONE = row("none", Measured(0.8, 1000, 32), Measured(0.9, 3000, 32))
+SERVED = row("service", Measured(0.95, 1500, 32))
+FAILED = row("inprocess", reason="the script ended with exit status 1")
+
+
+def test_speeds_are_shown_beside_those_without_distillation() -> None:
+    """Wherever in the order that stands; several runs have a mean and a standard deviation, one has none."""
+    assert cells([SERVED, ALONE]) == [
+        ["service distillation", "2 on CPU", "1 CPU core", "32", "95.0%", "1,500", "0.75"],
+        ["no distillation", "2 on CPU", "1 CPU core", "32", "85.0% ± 7.1%", "2,000 ± 1,414", "1.00"],
+    ]
+
+
+def test_a_failed_way_has_no_figures() -> None:
+    """And leaves those of the others alone; without the first way there is nothing to be relative to."""
+    [shown, _] = cells([FAILED, ALONE])
+    assert shown[4:] == ["failed", "", ""]
+    assert relative(FAILED, [FAILED, ALONE]) is None
+    assert relative(SERVED, [SERVED, row("none", reason="it broke")]) is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "shown"),
+    [
+        (Measured(76.53, 4.3217), ["not said", "76.53", "4.32"]),
+        (Measured(1.0, 99.5, 1), ["1", "100.0%", "99.5"]),
+        (Measured(-3.0, 0.0, 1), ["1", "-3", "0"]),
+    ],
+)
+def test_figures_are_shown_as_they_are(measured: Measured, shown: list[str]) -> None:
+    """A share as a percentage, other measures of quality as the number that the script gave."""
+    assert cells([row("service", measured)])[0][3:6] == shown
+
+
+def test_programs_get_every_run() -> None:
+    """With the means that the table shows, and the reason of what failed."""
+    alone, failed = plain([ALONE, FAILED])
+    assert alone["runs"][1] == {"accuracy": 0.9, "samples_per_s": 3000, "batch_size": 32}
+    assert (alone["samples_per_s"]["mean"], alone["relative"]) == (2000, 1)
+    assert (failed["reason"], failed["accuracy"], failed["relative"]) == (FAILED.reason, None, None)
