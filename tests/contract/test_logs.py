@@ -65,12 +65,3 @@ async def test_logs_outlive_a_job_that_had_ended(backend: Backend) -> None:
     await ended(backend)
     await backend.delete("job")
     assert await lines(backend) == [(index, f"{index} {n}") for index in range(3) for n in range(5)]
-
-
-async def test_a_new_run_starts_a_new_log(backend: Backend) -> None:
-    """Logs are those of the last run, not of what had the same name before."""
-    await backend.submit(job("print('old')", kind="trainer"), token="mine", secrets={})
-    await ended(backend)
-    await backend.submit(job("print('new')", kind="trainer"), token="mine", secrets={})
-    await ended(backend)
-    assert await lines(backend) == [(0, "new")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import msgspec
@@ -70,17 +69,6 @@ if os.environ["EDL_INSTANCE"] == "1" and not was_here.exists():
     assert submitted.elastic
     assert status.elastic
     assert [(instance.restarts, instance.exit_code) for instance in status.instances] == [(0, 0), (1, 0)]
-
-
-@pytest.mark.deep
-async def test_an_elastic_trainer_that_is_killed_again_and_again_fails_its_job(backend: Backend) -> None:
-    """After five short lives in a row the signal is named as the cause, whatever other instances do."""
-    code = "import os, time; time.sleep(600 * int(os.environ['EDL_INSTANCE'])); os.kill(os.getpid(), 9)"
-    await backend.submit(job(code, kind="trainer", elastic=True, instances=2), token="mine", secrets={})
-    status = await ended(backend, within_s=400)
-    assert status.phase == "failed"
-    assert re.fullmatch(r"instance 0 ended 5 times.*, the last time it was killed by SIGKILL", status.reason)
-    assert (status.instances[0].exit_code, status.instances[0].restarts) == (-9, 4)
 
 
 async def test_a_command_that_is_not_there_fails_the_job(backend: Backend) -> None:

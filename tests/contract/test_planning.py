@@ -76,16 +76,3 @@ async def test_who_goes_on_where_it_was_says_so(backend: Backend, asked: dict[st
     submitted = await backend.submit(job(WAITS, **asked), token="mine", secrets={})
     assert submitted.scaling is not None
     assert submitted.scaling.resumes is resumes
-
-
-async def test_capacity_is_of_nodes_and_instances_are_on_them(backend: Backend) -> None:
-    """There is at least a core and some memory to run this test, and each instance is at one of its nodes."""
-    await backend.submit(job(WAITS, instances=2), token="mine", secrets={})
-    status = await reach(backend, "job", lambda status: [one.phase for one in status.instances] == ["running"] * 2)
-    capacity = await backend.capacity()
-    assert sum(node.total["cpu"] for node in capacity.nodes) >= 1
-    assert sum(node.total["memory"] for node in capacity.nodes) > MIB
-    for node in capacity.nodes:
-        assert node.free.keys() == node.total.keys()
-        assert all(0 <= node.free[name] <= node.total[name] for name in node.total)
-    assert {capacity.place_of(one) for one in status.instances} <= {node.name for node in capacity.nodes}

@@ -7,7 +7,6 @@ import os
 import shutil
 import stat
 import tempfile
-import textwrap
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from support.backends.jobs import WAITS, WITHIN_S, breaks, ended, eventually, lines, reach, says
+from support.backends.jobs import WAITS, WITHIN_S, ended, eventually, lines, says
 from support.backends.local_processes import below, job, processes, supervisor, wait_until_gone
 
 from edl_runtime.backends.base import JobStatus
@@ -73,24 +72,6 @@ async def test_the_work_folder_is_the_owners_only(backend: LocalBackend, work_di
     await says(backend, "up")
     modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in [work_dir, *below(work_dir, "**/*")]}
     assert {path: oct(mode) for path, mode in modes.items() if mode & 0o077} == {}
-
-
-async def test_instances_get_a_clean_environment(
-    backend: LocalBackend, work_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the caller's environment holds in secrets does not reach instances; what programs need does."""
-    for name in ("AIRFLOW__CORE__FERNET_KEY", "_AIRFLOW_SECRET", "AIRFLOW_CONN_DB", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "secret")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    code = "import json, os; print(json.dumps(dict(os.environ)))"
-    await backend.submit(job(code, work_dir, kind="trainer"), token="mine", secrets={})
-    await ended(backend)
-    [(_, text)] = await lines(backend)
-    environment = msgspec.json.decode(text)
-    assert "secret" not in environment.values()
-    assert environment["CUDA_VISIBLE_DEVICES"] == "0,1"
-    assert environment["PATH"] == os.environ["PATH"]
-    assert environment["PYTHONUNBUFFERED"] == "1"
 
 
 async def test_instances_start_in_a_folder_of_their_own_or_in_the_specs(
@@ -272,21 +253,3 @@ write_result(checkpoint=str(Path("model").absolute()))
     assert result is not None
     [model] = below(work_dir, "runs/job/*/work/0/model")
     assert (str(model), model.read_text()) == (result["checkpoint"], "trained")
-
-
-@pytest.mark.deep
-async def test_an_instance_that_keeps_breaking_does_not_end_who_works(
-    backend: LocalBackend, work_dir: Path, tmp_path: Path
-) -> None:
-    """It is tried again and again, and the status says what is wrong with it until it has come up after all."""
-    mended = tmp_path / "mended"
-    code = f"import os\nif not os.path.exists({str(mended)!r}):\n" + textwrap.indent(breaks("1", 1), "  ") + WAITS
-    await backend.submit(job(code, work_dir, instances=2), token="mine", secrets={})
-    status = await reach(backend, "job", lambda status: any(one.restarts == 5 for one in status.instances))
-    assert (status.phase, status.wanted, status.attainable) == ("running", 2, 2)
-    assert status.reason == "instance 1 ended 5 times in a row within 10 s of its start, the last time it exited with 1"
-    assert status.last_lines[-1] == "no such model"
-    mended.touch()
-    status = await reach(backend, "job", lambda status: not status.reason)
-    assert (status.phase, status.last_lines) == ("running", ())
-    assert await lines(backend, instance=0) == [(0, "up")]

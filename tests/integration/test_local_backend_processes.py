@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from support.backends.jobs import IGNORES_SIGTERM, WAITS, ended, lines, reach, says
-from support.backends.local_processes import job, processes, start_begun, supervisor, wait_until_gone
+from support.backends.jobs import IGNORES_SIGTERM, WAITS, ended, eventually, lines, reach, says
+from support.backends.local_processes import below, job, processes, supervisor, wait_until_gone
 from support.paths import TESTS
 from support.teachers.process import PATIENCE_S, wait_until
 
@@ -49,13 +49,6 @@ async def test_a_delete_leaves_no_descendant(backend: LocalBackend, work_dir: Pa
     keeper = supervisor(work_dir).pid
     await backend.delete("job")
     assert [process for process in processes(work_dir) if process.pid != keeper] == []
-    wait_until_gone(work_dir)
-
-
-async def test_an_instance_that_ends_leaves_no_descendant(backend: LocalBackend, work_dir: Path) -> None:
-    """What a command leaves behind ends with it, and its exit status stays its own."""
-    await backend.submit(family(work_dir, lives_s=0), token="mine", secrets={})
-    assert (await ended(backend)).phase == "succeeded"
     wait_until_gone(work_dir)
 
 
@@ -196,7 +189,11 @@ async def test_a_caller_killed_while_it_starts_a_job_leaves_one_job_or_none(
     """)
     environ = {**os.environ, "PYTHONPATH": str(TESTS)}
     caller = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(work_dir), env=environ)
-    await start_begun(work_dir)
+
+    async def has_begun() -> bool:
+        return bool(below(work_dir, "jobs/*") + below(work_dir, "jobs/.*"))
+
+    await eventually(has_begun, "a start")
     caller.kill()
     await caller.wait()
     await backend.submit(job(WAITS, work_dir), token="second", secrets={})

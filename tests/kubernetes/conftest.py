@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from conftest import skip_on_a_laptop
 from support.cluster.cluster import PADDLE_IMAGE, Cluster, own_namespace
 from support.cluster.manifests import RESTRICTED
+from support.cluster.pod_faults import kubeconfig_with, leaving_nothing, server_of
+from support.network.proxy import Proxy, running_proxy
+
+from edl_runtime.backends.kubernetes import KubernetesBackend
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +30,20 @@ def restricted(cluster: Cluster) -> Iterator[Cluster]:
     """A namespace that takes no other pods than those of PodSecurity's level `restricted`."""
     with own_namespace(cluster.kubeconfig, cluster.image, RESTRICTED) as made:
         yield made
+
+
+@pytest.fixture
+async def backend(cluster: Cluster, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
+    """A backend whose pods see the test's `tmp_path`; its jobs are deleted, and what is left of them is counted."""
+    made = cluster.backend(tmp_path)
+    async with leaving_nothing(made, cluster):
+        yield made
+
+
+@pytest.fixture
+def proxied(cluster: Cluster, tmp_path: Path) -> Iterator[tuple[Cluster, Proxy]]:
+    """The same cluster by a way that can be cut."""
+    with running_proxy(*server_of(cluster)) as proxy:
+        way = Cluster(kubeconfig_with(cluster, tmp_path / "kubeconfig", port=proxy.port), cluster.image)
+        way.namespace = cluster.namespace
+        yield way, proxy

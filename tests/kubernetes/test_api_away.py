@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable
 from itertools import count
-from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from support.backends.jobs import WAITS, eventually, job, reach, says
-from support.cluster.cluster import Cluster, RedisService
-from support.cluster.pod_faults import kubeconfig_with, leaving_nothing, server_of
+from support.cluster.cluster import Cluster
 from support.depth import examples
-from support.network.proxy import Proxy, running_proxy
+from support.network.proxy import Proxy
 
-from edl_runtime.autoscale.jobs import Target
-from edl_runtime.autoscale.plan import Rules
-from edl_runtime.autoscale.policy import decide
-from edl_runtime.autoscale.rescale import rescale
-from edl_runtime.autoscale.traffic_schema import to_windows
-from edl_runtime.backends.base import Backend, LogLine
-from edl_runtime.backends.kubernetes import KubernetesBackend, api
-from edl_runtime.backends.kubernetes.connect import by_kubeconfig
-from edl_runtime.backends.kubernetes.logs import SILENT_S
-from edl_runtime.errors import ClusterUnavailableError, RescalingError
-from edl_runtime.pods import Pod
-from edl_runtime.store.client import connect
+from edl_runtime.backends.base import Backend
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -39,33 +24,23 @@ COUNTS = "import time\nfor number in range(900):\n    print(number)\n    time.sl
 
 
 @pytest.fixture
-async def near(cluster: Cluster) -> AsyncIterator[Backend]:
-    """A backend that always has a way to the API server."""
-    async with leaving_nothing(cluster.backend(), cluster) as one:
-        yield one
+def proxy(proxied: tuple[Cluster, Proxy]) -> Proxy:
+    """What stands between `far` and the API server."""
+    return proxied[1]
 
 
 @pytest.fixture
-def proxy(cluster: Cluster) -> Iterator[Proxy]:
-    """A way to the API server that can be cut."""
-    with running_proxy(*server_of(cluster)) as one:
-        yield one
-
-
-@pytest.fixture
-def far(cluster: Cluster, proxy: Proxy, tmp_path: Path) -> Backend:
+def far(proxied: tuple[Cluster, Proxy]) -> Backend:
     """A backend behind the proxy."""
-    file = kubeconfig_with(cluster, tmp_path / "kubeconfig", port=proxy.port)
-    defaults = Pod(image=cluster.image, resources={"cpu": "20m"})
-    return KubernetesBackend(by_kubeconfig(file), namespace=cluster.namespace, defaults=defaults)
+    return proxied[0].backend()
 
 
 async def test_verbs_that_are_asked_for_meanwhile_are_done_when_it_is_back(
-    near: Backend, far: Backend, proxy: Proxy, cluster: Cluster
+    backend: Backend, far: Backend, proxy: Proxy, cluster: Cluster
 ) -> None:
     """An absence of the API server is a wait and no failure (half a minute in deep); each verb is done once."""
     for name in ("stays", "goes"):
-        await near.submit(job(WAITS, name=name), token="mine", secrets={})
+        await backend.submit(job(WAITS, name=name), token="mine", secrets={})
     await far.get("stays")
     proxy.cut()
     asked = [
@@ -84,45 +59,15 @@ async def test_verbs_that_are_asked_for_meanwhile_are_done_when_it_is_back(
     status, submitted, resized, deleted, listed = await asyncio.gather(*asked)
     assert (status.name, submitted.token, resized.wanted, deleted) == ("stays", "mine", 2, True)
     assert "stays" in [one.name for one in listed]
-    await says(near, "up", name="comes")
-    assert [one.name for one in await near.list()] == ["comes", "stays"]
+    await says(backend, "up", name="comes")
+    assert [one.name for one in await backend.list()] == ["comes", "stays"]
     assert len(await cluster.found("jobs")) == 1
 
 
 @pytest.mark.deep
-async def test_a_rescaling_meanwhile_changes_nothing_and_the_next_one_all(
-    near: Backend,
-    far: Backend,
-    proxy: Proxy,
-    redis_service: RedisService,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is given up before what it was decided by is old, and so is one that is cut off before its resizes."""
-    await near.submit(msgspec.structs.replace(job(WAITS, kind="trainer"), elastic=True), token="mine", secrets={})
-    windows = to_windows({"windows": [], "default": {"jobs": {"job": 3}}})
-
-    def cut_off(*given: Any, **times: Any) -> Mapping[str, Target]:
-        found = decide(*given, **times)
-        proxy.cut()
-        return found
-
-    async with connect(redis_service.url) as client:
-        proxy.cut()
-        for policy in (decide, cut_off):
-            with monkeypatch.context() as soon:
-                soon.setattr("edl_runtime.autoscale.rescale.PASS_S", 5.0)
-                with pytest.raises(RescalingError, match="has not ended within 5 s"):
-                    await rescale(far, client, "away", Rules(windows=windows), policy=policy)
-            proxy.mend()
-        assert (await near.get("job")).wanted == 1
-        await rescale(far, client, "away", Rules(windows=windows))
-    assert (await near.get("job")).wanted == 3
-
-
-@pytest.mark.deep
-async def test_who_follows_sees_each_line_once(near: Backend, far: Backend, proxy: Proxy) -> None:
+async def test_who_follows_sees_each_line_once(backend: Backend, far: Backend, proxy: Proxy) -> None:
     """Lines that are written while the API server is away come later, also those of instances that have begun then."""
-    await near.submit(job(COUNTS, kind="trainer", elastic=True), token="mine", secrets={})
+    await backend.submit(job(COUNTS, kind="trainer", elastic=True), token="mine", secrets={})
     seen: dict[int, list[str]] = {0: [], 1: []}
 
     async def follow() -> None:
@@ -132,7 +77,7 @@ async def test_who_follows_sees_each_line_once(near: Backend, far: Backend, prox
     following = asyncio.create_task(follow())
     await eventually(lambda: _so(lambda: len(seen[0]) > 20), "lines of the first instance")
     proxy.cut()
-    await near.resize("job", 2)
+    await backend.resize("job", 2)
     done, _ = await asyncio.wait([following], timeout=AWAY_S)
     assert not done
     before = len(seen[0])
@@ -142,39 +87,13 @@ async def test_who_follows_sees_each_line_once(near: Backend, far: Backend, prox
     assert seen == {index: [str(number) for number in range(900)] for index in (0, 1)}
 
 
-@pytest.mark.deep
-async def test_who_follows_goes_on_when_a_connection_is_lost_and_nobody_says_so(
-    near: Backend, far: Backend, proxy: Proxy
-) -> None:
-    """As when a load balancer forgets it: the log is opened anew within a minute, and no line is missing."""
-    await near.submit(job(COUNTS.replace("0.05", "0.2"), kind="trainer"), token="mine", secrets={})
-    seen: list[LogLine] = []
-
-    async def follow() -> None:
-        async for line in far.logs("job", follow=True):
-            seen.append(line)  # noqa: PERF401 - it is looked at meanwhile
-
-    following = asyncio.create_task(follow())
-    await eventually(lambda: _so(lambda: len(seen) > 20), "lines of the job")
-    proxy.lose()
-    before = len(seen)
-    assert SILENT_S <= 60
-    async with asyncio.timeout(SILENT_S + 120):
-        while len(seen) < before + 100:
-            assert not following.done()
-            await asyncio.sleep(0.1)
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
-    assert [line.text for line in seen] == [str(number) for number in range(len(seen))]
-
-
 async def _so(look: Callable[[], bool]) -> bool:
     return look()
 
 
 @pytest.mark.deep
 async def test_a_connection_that_breaks_all_the_time_doubles_nothing(
-    near: Backend, far: Backend, proxy: Proxy, cluster: Cluster
+    backend: Backend, far: Backend, proxy: Proxy, cluster: Cluster
 ) -> None:
     """Whichever request or answer is lost, asking again does no more than asking once."""
     chance = random.Random(6)  # always the same
@@ -200,30 +119,7 @@ async def test_a_connection_that_breaks_all_the_time_doubles_nothing(
             assert counted == [int(kind == "trainer"), int(kind == "pool"), 2, 1]
             assert (await far.resize("job", 3)).wanted == 3
             assert await far.delete("job")
-            assert await near.list() == []
+            assert await backend.list() == []
     finally:
         over.set()
         await breaking
-
-
-@pytest.mark.deep
-async def test_an_api_server_that_stays_away_is_told(
-    near: Backend, far: Backend, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There is an end to patience; whoever was at it is told where nobody answers."""
-    monkeypatch.setattr(api, "OUTAGE_S", 3.0)
-    await near.submit(job(WAITS, kind="trainer"), token="mine", secrets={})
-    await says(far, "up")
-    seen = asyncio.Event()
-
-    async def follow() -> None:
-        async for _ in far.logs("job", follow=True):
-            seen.set()
-
-    following = asyncio.create_task(follow())
-    await seen.wait()
-    proxy.cut()
-    for asking in (following, far.get("job"), far.submit(job(WAITS, name="new"), token="mine", secrets={})):
-        with pytest.raises(ClusterUnavailableError, match=rf"API at https://127.0.0.1:{proxy.port} does not answer"):
-            async with asyncio.timeout(30):
-                await asking

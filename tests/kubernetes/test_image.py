@@ -1,4 +1,4 @@
-"""deploy/Dockerfile: the image that it makes, and what runs in one.
+"""deploy/Dockerfile: the image that it makes, and what runs in one where PodSecurity enforces its level `restricted`.
 
 EDL_TEST_BUILD is the command that builds images, with its options, as in "podman build --network=host"; without it
 `docker build` is taken where a Docker engine answers.
@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 from conftest import skip_on_a_laptop
+from support.backends.jobs import WAITS, ended, job, says
 from support.cluster.cluster import Cluster
-from support.cluster.manifests import run_pod
+from support.cluster.manifests import create, run_pod
 from support.paths import ROOT
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
@@ -94,3 +95,19 @@ async def test_the_command_runs_without_airflow_and_with_a_read_only_file_system
     assert (status, "Read-only file system" in said) == (1, True)
     find = "import importlib.util as u; print([name for name in ('airflow', 'sqlalchemy') if u.find_spec(name)])"
     assert await run_pod(restricted, "imports", ["python", "-c", find]) == (0, "[]\n")
+
+
+async def test_pools_and_trainers_run_where_restricted_is_enforced(restricted: Cluster) -> None:
+    """A pool and an elastic trainer job come up, and the trainers end well; a careless pod is refused."""
+    careless = {"containers": [{"name": "main", "image": restricted.image}]}
+    with pytest.raises(RuntimeError, match="violates PodSecurity"):
+        await create(
+            restricted, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "careless"}, "spec": careless}
+        )
+    backend = restricted.backend()
+    await backend.submit(job(WAITS, name="pool", instances=2), token="mine", secrets={"WORD": "x"})
+    trainer = job("print('up')", name="trainer", kind="trainer", instances=2, elastic=True)
+    await backend.submit(trainer, token="mine", secrets={})
+    await says(backend, "up", name="pool", instances=2)
+    assert (await ended(backend, "trainer")).phase == "succeeded"
+    await says(backend, "up", name="trainer", instances=2)

@@ -5,33 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes_asyncio.client import ApiClient, Configuration
-from support.backends.jobs import WAITS, ended, eventually, job, reach
+from kubernetes_asyncio.client import ApiClient
+from support.backends.jobs import WAITS, eventually, job, reach
 from support.cluster.cluster import Cluster
-from support.cluster.pod_faults import kubeconfig_with, server_of, token_of
-from support.network.proxy import Proxy, running_proxy
+from support.network.proxy import Proxy
 
 from edl_runtime.backends.base import Backend
 from edl_runtime.backends.kubernetes import KubernetesBackend, mirror
-from edl_runtime.backends.kubernetes.api import Api, Change
 from edl_runtime.errors import BackendError, ClusterUnavailableError, UnknownJobError
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-async def plain(cluster: Cluster) -> AsyncIterator[KubernetesBackend]:
-    """The backend as others use it; what a test leaves is removed."""
-    backend = cluster.backend()
-    yield backend
-    for status in await backend.list():
-        await backend.delete(status.name)
 
 
 @pytest.fixture
@@ -48,28 +34,6 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return sent
 
 
-@pytest.fixture
-def proxied(cluster: Cluster, tmp_path: Path) -> Iterator[tuple[Cluster, Proxy]]:
-    """The same cluster by a way that can be cut."""
-    with running_proxy(*server_of(cluster)) as proxy:
-        way = Cluster(kubeconfig_with(cluster, tmp_path / "kubeconfig", port=proxy.port), cluster.image)
-        way.namespace = cluster.namespace
-        yield way, proxy
-
-
-def late(monkeypatch: pytest.MonkeyPatch, by_s: float, *kinds: str) -> None:
-    """Let watches of these kinds tell everything late."""
-    changes = Api.changes
-
-    async def told_late(self: Api, kind: str, **more: str) -> AsyncIterator[Change]:
-        async for change in changes(self, kind, **more):
-            if kind in kinds:
-                await asyncio.sleep(by_s)
-            yield change
-
-    monkeypatch.setattr(Api, "changes", told_late)
-
-
 async def knows(backend: Backend, name: str) -> bool:
     try:
         await backend.get(name)
@@ -78,12 +42,12 @@ async def knows(backend: Backend, name: str) -> bool:
     return True
 
 
-async def test_a_thousand_looks_cost_what_one_costs(plain: KubernetesBackend, requests: list[str]) -> None:
+async def test_a_thousand_looks_cost_what_one_costs(backend: KubernetesBackend, requests: list[str]) -> None:
     """However often, and for however many who follow, what is watched is asked for once."""
     for name in ("first", "second"):
-        await plain.submit(job(WAITS, name=name), token="mine", secrets={})
-        await reach(plain, name, lambda status: [one.phase for one in status.instances] == ["running"])
-    async with plain.following() as one, plain.following() as other:
+        await backend.submit(job(WAITS, name=name), token="mine", secrets={})
+        await reach(backend, name, lambda status: [one.phase for one in status.instances] == ["running"])
+    async with backend.following() as one, backend.following() as other:
         requests.clear()
         for name in ("first", "second"):
             await one.get(name)
@@ -98,17 +62,17 @@ async def test_a_thousand_looks_cost_what_one_costs(plain: KubernetesBackend, re
     assert requests[at_first:] == []
 
 
-async def test_what_others_do_is_seen_soon(plain: KubernetesBackend) -> None:
+async def test_what_others_do_is_seen_soon(backend: KubernetesBackend) -> None:
     """A job that comes, changes and goes without us."""
-    async with plain.following() as followed:
+    async with backend.following() as followed:
         assert not await knows(followed, "job")
-        await plain.submit(job(WAITS), token="theirs", secrets={})
+        await backend.submit(job(WAITS), token="theirs", secrets={})
         await eventually(lambda: knows(followed, "job"), "the job")
-        await plain.resize("job", 2)
+        await backend.resize("job", 2)
         await reach(followed, "job", lambda status: status.wanted == 2)
         await reach(followed, "job", lambda status: [one.phase for one in status.instances] == ["running"] * 2)
-        assert (await followed.get("job")).instances == (await plain.get("job")).instances
-        await plain.delete("job")
+        assert (await followed.get("job")).instances == (await backend.get("job")).instances
+        await backend.delete("job")
 
         async def is_gone() -> bool:
             return not await knows(followed, "job")
@@ -116,64 +80,13 @@ async def test_what_others_do_is_seen_soon(plain: KubernetesBackend) -> None:
         await eventually(is_gone, "the end of the job")
 
 
-@pytest.mark.deep
-async def test_what_one_has_done_oneself_is_seen_at_once(
-    plain: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However late the watches tell."""
-    late(monkeypatch, 0.3, "Deployment", "Pod")
-    async with plain.following() as followed:
-        assert not await knows(followed, "job")
-        await followed.submit(job(WAITS), token="first", secrets={})
-        assert (await followed.get("job")).token == "first"
-        await followed.submit(job(WAITS), token="second", secrets={})
-        assert (await followed.get("job")).token == "second"
-        for instances in (2, 1):
-            await followed.resize("job", instances)
-            assert (await followed.get("job")).wanted == instances
-        changed = job("import time; time.sleep(600)")
-        await followed.submit(changed, token="third", secrets={})
-        assert (await followed.get("job")).digest == changed.digest
-        assert await followed.delete("job")
-        with pytest.raises(UnknownJobError):
-            await followed.get("job")
-
-
-@pytest.mark.deep
-async def test_a_job_that_has_ended_is_told_with_what_its_pods_have_left(
-    plain: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also when the watch of Jobs is ahead of that of pods."""
-    late(monkeypatch, 3.0, "Pod")
-    code = "from edl_runtime.result import write_result; write_result(checkpoint='/model', metrics={'accuracy': 1})"
-    async with plain.following() as followed:
-        await followed.submit(job(code, kind="trainer"), token="mine", secrets={})
-        status = await ended(followed)
-    assert (status.phase, status.result) == ("succeeded", {"checkpoint": "/model", "metrics": {"accuracy": 1}})
-    assert [one.phase for one in status.instances] == ["succeeded"]
-
-
-@pytest.mark.deep
-async def test_a_pool_is_not_judged_by_the_pods_of_the_one_before(
-    plain: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pool that has failed and is started anew runs, though the watch has its old pods still."""
-    late(monkeypatch, 1.0, "Pod")
-    async with plain.following() as followed:
-        await followed.submit(job("raise SystemExit(78)"), token="first", secrets={})
-        assert (await ended(followed)).phase == "failed"
-        await plain.submit(job(WAITS), token="second", secrets={})
-        status = await reach(followed, "job", lambda status: status.token == "second")
-    assert status.phase == "running"
-
-
 async def test_an_api_server_that_is_away_and_back(
-    plain: KubernetesBackend, proxied: tuple[Cluster, Proxy], monkeypatch: pytest.MonkeyPatch
+    backend: KubernetesBackend, proxied: tuple[Cluster, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was known last, which says so; an error after a while; and all that has happened since when it is back."""
     monkeypatch.setattr(mirror, "AWAY_S", 0.5)
     way, proxy = proxied
-    await plain.submit(job(WAITS), token="first", secrets={})
+    await backend.submit(job(WAITS), token="first", secrets={})
 
     async def is_told() -> bool:
         return (await followed.get("job")).reason.endswith(f":{proxy.port} does not answer")
@@ -195,33 +108,13 @@ async def test_an_api_server_that_is_away_and_back(
         before = await followed.get("job")
         proxy.cut()
         assert (await followed.get("job")).created_at == before.created_at
-        await plain.submit(job(WAITS), token="second", secrets={})
+        await backend.submit(job(WAITS), token="second", secrets={})
         assert (await followed.get("job")).token == "first"
         await eventually(is_told, "that nobody answers")
         monkeypatch.setattr(mirror, "OUTAGE_S", 1.0)
         await eventually(is_lost, "an error")
         proxy.mend()
         await eventually(is_back, "the state of now")
-
-
-@pytest.mark.deep
-async def test_a_watch_that_has_lost_its_place_lists_anew(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server forgets what was long ago."""
-    find = Api.list
-    versions = ["1"]
-
-    async def found(self: Api, kind: str, **more: str) -> tuple[list[dict[str, Any]], str]:
-        items, version = await find(self, kind, **more)
-        return items, versions.pop() if versions else version
-
-    monkeypatch.setattr(Api, "list", found)
-    seen = []
-    async with cluster.connect() as client, aclosing(Api(client, cluster.namespace).changes("Pod")) as changes:
-        async for change in changes:
-            seen.append((change.happened, change.version == "1"))
-            if change.happened == "OPENED" and change.version != "1":
-                break
-    assert [seen[0], *seen[-2:]] == [("LISTED", True), ("LISTED", False), ("OPENED", False)]
 
 
 @pytest.mark.deep
@@ -255,34 +148,6 @@ async def test_nothing_is_left_open(proxied: tuple[Cluster, Proxy], monkeypatch:
         assert asyncio.all_tasks() > tasks
     assert asyncio.all_tasks() == tasks
     await eventually(all_closed, "the end of all connections")
-
-
-@pytest.mark.deep
-async def test_a_token_that_has_expired_is_renewed(cluster: Cluster, plain: KubernetesBackend) -> None:
-    """Who follows for hours outlives the token that he began with."""
-    reads = ("get", "list", "watch")
-    rights = dict.fromkeys(("batch/jobs", "apps/deployments", "/pods", "/events"), reads)
-    tokens = ["expired", await token_of(cluster, rights)]
-    connect = by_tokens(cluster, tokens)
-    await plain.submit(job(WAITS), token="mine", secrets={})
-    async with KubernetesBackend(connect, namespace=cluster.namespace).following() as followed:
-        assert (await followed.get("job")).token == "mine"
-    assert len(tokens) == 1
-
-
-def by_tokens(cluster: Cluster, tokens: list[str]) -> Callable[[], Any]:
-    """Return what opens a client with the first of the tokens, of which the last is good for ever."""
-
-    @asynccontextmanager
-    async def connect() -> AsyncIterator[ApiClient]:
-        async with cluster.connect() as known:
-            configuration = Configuration(host=known.configuration.host)
-            configuration.ssl_ca_cert = known.configuration.ssl_ca_cert
-        configuration.api_key = {"BearerToken": f"Bearer {tokens.pop(0) if len(tokens) > 1 else tokens[0]}"}
-        async with ApiClient(configuration) as client:
-            yield client
-
-    return connect
 
 
 @pytest.mark.deep

@@ -3,69 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 from conftest import skip_on_a_laptop
 from support.backends.jobs import (
-    IGNORES_SIGTERM,
-    SAYS_GOODBYE,
     WAITS,
     ended,
     eventually,
-    followed,
     job,
-    lines,
     reach,
-    says,
 )
 from support.cluster.cluster import Cluster, own_namespace
 from support.cluster.pod_faults import evict, leaving_nothing, pods_of, priority_class, quota
 
 from edl_runtime.backends.base import Backend, JobStatus
-from edl_runtime.backends.kubernetes import KubernetesBackend, names
-from edl_runtime.backends.kubernetes.api import Api
+from edl_runtime.backends.kubernetes import KubernetesBackend
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.specs import JobSpec
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
+
 BARE_IMAGE = os.environ.get("EDL_TEST_BARE_IMAGE", "docker.io/library/python:3.11-slim")
 """An image with Python and without edl_runtime."""
 
-TRAINER_FIRST = ["trainer", pytest.param("pool", marks=pytest.mark.deep)]
-"""Pools in `make test-deep` only."""
-
-LEAVES_BADLY = """
-import signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-print("up")
-time.sleep(600)
-"""
-"""A program that takes SIGTERM for an error."""
 
 TOLD_WITHIN_S = 120.0
 """For so long whoever looks may be left without a reason."""
-
-PULLED_WITHIN_S = 180.0
-"""For so long a small image may be on its way."""
-
-
-@pytest.fixture
-async def plain(cluster: Cluster, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
-    """The backend as it is, without jobs. Its instances can use the test's `tmp_path`."""
-    made = cluster.backend(tmp_path)
-    async with leaving_nothing(made, cluster):
-        yield made
-
-
-@pytest.fixture
-def backend(plain: KubernetesBackend) -> Backend:
-    """A backend without jobs, by its verbs alone."""
-    return plain
 
 
 @pytest.fixture
@@ -89,23 +56,18 @@ def is_up(status: JobStatus) -> bool:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("kind", "elastic"), [("trainer", False), ("trainer", True), ("pool", False)])
-async def test_an_image_without_the_runtime_fails_the_job_at_once(
-    backend: Backend, kind: Any, *, elastic: bool
-) -> None:
-    """An image that has Python and nothing of ours is named as what is wrong, and nothing is started again."""
-    spec = with_pod(job(WAITS, kind=kind, elastic=elastic), image=BARE_IMAGE)
-    await backend.submit(spec, token="mine", secrets={})
-    status = await ended(backend, within_s=PULLED_WITHIN_S)
+@pytest.mark.parametrize("kind", ["trainer", "pool"])
+async def test_an_image_without_the_runtime_fails_the_job_at_once(backend: Backend, kind: Any) -> None:
+    """An image that has Python and nothing of ours is named as what is wrong."""
+    await backend.submit(with_pod(job(WAITS, kind=kind), image=BARE_IMAGE), token="mine", secrets={})
+    status = await ended(backend, within_s=180)
     assert (status.phase, status.mistaken) == ("failed", True)
     assert status.reason == f"instance 0 can't start: its image {BARE_IMAGE} has no edl_runtime"
-    assert kind == "pool" or status.instances[0].restarts == 0
 
 
-@pytest.mark.parametrize("elastic", [pytest.param(False, marks=pytest.mark.deep), True])
-async def test_an_evicted_trainer_is_started_again(backend: Backend, cluster: Cluster, *, elastic: bool) -> None:
+async def test_an_evicted_trainer_is_started_again(backend: Backend, cluster: Cluster) -> None:
     """The cluster has ended it, not its script: that is no failure, and the status tells and counts it."""
-    await backend.submit(job(WAITS, kind="trainer", elastic=elastic), token="mine", secrets={})
+    await backend.submit(job(WAITS, kind="trainer", elastic=True), token="mine", secrets={})
     for times in range(2):
         await reach(backend, "job", lambda status, times=times: is_up(status) and _restarts(status) == times)
         assert await evict(cluster, (await pods_of(cluster, "job"))[0])
@@ -138,27 +100,6 @@ async def test_an_eviction_is_counted_while_there_is_no_successor(own_cluster: C
             assert (again.phase, again.instances[0].disruptions) == ("running", 1)
         (successor,) = (await reach(backend, "job", is_up, within_s=180)).instances
         assert (successor.pod != pod.pod, successor.disruptions) == (True, 1)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("answer", [LEAVES_BADLY, IGNORES_SIGTERM, SAYS_GOODBYE], ids=["badly", "not", "well"])
-@pytest.mark.parametrize("elastic", [False, True])
-async def test_how_a_trainer_takes_its_eviction_does_not_matter(
-    backend: Backend, cluster: Cluster, answer: str, *, elastic: bool
-) -> None:
-    """Whatever it exits with when it is told to go, it has not ended by itself and is started again."""
-    await backend.submit(job(answer, kind="trainer", elastic=elastic, grace_s=1), token="mine", secrets={})
-    await says(backend, "up")
-    assert await evict(cluster, (await pods_of(cluster, "job"))[0])
-    phases: set[str] = set()
-
-    async def is_back() -> bool:
-        status = await backend.get("job")
-        phases.add(status.phase)
-        return (is_up(status) and _restarts(status) == 1) or status.has_ended
-
-    await eventually(is_back, "the evicted pod's successor")
-    assert phases == {"running"}
 
 
 def _restarts(status: JobStatus) -> int:
@@ -214,24 +155,22 @@ async def test_a_pool_keeps_all_but_one_while_its_node_is_drained(backend: Backe
     assert not set(before) & set(await pods_of(cluster, "job"))
 
 
-@pytest.mark.parametrize("kind", TRAINER_FIRST)
-async def test_a_quota_that_is_used_up_is_told_and_waited_for(own_cluster: Cluster, kind: Any) -> None:
+async def test_a_quota_that_is_used_up_is_told_and_waited_for(own_cluster: Cluster) -> None:
     """Whoever raises the quota finds the job starting by itself, and no old reason in its status."""
     async with leaving_nothing(own_cluster.backend(), own_cluster) as backend:
         async with quota(own_cluster, {"pods": "1"}):
-            await backend.submit(job(WAITS, kind=kind, instances=2), token="mine", secrets={})
+            await backend.submit(job(WAITS, kind="trainer", instances=2), token="mine", secrets={})
             status = await reach(backend, "job", is_told, TOLD_WITHIN_S)
             assert (status.phase, status.mistaken) == ("running", False)
             assert "exceeded quota: tight, requested: pods=1, used: pods=1, limited: pods=1" in status.reason
         await reach(backend, "job", is_up, within_s=180)
 
 
-@pytest.mark.parametrize("kind", TRAINER_FIRST)
 async def test_a_volume_that_can_not_be_mounted_is_told_and_waited_for(
-    plain: KubernetesBackend, cluster: Cluster, kind: Any
+    backend: KubernetesBackend, cluster: Cluster
 ) -> None:
     """Only the pod's events tell; whoever follows is told as well, and nobody once it runs, though they are kept."""
-    secret = f"volume-of-{kind}"
+    secret = "volume-of-job"
     volume = Volume(path="/user", source={"secret": {"secretName": secret}})
     secrets = f"/api/v1/namespaces/{cluster.namespace}/secrets"
     said = f'secret "{secret}" not found'
@@ -239,71 +178,13 @@ async def test_a_volume_that_can_not_be_mounted_is_told_and_waited_for(
     def says_why(status: JobStatus) -> bool:
         return status.reason.startswith("instance 0 can't start yet: FailedMount: ") and said in status.reason
 
-    async with plain.following() as followed:
-        await plain.submit(with_pod(job(WAITS, kind=kind), volumes=[volume]), token="mine", secrets={})
-        for backend in (plain, followed):
-            status = await reach(backend, "job", says_why, TOLD_WITHIN_S)
+    async with backend.following() as followed:
+        await backend.submit(with_pod(job(WAITS, kind="trainer"), volumes=[volume]), token="mine", secrets={})
+        for way in (backend, followed):
+            status = await reach(way, "job", says_why, TOLD_WITHIN_S)
             assert (status.phase, status.mistaken, status.instances[0].phase) == ("running", False, "pending")
-        assert [says_why(one) for one in await plain.list()] == [True]
+        assert [says_why(one) for one in await backend.list()] == [True]
         await cluster.ask("POST", secrets, {"metadata": {"name": secret}, "stringData": {"KEY": "word"}})
-        for backend in (plain, followed):
-            await reach(backend, "job", is_up, within_s=180)
+        for way in (backend, followed):
+            await reach(way, "job", is_up, within_s=180)
     await cluster.ask("DELETE", f"{secrets}/{secret}")
-
-
-@pytest.mark.deep
-async def test_a_trainer_that_is_told_to_go_too_often_ends_the_others(backend: Backend, cluster: Cluster) -> None:
-    """A job that says that it has failed has no pod that goes on."""
-    code = "import os, time; time.sleep(600 * int(os.environ['EDL_INSTANCE'])); os.kill(os.getpid(), 15)"
-    await backend.submit(job(code, kind="trainer", instances=2), token="mine", secrets={})
-    status = await ended(backend, within_s=400)
-    assert (status.phase, status.instances[0].given_up) == ("failed", True)
-
-    async def all_are_over() -> bool:
-        pods = await cluster.found("pods", "job")
-        return {pod["status"]["phase"] for pod in pods} == {"Failed"}
-
-    await eventually(all_are_over, "the end of the job's pods")
-
-
-HELD = {"metadata": {"finalizers": ["example.com/held"]}}
-FREE = {"metadata": {"finalizers": None}}
-
-
-@pytest.mark.deep
-async def test_a_pool_is_resized_beside_a_pod_that_was_replaced(cluster: Cluster) -> None:
-    """The pod is no instance any more, so it is neither counted nor chosen to leave."""
-    backend = cluster.backend()
-    await backend.submit(job(WAITS, name="replaced", instances=2), token="mine", secrets={})
-    await says(backend, "up", name="replaced", instances=2)
-    async with cluster.connect() as client:
-        api = Api(client, cluster.namespace)
-        (lost, *_), _ = await api.list("Pod", labels=names.selector("replaced"))
-        await api.patch(lost, HELD)
-        try:
-            await api.delete(lost)
-
-            async def has_failed() -> bool:
-                now = await api.get("Pod", lost["metadata"]["name"])
-                return bool(now and now["status"]["phase"] == "Failed")
-
-            await eventually(has_failed, "the end of the pod that is kept")
-            await reach(backend, "replaced", lambda status: running(status) == [0, 1])
-            await says(backend, "up", name="replaced", instances=2)
-            assert await lines(backend, "replaced") == [(0, "up"), (1, "up")]
-            async with followed(backend, "replaced") as seen:
-
-                async def both_are_seen() -> bool:
-                    return sorted(seen) == [(0, "up"), (1, "up")]
-
-                await eventually(both_are_seen, "lines of both instances")
-            await backend.resize("replaced", 1)
-            await reach(backend, "replaced", lambda status: running(status) == [0])
-        finally:
-            await api.patch(lost, FREE)
-            await backend.delete("replaced")
-
-
-def running(status: JobStatus) -> list[int]:
-    assert all(instance.phase in ("pending", "running") for instance in status.instances)
-    return [instance.index for instance in status.instances if instance.phase == "running"]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 
 import pytest
 from support.backends.jobs import eventually
-from support.cluster.cluster import Cluster, RedisService
+from support.cluster.cluster import RedisService
 from support.paths import TESTS
 from support.students.readers import POOL, Batches, reader_of
 
@@ -25,13 +24,6 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)
 
 TOKEN = "a-token-of-these-tests"
 WITHIN_S = 120.0
-
-
-@pytest.fixture
-async def backend(cluster: Cluster) -> AsyncIterator[KubernetesBackend]:
-    made = cluster.backend()
-    yield made
-    await made.delete(POOL)
 
 
 async def test_a_pool_grows_and_shrinks_while_a_student_reads(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.cluster.cluster import REDIS_IMAGE, Cluster
-from support.cluster.manifests import create, manifests, path_of, ready_pod, remove, run_pod
+from support.cluster.manifests import container, create, manifests, path_of, ready_pod, remove, run_pod, secret
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -52,23 +52,6 @@ except urllib.error.HTTPError as error:
 """
 
 
-def a_redis(namespace: str) -> list[dict[str, Any]]:
-    """Return redis.yaml with the image that the tests have."""
-    objects = manifests("redis.yaml", namespace)
-    container(objects)["image"] = REDIS_IMAGE
-    return objects
-
-
-def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    (found,) = [one for one in objects if one["kind"] in ("StatefulSet", "Deployment")]
-    first: dict[str, Any] = found["spec"]["template"]["spec"]["containers"][0]
-    return first
-
-
-def secret(name: str, **texts: str) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": texts}
-
-
 def volume(home: Cluster, folder: Path) -> dict[str, Any]:
     """Return a volume for Redis's claim and no other, for clusters that make none by themselves."""
     folder.mkdir()
@@ -91,11 +74,9 @@ def volume(home: Cluster, folder: Path) -> dict[str, Any]:
 @pytest.fixture
 async def redis(restricted: Cluster, tmp_path: Path) -> AsyncIterator[dict[str, Any]]:
     """The pod of a Redis that is ready."""
-    objects = [
-        volume(restricted, tmp_path / "data"),
-        secret("edl-redis", password=PASSWORD),
-        *a_redis(restricted.namespace),
-    ]
+    objects = manifests("redis.yaml", restricted.namespace)
+    container(objects)["image"] = REDIS_IMAGE
+    objects = [volume(restricted, tmp_path / "data"), secret("edl-redis", password=PASSWORD), *objects]
     await create(restricted, *objects)
     try:
         yield await ready_pod(restricted, "app.kubernetes.io/name=edl-redis")

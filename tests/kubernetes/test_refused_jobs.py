@@ -32,14 +32,21 @@ RIGHTS: Mapping[str, Sequence[str]] = {
 }
 """What submitting a job takes, and what resizing and deleting it will."""
 
-
-POD = {
-    "metadata": {"labels": {"app": "theirs"}},
-    "spec": {"containers": [{"name": "theirs", "image": "theirs"}]},
+IN_DEEP = {
+    "trainer": (
+        *(f"batch/jobs {verb}" for verb in ("create", "get", "patch", "delete", "watch")),
+        *("/configmaps patch", "/events list", "/secrets patch"),
+    ),
+    "pool": (
+        *(f"apps/deployments {verb}" for verb in ("create", "get", "patch", "delete", "watch")),
+        *("/pods patch", "/pods delete", "/secrets create"),
+    ),
 }
-ONCE = {**POD, "spec": {**POD["spec"], "restartPolicy": "Never"}}
-DEPLOYED = {"replicas": 0, "selector": {"matchLabels": {"app": "theirs"}}}
-"""Parts of objects that are somebody else's."""
+"""Rights that a job of a kind lacks in `make test-deep` only."""
+
+
+POD = {"spec": {"containers": [{"name": "theirs", "image": "theirs"}], "restartPolicy": "Never"}}
+"""Of a Job that is somebody else's."""
 
 
 async def refused(backend: KubernetesBackend, cluster: Cluster, kind: Any, error: type[Exception], **pod: Any) -> str:
@@ -60,11 +67,10 @@ async def weak(cluster: Cluster, folder: Path, rights: Mapping[str, Sequence[str
     return KubernetesBackend(by_kubeconfig(file), namespace=cluster.namespace, defaults=Pod(image=cluster.image))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("trainer", marks=pytest.mark.deep), "pool"])
-async def test_a_template_that_is_no_pods_is_refused(cluster: Cluster, kind: Any) -> None:
+async def test_a_template_that_is_no_pods_is_refused(cluster: Cluster) -> None:
     """The cluster judges what we don't know, and names the field."""
-    template = {"spec": {"restartPolicy": "Always" if kind == "pool" else "Never", "dnsPolicy": "Sometimes"}}
-    said = await refused(cluster.backend(), cluster, kind, SubmitError, template=template)
+    template = {"spec": {"restartPolicy": "Always", "dnsPolicy": "Sometimes"}}
+    said = await refused(cluster.backend(), cluster, "pool", SubmitError, template=template)
     assert 'spec.template.spec.dnsPolicy: Unsupported value: "Sometimes"' in said
 
 
@@ -72,31 +78,9 @@ async def test_a_template_that_is_no_pods_is_refused(cluster: Cluster, kind: Any
     ("kind", "plural", "theirs"),
     [
         ("trainer", "api/v1/secrets", {"metadata": {"name": "job-env"}, "stringData": {"KEY": "theirs"}}),
-        pytest.param(
-            "pool",
-            "api/v1/secrets",
-            {"metadata": {"name": "job-env"}, "stringData": {"KEY": "theirs"}},
-            marks=pytest.mark.deep,
-        ),
-        pytest.param(
-            "trainer",
-            "api/v1/configmaps",
-            {"metadata": {"name": "job-log"}, "data": {"lines": "theirs"}},
-            marks=pytest.mark.deep,
-        ),
         ("pool", "apis/policy/v1/poddisruptionbudgets", {"metadata": {"name": "job"}, "spec": {"minAvailable": 1}}),
-        pytest.param(
-            "trainer",
-            "apis/batch/v1/jobs",
-            {"metadata": {"name": "job"}, "spec": {"suspend": True, "template": ONCE}},
-            marks=pytest.mark.deep,
-        ),
-        pytest.param(
-            "pool",
-            "apis/apps/v1/deployments",
-            {"metadata": {"name": "job"}, "spec": {**DEPLOYED, "template": POD}},
-            marks=pytest.mark.deep,
-        ),
+        ("trainer", "api/v1/configmaps", {"metadata": {"name": "job-log"}, "data": {"lines": "theirs"}}),
+        ("trainer", "apis/batch/v1/jobs", {"metadata": {"name": "job"}, "spec": {"suspend": True, "template": POD}}),
     ],
 )
 async def test_what_is_somebody_elses_is_named_and_left_alone(
@@ -136,11 +120,10 @@ async def test_what_has_become_somebody_elses_is_left_alone(cluster: Cluster) ->
     assert await cluster.still_there() == []
 
 
-@pytest.mark.parametrize("kind", ["trainer", pytest.param("pool", marks=pytest.mark.deep)])
-async def test_a_namespace_that_is_not_there_is_named(cluster: Cluster, kind: Any) -> None:
+async def test_a_namespace_that_is_not_there_is_named(cluster: Cluster) -> None:
     """It is not made in passing, either."""
     backend = KubernetesBackend(cluster.connect, namespace="edl-not-there", defaults=Pod(image=cluster.image))
-    assert 'namespaces "edl-not-there" not found' in await refused(backend, cluster, kind, SubmitError)
+    assert 'namespaces "edl-not-there" not found' in await refused(backend, cluster, "trainer", SubmitError)
     with pytest.raises(UnknownJobError):
         await backend.get("job")
     assert await backend.list() == []
@@ -174,25 +157,9 @@ async def test_a_token_that_is_none_is_told(cluster: Cluster, tmp_path: Path) ->
         ("trainer", "/pods", "list"),
         ("pool", "policy/poddisruptionbudgets", "patch"),
         *(
-            pytest.param(*lacks, marks=pytest.mark.deep)
-            for lacks in (
-                ("trainer", "batch/jobs", "create"),
-                ("trainer", "batch/jobs", "get"),
-                ("trainer", "batch/jobs", "patch"),
-                ("trainer", "batch/jobs", "delete"),
-                ("trainer", "batch/jobs", "watch"),
-                ("trainer", "/configmaps", "patch"),
-                ("trainer", "/events", "list"),
-                ("trainer", "/secrets", "patch"),
-                ("pool", "apps/deployments", "create"),
-                ("pool", "apps/deployments", "get"),
-                ("pool", "apps/deployments", "patch"),
-                ("pool", "apps/deployments", "delete"),
-                ("pool", "apps/deployments", "watch"),
-                ("pool", "/pods", "patch"),
-                ("pool", "/pods", "delete"),
-                ("pool", "/secrets", "create"),
-            )
+            pytest.param(kind, *lacks.split(), marks=pytest.mark.deep)
+            for kind, all_lacks in IN_DEEP.items()
+            for lacks in all_lacks
         ),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from support.backends.jobs import ended, eventually, lines
 from support.cluster.cluster import REDIS_IMAGE, Cluster, own_namespace
-from support.cluster.manifests import create, manifests, path_of, ready_pod
+from support.cluster.manifests import container, create, manifests, path_of, ready_pod, secret
 from support.network.certificates import Authority, Shown
 from support.paths import DEPLOY, SUPPORT, TESTS
 
@@ -39,12 +39,7 @@ def teachers_name(home: Cluster) -> str:
 def tls_secret(name: str, authority: Authority, shown: Shown) -> dict[str, Any]:
     """Return a Secret as cert-manager makes it."""
     files = {"tls.crt": shown.cert, "tls.key": shown.key, "ca.crt": authority.ca}
-    texts = {key: file.read_text() for key, file in files.items()}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": texts}
-
-
-def secret(name: str, **texts: str) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": texts}
+    return secret(name, **{key: file.read_text() for key, file in files.items()})
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +74,7 @@ async def start_patched(home: Cluster, file: str, image: str) -> None:
     """Create what is in a file of deploy/, with an image that the cluster has, and patch it by that of deploy/tls/."""
     objects = manifests(file, home.namespace)
     (workload,) = [one for one in objects if one["kind"] in {"StatefulSet", "Deployment"}]
-    workload["spec"]["template"]["spec"]["containers"][0]["image"] = image
+    container(objects)["image"] = image
     workload["spec"]["replicas"] = 0
     if workload["spec"].pop("volumeClaimTemplates", None):  # not every cluster makes volumes by itself
         workload["spec"]["template"]["spec"]["volumes"] = [{"name": "data", "emptyDir": {}}]

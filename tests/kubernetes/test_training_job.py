@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -151,26 +150,9 @@ def test_the_example_trains_in_several_copies(
     spec["trainer"]["resources"] = {"requests": {"cpu": "20m"}, "limits": {"memory": "1Gi"}}
     file = workspace / "job.yaml"
     file.write_text(yaml.safe_dump(manifest))
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
-    environ = {
-        **clean,
-        "KUBECONFIG": cluster.kubeconfig,
-        "EDL_BACKEND": "kubernetes",
-        "EDL_KUBE_NAMESPACE": cluster.namespace,
-        "EDL_REDIS_URL": redis_service.url,
-        "EDL_REDIS_FOR_PODS": redis_service.inside,
-    }
-    submit = [
-        sys.executable,
-        "-P",
-        "-m",
-        "edl_runtime.cli",
-        "submit",
-        "-f",
-        str(file),
-        "--checkpoint",
-        "/workspace/kept",
-    ]
+    environ = cluster.environ(EDL_REDIS_URL=redis_service.url, EDL_REDIS_FOR_PODS=redis_service.inside)
+    edl = [sys.executable, "-P", "-m", "edl_runtime.cli"]
+    submit = [*edl, "submit", "-f", str(file), "--checkpoint", "/workspace/kept"]
     backend = cluster.backend()
     names = ["example", "example-2"]
     try:
@@ -186,7 +168,7 @@ def test_the_example_trains_in_several_copies(
     finally:
         for name in names:
             asyncio.run(backend.delete(name))
-    assert cluster.left() == []
+    assert asyncio.run(cluster.still_there()) == []
 
 
 async def _end_of(backend: KubernetesBackend, name: str) -> tuple[JobStatus, list[str]]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import msgspec
 import pytest
-from support.autoscale.tutorial import MAX_LOAD, OTHER_LOAD, Tutorial, spec
-from support.backends.jobs import eventually
+from support.autoscale.tutorial import MAX_LOAD, OTHER_LOAD, Tutorial
 from support.cluster.cluster import Cluster, RedisService
 
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.backends.base import Backend
-from edl_runtime.pods import Pod
 from edl_runtime.store.client import connect
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.deep, pytest.mark.system, pytest.mark.timeout(900)]
@@ -56,30 +53,3 @@ async def test_jobs_make_way_for_a_third(cluster: Cluster, redis_service: RedisS
     async with _other_load(cluster, OTHER_LOAD * cpus - reserved), connect(redis_service.url) as client:
         tutorial = Tutorial(backend, client, namespace, redis_service.url_inside, Rules(max_load=MAX_LOAD))
         await tutorial.play(cpus, OTHER_LOAD)
-
-
-async def test_a_resize_that_no_node_can_hold_is_taken_back(
-    cluster: Cluster, redis_service: RedisService, namespace: str
-) -> None:
-    """Instances that find no room on any node are not waited for, however much is free on all of them together."""
-    backend = cluster.backend()
-    cpus, reserved = await _cpus(backend)
-    large = msgspec.structs.replace(
-        spec("example", namespace, cpus), pod=Pod(resources={"cpu": f"{round(cpus * 400)}m"}), instances=2
-    )
-    fit = int((cpus - reserved) / (cpus * 0.4))
-    async with connect(redis_service.url) as client:
-        tutorial = Tutorial(backend, client, namespace, redis_service.url_inside, Rules())
-        try:
-            await tutorial.submit(large)
-            await backend.resize("example", 7)
-
-            async def waits_for_room() -> bool:
-                return any("cpu" in one.reason for one in (await backend.get("example")).instances)
-
-            await eventually(waits_for_room, "a pod without room")
-            assert await tutorial.rescale_until(lambda running: running["example"] == fit)
-            job = await backend.get("example")
-            assert (job.wanted, [one.phase for one in job.instances]) == (fit, ["running"] * fit)
-        finally:
-            await backend.delete("example")

@@ -35,15 +35,20 @@ PODS = st.builds(
     node_selector=st.dictionaries(NAMES, NAMES, max_size=2),
     tolerations=st.lists(st.dictionaries(TEXTS, JSON, max_size=2), max_size=2),
     affinity=st.dictionaries(TEXTS, JSON, max_size=2),
+    priority_class=st.sampled_from(["", "high"]),
+    service_account=st.sampled_from(["", "trainer"]),
     volumes=st.lists(
-        st.builds(Volume, path=st.sampled_from(["/a", "/b", "/tmp"]), claim=NAMES),
+        st.builds(Volume, path=st.sampled_from(["/a", "/b", "/tmp"]), claim=NAMES, read_only=st.booleans())
+        | st.just(Volume(path="/x", source={"emptyDir": {}})),
         max_size=2,
         unique_by=lambda v: v.path,
     ),
     secret_env=st.dictionaries(NAMES.map(lambda name: name.replace("-", "_")), NAMES.map(lambda name: f"{name}/key")),
+    env_from_secrets=st.lists(NAMES, max_size=2, unique=True),
     pull_secrets=st.lists(NAMES, max_size=2, unique=True),
     labels=st.dictionaries(NAMES, NAMES, max_size=2),
     annotations=st.dictionaries(NAMES, TEXTS, max_size=2),
+    disruptions=st.integers(0, 3),
     template=st.fixed_dictionaries({}, optional={"spec": st.dictionaries(st.just("x"), JSON)}),
 )
 
@@ -103,16 +108,22 @@ def ranges(indexes: set[int]) -> str:
     return ",".join(parts)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 12)), min_size=1, max_size=8), st.integers(1, 6))
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 12)), min_size=1, max_size=8), st.integers(1, 6))
 def test_a_job_that_is_resized_and_loses_instances_has_those_it_should(
     steps: list[tuple[bool, int]], instances: int
 ) -> None:
-    """After growing as many as wanted, those of new numbers among them; shrinking takes the highest that live."""
+    """After growing as many as wanted, those of new numbers among them; shrinking takes the highest that live.
+
+    A Job that is suspended, by 0, keeps its size, and gets as many as are wanted when it goes on.
+    """
     completions = wanted = instances
     failed: set[int] = set()
     for loses, number in steps:
         if loses:
             failed.add(number % completions)
+            continue
+        if not number:
+            wanted = 0
             continue
         job = {
             "kind": "Job",
@@ -126,7 +137,7 @@ def test_a_job_that_is_resized_and_loses_instances_has_those_it_should(
         assert needed >= 1
         if number > wanted:
             assert len(alive) == number
-            assert needed >= completions
+            assert needed >= completions or not wanted
         elif number == wanted:
             assert needed == completions
         else:

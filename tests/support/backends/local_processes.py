@@ -48,12 +48,3 @@ def wait_until_gone(work_dir: Path) -> None:
 
 def below(folder: Path, pattern: str = "*") -> list[Path]:
     return sorted(folder.glob(pattern))
-
-
-async def start_begun(work_dir: Path) -> None:
-    """Wait until somebody has begun to start a job, or has done so."""
-
-    async def has_begun() -> bool:
-        return bool(below(work_dir, "jobs/*") + below(work_dir, "jobs/.*"))
-
-    await jobs.eventually(has_begun, "a start")

@@ -57,9 +57,11 @@ class Cluster:
         defaults = Pod(**{"image": self.image, "resources": {"cpu": "20m"}, "volumes": volumes, **more})
         return KubernetesBackend(self.connect, namespace=self.namespace, defaults=defaults)
 
-    def left(self) -> list[str]:
-        """As `still_there`, for tests without an event loop."""
-        return asyncio.run(self.still_there())
+    def environ(self, **more: str) -> dict[str, str]:
+        """Return the variables of this process, and those that lead the `edl` command to the namespace."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+        where = {"KUBECONFIG": self.kubeconfig, "EDL_BACKEND": "kubernetes", "EDL_KUBE_NAMESPACE": self.namespace}
+        return {**clean, **where, **more}
 
     async def still_there(self) -> list[str]:
         """Return what is there of any job, by kind and name, once the cluster had its time to collect it."""

@@ -47,6 +47,17 @@ def manifests(file: str, namespace: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(text))
 
 
+def secret(name: str, **texts: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": texts}
+
+
+def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the container of the StatefulSet or Deployment among them."""
+    (found,) = [one for one in objects if one["kind"] in ("StatefulSet", "Deployment")]
+    first: dict[str, Any] = found["spec"]["template"]["spec"]["containers"][0]
+    return first
+
+
 def path_of(cluster: Cluster, kind: str, name: str = "") -> str:
     path = _PATHS[kind].format(namespace=cluster.namespace)
     return f"{path}/{name}" if name else path

@@ -7,8 +7,10 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import yaml
 from support.cluster.cluster import Cluster
 
 from edl_runtime.backends.base import Backend
@@ -72,12 +74,7 @@ async def quota(cluster: Cluster, hard: dict[str, str]) -> AsyncIterator[None]:
 
 def kubeconfig_with(cluster: Cluster, file: Path, *, port: int = 0, token: str = "") -> str:
     """Write a kubeconfig of the cluster that goes by another port of this machine, or as the owner of a token."""
-    import yaml
-
-    config = yaml.safe_load(Path(cluster.kubeconfig).read_text())
-    context = next(one["context"] for one in config["contexts"] if one["name"] == config["current-context"])
-    target = next(one["cluster"] for one in config["clusters"] if one["name"] == context["cluster"])
-    user = next(one for one in config["users"] if one["name"] == context["user"])
+    config, target, user = _kubeconfig(cluster)
     if port:
         target.setdefault("tls-server-name", urlsplit(target["server"]).hostname)
         target["server"] = f"https://127.0.0.1:{port}"
@@ -89,13 +86,16 @@ def kubeconfig_with(cluster: Cluster, file: Path, *, port: int = 0, token: str =
 
 def server_of(cluster: Cluster) -> tuple[str, int]:
     """Return where the cluster's API server answers."""
-    import yaml
+    url = urlsplit(_kubeconfig(cluster)[1]["server"])
+    return url.hostname or "", url.port or 443
 
+
+def _kubeconfig(cluster: Cluster) -> tuple[Any, Any, Any]:
+    """Return the cluster's kubeconfig, and what is in it of its current context's cluster and user."""
     config = yaml.safe_load(Path(cluster.kubeconfig).read_text())
     context = next(one["context"] for one in config["contexts"] if one["name"] == config["current-context"])
     target = next(one["cluster"] for one in config["clusters"] if one["name"] == context["cluster"])
-    url = urlsplit(target["server"])
-    return url.hostname or "", url.port or 443
+    return config, target, next(one for one in config["users"] if one["name"] == context["user"])
 
 
 async def token_of(cluster: Cluster, rights: Mapping[str, Sequence[str]]) -> str:

@@ -6,18 +6,20 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
 from support.edl_command import Edl, edl_command
 
-from edl_runtime.backends.base import JobStatus
+from edl_runtime.backends.base import JobStatus, LogLine, Phase
 from edl_runtime.backends.kubernetes.connect import namespace_of
 from edl_runtime.backends.local import LocalBackend
-from edl_runtime.cli import SUMMARIES
-from edl_runtime.errors import EX_CONFIG
+from edl_runtime.cli import SUMMARIES, logs, places
+from edl_runtime.errors import EX_CONFIG, UnknownJobError
 from edl_runtime.progress import Progress, publish
 from edl_runtime.specs import Bounds, JobKind, JobSpec
 from edl_runtime.store.client import connect
@@ -207,6 +209,50 @@ def test_logs_say_who_wrote_what(edl: Edl, work_dir: Path) -> None:
     assert edl("logs", "job", "--follow")[0] == 0
     asyncio.run(LocalBackend(work_dir).delete("job"))
     assert sorted(edl("logs", "job")[1].splitlines()) == everything
+
+
+def test_logs_end_quietly_when_nobody_reads_on(work_dir: Path) -> None:
+    """As with `head`."""
+    code = "import time; print('first'); time.sleep(0.5); [print('more') or time.sleep(0.05) for _ in range(200)]"
+    submit(LocalBackend(work_dir), "pool", code)
+    words = [sys.executable, "-m", "edl_runtime.cli", "logs", "-f", "pool"]
+    env = {**os.environ, "EDL_WORK_DIR": str(work_dir)}
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline().endswith(b"] first\n")
+        process.stdout.close()
+        assert (process.wait(60), process.stderr.read()) == (1, b"")
+    asyncio.run(LocalBackend(work_dir).delete("pool"))
+
+
+def as_told(phase: Phase, reason: str = "", *, log: bool) -> SimpleNamespace:
+    """Return a backend that knows one job, whose log is silent for ever, or not there."""
+    status = JobStatus(
+        name="job", kind="trainer", phase=phase, token="", digest="", wanted=1, created_at=1.0, reason=reason,
+        mistaken=True,
+    )  # fmt: skip
+
+    async def logs(*_: object, **__: object) -> AsyncIterator[LogLine]:
+        if not log:
+            raise UnknownJobError("job", [])
+        await asyncio.Event().wait()
+        yield LogLine(0, "never")
+
+    return SimpleNamespace(get=AsyncMock(return_value=status), delete=AsyncMock(return_value=True), logs=logs)
+
+
+def test_logs_of_instances_that_never_start_say_why_and_end(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever follows the log of a job that can't work is let go."""
+    monkeypatch.setattr(logs, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(places, "backend", lambda _: as_told("failed", "no such image", log=True))
+    assert edl("logs", "-f", "job") == (0, "", "edl: no such image\n")
+
+
+def test_a_stop_says_that_the_log_could_not_be_kept(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is gone all the same."""
+    monkeypatch.setattr(places, "backend", lambda _: as_told("running", log=False))
+    assert edl("stop", "job") == (0, "job is gone; what it wrote could not be kept\n", "")
 
 
 @pytest.mark.usefixtures("pool")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import structlog
 
 from edl_runtime.backends.kubernetes import KubernetesBackend, outage
 from edl_runtime.backends.kubernetes.api import AT_ONCE, MOST_LISTS, Api
-from edl_runtime.errors import GoneError, UnknownJobError
+from edl_runtime.errors import ClusterUnavailableError, GoneError, UnknownJobError
 
 HEAD = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
 BUSY, ABSENT = (
@@ -25,7 +25,7 @@ FORGOTTEN = 'HTTP/1.1 410 Gone\r\nContent-Length: 22\r\nConnection: close\r\n\r\
 
 
 @asynccontextmanager
-async def answering(*answers: str) -> AsyncIterator[tuple[Api, list[str]]]:
+async def answering(*answers: str, **given: Any) -> AsyncIterator[tuple[Api, list[str]]]:
     """Give an API whose server gives these answers and then closes, and the paths that were asked for."""
     from kubernetes_asyncio.client import ApiClient, Configuration
 
@@ -42,7 +42,7 @@ async def answering(*answers: str) -> AsyncIterator[tuple[Api, list[str]]]:
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with ApiClient(Configuration(host=f"http://127.0.0.1:{port}")) as client:
-            yield Api(client, "here"), asked
+            yield Api(client, "here", **given), asked
 
 
 async def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
@@ -51,6 +51,26 @@ async def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
     async with answering(whole[:-5], whole) as (api, asked):
         assert await api.get("Job", "job") == {"kind": "Job"}
     assert asked == ["/apis/batch/v1/namespaces/here/jobs/job"] * 2
+
+
+async def test_a_server_that_stays_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is an end to patience."""
+    monkeypatch.setattr("edl_runtime.backends.kubernetes.api.OUTAGE_S", 0.0)
+    async with answering(BUSY) as (api, _):
+        with pytest.raises(ClusterUnavailableError, match=f"API at {api.address} does not answer"):
+            await api.get("Job", "job")
+
+
+async def test_a_token_that_has_expired_is_renewed() -> None:
+    """Who follows for hours outlives the token that he began with."""
+    renewed: list[bool] = []
+
+    async def renew() -> None:
+        renewed.append(True)
+
+    async with answering(BUSY.replace("429 Too Many Requests", "401 Unauthorized"), ABSENT, renew=renew) as (api, _):
+        assert await api.get("Job", "job") is None
+    assert renewed == [True]
 
 
 async def test_an_outage_is_told_once_and_its_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +138,19 @@ async def test_an_outage_is_told_once_by_all_that_a_backend_does(monkeypatch: py
     assert [(one["event"], one["address"]) for one in told] == [("cluster.away", host), ("cluster.back", host)]
 
 
-def _page(*names_there: str, more: str = "") -> str:
+async def test_a_watch_that_has_lost_its_place_lists_anew() -> None:
+    """The server forgets what was long ago."""
+    watched = f"{HEAD}\r\n"
+    lost = f'{watched}{{"type": "ERROR", "object": {{"code": 410, "message": "too old resource version"}}}}\n'
+    answers = (_page(version="1"), lost, _page(version="2"), watched)
+    async with answering(*answers) as (api, _), aclosing(api.changes("Pod")) as changes:
+        seen = [(one.happened, one.version) for one in [await anext(changes) for _ in range(4)]]
+    assert seen == [("LISTED", "1"), ("OPENED", "1"), ("LISTED", "2"), ("OPENED", "2")]
+
+
+def _page(*names_there: str, more: str = "", version: str = "") -> str:
     items = [{"metadata": {"name": name, "managedFields": [name] * 9}} for name in names_there]
-    body = json.dumps({"items": items, "metadata": {"continue": more}})
+    body = json.dumps({"items": items, "metadata": {"continue": more, "resourceVersion": version}})
     return f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}"
 
 

@@ -51,25 +51,6 @@ def made(pod: Pod, defaults: Pod = CONNECTION, **given: Any) -> dict[str, Any]:
     return manifests.owner_of_all(spec, token="t", created_at=1.0, defaults=defaults)
 
 
-def test_a_template_says_otherwise_than_the_connection() -> None:
-    """It is the job's own word, so it holds; what it leaves open is the connection's."""
-    owner = made(Pod(template=TEMPLATE), env={"WORD": "job"})
-    template = owner["spec"]["template"]
-    spec, (container,) = template["spec"], template["spec"]["containers"]
-    assert template["metadata"]["labels"].items() >= {"team": "job", "kept": "yes"}.items()
-    assert template["metadata"]["annotations"] == {"team": "job", "kept": "yes"}
-    assert spec["nodeSelector"] == {"disk": "ssd", "zone": "b"}
-    assert spec["affinity"] == {"nodeAffinity": {"job": "yes"}, "podAffinity": {}}
-    assert (spec["priorityClassName"], spec["serviceAccountName"]) == ("high", "job")
-    assert container["image"] == "job:1"
-    assert container["resources"] == {"requests": {"cpu": "1"}, "limits": {"memory": "2Gi", "nvidia.com/gpu": "2"}}
-    claims = [one["persistentVolumeClaim"]["claimName"] for one in spec["volumes"] if "persistentVolumeClaim" in one]
-    assert sorted(claims) == ["job", "models"]
-    variables = {one["name"]: one.get("value") or one["valueFrom"] for one in container["env"]}
-    assert (variables["KEY"], variables["WORD"]) == ("job", "job")
-    assert variables["OTHER"] == {"secretKeyRef": {"name": "connection", "key": "other"}}
-
-
 def test_a_job_without_a_template_has_what_the_connection_says() -> None:
     """All of it."""
     assert giving_way(CONNECTION, {}, ()) == CONNECTION
@@ -94,7 +75,7 @@ IN_FIELDS: dict[str, Any] = {
     "annotations": {"team": "job"},
 }
 OF_CONNECTION: dict[str, Any] = {
-    "metadata": {"labels": {"team": "connection", "kept": "yes"}, "annotations": {"team": "connection"}},
+    "metadata": {"labels": {"team": "connection", "kept": "yes"}, "annotations": {"team": "connection", "kept": "yes"}},
     "spec": {
         "nodeSelector": {"zone": "a", "disk": "ssd"},
         "affinity": {"nodeAffinity": {"connection": "yes"}, "podAffinity": {}},
@@ -128,30 +109,45 @@ OF_CONNECTION: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("pod", [Pod(**IN_FIELDS), Pod(template=TEMPLATE)], ids=["in fields", "in a template"])
-def test_a_job_says_otherwise_than_the_template_of_the_connection(pod: Pod) -> None:
-    """Wherever it says so, and whatever our own work needs: what is left open is the connection's."""
-    template = made(pod, Pod(template=OF_CONNECTION), env={"WORD": "job"})["spec"]["template"]
-    spec, (container, audit) = template["spec"], template["spec"]["containers"]
+@pytest.mark.parametrize(
+    ("pod", "connection"),
+    [
+        (Pod(**IN_FIELDS), Pod(template=OF_CONNECTION)),
+        (Pod(template=TEMPLATE), Pod(template=OF_CONNECTION)),
+        (Pod(template=TEMPLATE), CONNECTION),
+    ],
+    ids=["fields over a template", "a template over one", "a template over fields"],
+)
+def test_a_job_says_otherwise_than_the_connection(pod: Pod, connection: Pod) -> None:
+    """Wherever either says so: what the job leaves open is the connection's."""
+    template = made(pod, connection, env={"WORD": "job"})["spec"]["template"]
+    spec, container = template["spec"], template["spec"]["containers"][0]
     assert template["metadata"]["labels"].items() >= {"team": "job", "kept": "yes"}.items()
-    assert template["metadata"]["annotations"] == {"team": "job"}
+    assert template["metadata"]["annotations"] == {"team": "job", "kept": "yes"}
     assert spec["nodeSelector"] == {"disk": "ssd", "zone": "b"}
     assert spec["affinity"] == {"nodeAffinity": {"job": "yes"}, "podAffinity": {}}
     assert (spec["priorityClassName"], spec["serviceAccountName"]) == ("high", "job")
-    assert (spec["restartPolicy"], spec["terminationGracePeriodSeconds"], spec["hostIPC"]) == ("Never", 10, True)
-    assert (container["name"], container["image"], container["tty"], container["args"]) == (
-        "instance", "job:1", True, ["true"],
-    )  # fmt: skip
-    assert (audit["name"], audit["image"]) == ("audit", "audit:1")
+    assert container["image"] == "job:1"
     assert container["resources"]["limits"] == {"memory": "2Gi", "nvidia.com/gpu": "2"}
     assert container["resources"]["requests"]["cpu"] == "1"
     sources = {one["name"]: one.get("persistentVolumeClaim", {}).get("claimName") for one in spec["volumes"]}
     mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
-    assert [sources[mounts[path]["name"]] for path in ("/data", "/models")] == ["job", "connection"]
+    assert sources[mounts["/data"]["name"]] == "job"
+    assert sources[mounts["/models"]["name"]] in ("connection", "models")
     assert "readOnly" not in mounts["/data"]
     variables = {one["name"]: one.get("value") or one["valueFrom"] for one in container["env"]}
     assert variables["KEY"] in ("job", {"secretKeyRef": {"name": "job", "key": "key"}})
-    assert (variables["WORD"], variables["OTHER"], variables["EDL_JOB"]) == ("job", "connection", "job")
+    assert variables["OTHER"] in ("connection", {"secretKeyRef": {"name": "connection", "key": "other"}})
+    assert (variables["WORD"], variables["EDL_JOB"]) == ("job", "job")
+
+
+def test_the_template_of_a_connection_gives_way_to_our_own_work() -> None:
+    """All else that it says holds."""
+    spec = made(Pod(), Pod(template=OF_CONNECTION))["spec"]["template"]["spec"]
+    assert (spec["restartPolicy"], spec["terminationGracePeriodSeconds"], spec["hostIPC"]) == ("Never", 10, True)
+    container, audit = spec["containers"]
+    assert (container["image"], container["tty"], container["args"]) == ("connection:1", True, ["true"])
+    assert (audit["name"], audit["image"]) == ("audit", "audit:1")
 
 
 def test_the_template_of_a_connection_gives_way_to_its_fields() -> None:
@@ -161,9 +157,6 @@ def test_the_template_of_a_connection_gives_way_to_its_fields() -> None:
     assert container["image"] == "field:1"
     variables = {one["name"]: one.get("value") or one["valueFrom"] for one in container["env"]}
     assert (variables["KEY"], variables["HOME"]) == ({"secretKeyRef": {"name": "a", "key": "b"}}, "/edl")
-    assert made(Pod(), Pod(template=OF_CONNECTION))["spec"]["template"]["spec"]["containers"][0]["image"] == (
-        "connection:1"
-    )
 
 
 def test_a_secret_in_the_connection_is_not_blamed_on_the_job() -> None:

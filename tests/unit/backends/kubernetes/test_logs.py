@@ -282,9 +282,14 @@ async def test_what_comes_after_the_last_lines_is_not_lost(
     assert found == [*(expected if written else []), "three", "four", "five"]
 
 
+@pytest.mark.parametrize("silent", [False, True], ids=["its node's kubelet restarts", "a connection is lost untold"])
 @pytest.mark.parametrize("first", ["half", "half and half\n"])
-async def test_a_log_that_ends_before_its_container_is_read_on(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As logs end when their node's kubelet restarts: each line comes once, and nobody is told half a line."""
+async def test_a_log_that_ends_before_its_container_is_read_on(
+    first: str, monkeypatch: pytest.MonkeyPatch, *, silent: bool
+) -> None:
+    """Each line comes once, and nobody is told half a line."""
+    again = asyncio.Event()
+    monkeypatch.setattr(logs, "SILENT_S", 0.1 if silent else 60.0)
     monkeypatch.setattr(logs, "TOLD_WITHIN_S", 0.01)
     monkeypatch.setattr(logs, "AGAIN_AFTER_S", 0.0)
     at = "2026-11-22T09:08:4"
@@ -292,12 +297,15 @@ async def test_a_log_that_ends_before_its_container_is_read_on(first: str, monke
     class Restarting(Broken):
         async def log(self, request: web.Request) -> web.StreamResponse:
             if self.asked:
+                again.set()
                 self.entries = [(f"{at}1.1Z", b"half and half\n")]
                 return await super().log(request)
             self.asked.append({})
             response = web.StreamResponse()
             await response.prepare(request)
             await response.write(f"{at}1.1Z {first}".encode())
+            if silent:
+                await again.wait()
             return response
 
     assert await told(Restarting([], [])) == ["half and half"]

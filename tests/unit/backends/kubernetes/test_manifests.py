@@ -21,6 +21,11 @@ POD_RESTRICTED = {
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+SCRATCH = [
+    {"name": "edl-0", "emptyDir": {}},
+    {"name": "edl-1", "emptyDir": {}},
+    {"name": "edl-2", "emptyDir": {"medium": "Memory"}},
+]
 DISRUPTED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
 
@@ -177,11 +182,7 @@ def test_a_pool_is_a_deployment() -> None:
                             "securityContext": RESTRICTED,
                         }
                     ],
-                    "volumes": [
-                        {"name": "edl-0", "emptyDir": {}},
-                        {"name": "edl-1", "emptyDir": {}},
-                        {"name": "edl-2", "emptyDir": {"medium": "Memory"}},
-                    ],
+                    "volumes": SCRATCH,
                 },
             },
         },
@@ -234,11 +235,7 @@ def test_a_trainer_job_is_a_suspended_indexed_job() -> None:
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 1,
         "securityContext": POD_RESTRICTED,
-        "volumes": [
-            {"name": "edl-0", "emptyDir": {}},
-            {"name": "edl-1", "emptyDir": {}},
-            {"name": "edl-2", "emptyDir": {"medium": "Memory"}},
-        ],
+        "volumes": SCRATCH,
     }
     assert container["workingDir"] == "/work"
     assert container["env"][-3:] == [
@@ -446,8 +443,7 @@ def test_volumes_are_seen_where_they_are_wanted() -> None:
     )
     spec = pod_spec(job(pod))
     assert spec["volumes"] == [
-        {"name": "edl-0", "emptyDir": {}},
-        {"name": "edl-1", "emptyDir": {}},
+        *SCRATCH[:2],
         {"name": "volume-0", "persistentVolumeClaim": {"claimName": "data"}},
         {"name": "volume-1", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}},
     ]

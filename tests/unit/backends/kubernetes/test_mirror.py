@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,47 +19,21 @@ def pod(name: str, version: int, job: str = "job", uid: str = "") -> Manifest:
     return {"kind": "Pod", "metadata": metadata}
 
 
-def with_one_job(*events: Manifest) -> Mirror:
-    """Return what knows a job whose only pod, with the uid `mine`, has no container yet, and these events."""
-    about = {"labels": {"edl-airflow/job": "job"}, "resourceVersion": "1"}
-    job = {"kind": "Job", "metadata": {**about, "name": "job", "uid": "job"}, "spec": {"completions": 1}}
-    creating = {"name": "instance", "state": {"waiting": {"reason": "ContainerCreating"}}}
-    placed = {
-        "kind": "Pod",
-        "metadata": {**about, "name": "job-0", "uid": "mine"},
-        "spec": {"nodeName": "n1"},
-        "status": {"phase": "Pending", "containerStatuses": [creating]},
-    }
+def mirror_of(jobs: list[str], pods: list[Manifest], events: list[Manifest]) -> Mirror:
+    """Return what knows jobs of these names, pods, and events of pods."""
     made = Mirror(no_cluster, "default", Outage())
-    listed: dict[str, list[Manifest]] = {"Job": [job], "Pod": [placed]}
+    listed: dict[str, list[Manifest]] = {
+        "Job": [{"kind": "Job", "metadata": about(name), "spec": {"completions": 1}} for name in jobs],
+        "Pod": pods,
+    }
     for seen in made._views:
         seen.learn(Change("LISTED", "1", listed.get(seen.kind, [])))
-    for one in events:
-        made._events_of_pods.learn(Change("ADDED", "2", [one]))
+    made._events_of_pods.learn(Change("ADDED", "2", events))
     return made
 
 
-def with_jobs(count: int) -> Mirror:
-    """Return what knows so many jobs, all that there is to know of each."""
-    made = Mirror(no_cluster, "default", Outage())
-    jobs: list[Manifest] = [
-        {
-            "kind": "Job",
-            "metadata": {
-                "name": f"job-{number:03}",
-                "uid": str(number),
-                "resourceVersion": "1",
-                "labels": {"edl-airflow/job": f"job-{number:03}"},
-            },
-            "spec": {"completions": 1},
-        }
-        for number in range(count)
-    ]
-    for seen in made._views:
-        seen.learn(Change("LISTED", "1", jobs if seen.kind == "Job" else []))
-    made._agreed = {job["metadata"]["name"]: (job["metadata"]["uid"],) for job in jobs}
-    made._running = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
-    return made
+def about(name: str, job: str = "") -> Manifest:
+    return {"name": name, "uid": f"uid-{name}", "resourceVersion": "1", "labels": {"edl-airflow/job": job or name}}
 
 
 def no_cluster() -> Any:
@@ -163,7 +138,10 @@ def test_a_watch_is_silent_from_when_it_was_last_heard(monkeypatch: pytest.Monke
 
 async def test_whoever_looks_at_many_jobs_lets_others_have_their_turn() -> None:
     """A triggerer runs hundreds of triggers in one loop."""
-    known = with_jobs(count=8 * mirror.AT_A_TIME)
+    jobs = [f"job-{number:03}" for number in range(8 * mirror.AT_A_TIME)]
+    known = mirror_of(jobs, [], [])
+    known._agreed = {name: (f"uid-{name}",) for name in jobs}
+    known._running = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
     turns = 0
 
     async def others() -> None:
@@ -175,13 +153,43 @@ async def test_whoever_looks_at_many_jobs_lets_others_have_their_turn() -> None:
     running = asyncio.create_task(others())
     found = await known.list()
     running.cancel()
-    assert [status.name for status in found] == [f"job-{number:03}" for number in range(8 * mirror.AT_A_TIME)]
+    assert [status.name for status in found] == jobs
     assert turns >= 8
+
+
+@pytest.mark.parametrize("doubted", [False, True])
+async def test_a_status_waits_for_what_a_watch_has_still_to_tell(*, doubted: bool) -> None:
+    """When a job says something else of itself than before, and when oneself has done something to it."""
+
+    def as_it_is(phase: str, version: int) -> Manifest:
+        metadata = {**about("job-0", "job"), "resourceVersion": str(version)}
+        return {"kind": "Pod", "metadata": metadata, "spec": {}, "status": {"phase": phase}}
+
+    async def listed(kind: str, **_: str) -> tuple[list[Manifest], str]:
+        return {"Pod": [as_it_is("Succeeded", 5)], "Job": known._jobs.of("job"), "Deployment": []}[kind], "5"
+
+    known = mirror_of(["job"], [as_it_is("Running", 1)], [])
+    known._api = SimpleNamespace(list=listed)  # type: ignore[assignment]
+    known._running = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
+    if doubted:
+        known._agreed = {"job": ("uid-job",)}
+        known.doubt("job")
+    asking = asyncio.create_task(known.get("job"))
+    done, _ = await asyncio.wait([asking], timeout=0.05)
+    assert not done
+    for view in (known._jobs, known._deployments, known._pods):
+        view.learn(Change("MODIFIED", "5", [as_it_is("Succeeded", 5)] if view is known._pods else []))
+    await known._tell()
+    assert [one.phase for one in (await asking).instances] == ["succeeded"]
+    assert not known._doubts
 
 
 def test_what_delays_a_pod_is_known_by_its_own_events() -> None:
     """Not by those of others, nor by those that are about nothing that has a uid."""
+    creating = {"name": "instance", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    status = {"phase": "Pending", "containerStatuses": [creating]}
+    placed = {"kind": "Pod", "metadata": about("mine", "job"), "spec": {"nodeName": "n1"}, "status": status}
     others = [event("a", "theirs", uid="other"), event("b", "nobody's")]
-    assert with_one_job(*others)._status("job").reason == ""
-    told = with_one_job(event("c", "no such volume", uid="mine"), *others)
-    assert told._status("job").reason == "instance 0 can't start yet: FailedMount: no such volume"
+    assert mirror_of(["job"], [placed], others)._status("job").reason == ""
+    told = mirror_of(["job"], [placed], [event("c", "no such volume", uid="uid-mine"), *others])._status("job")
+    assert told.reason == "instance 0 can't start yet: FailedMount: no such volume"

