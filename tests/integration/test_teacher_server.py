@@ -46,19 +46,6 @@ def test_metadata_and_health_are_told(served: Served) -> None:
     assert about["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
     (version,) = about["versions"]
     assert served.get(f"/v2/models/teacher/versions/{version}") == about
-    assert served.get("/v2/models/teacher/ready") == {"ready": True}
-
-
-def test_our_client_gets_answers(served: Served) -> None:
-    """Arrays and rows, some or all outputs, over one connection."""
-    with TeacherConnection(served.address) as teacher:
-        assert teacher.ready()
-        assert [spec.name for spec in teacher.signature().outputs] == ["double", "sum"]
-        assert np.array_equal(teacher.infer({"x": X}, ["sum"])["sum"], X.sum(axis=1))
-        answer = teacher.infer({"x": list(X)}, [])
-        assert list(answer) == ["double", "sum"]
-        answer["double"] += 1  # it is the caller's own
-        assert len(served.front.connections) == 1
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -509,10 +496,12 @@ def test_a_draining_teacher_answers_what_it_has_and_refuses_the_rest() -> None:
         late.close()
 
 
-def test_a_call_can_be_broken_off_from_another_thread() -> None:
+@pytest.mark.parametrize("secured", [False, True])
+def test_a_call_can_be_broken_off_from_another_thread(tls: tuple[ssl.SSLContext, Trust], *, secured: bool) -> None:
     """close() makes a waiting call raise OSError at once, and the connection stays closed."""
-    with serving(runner=HeldRunner) as served, ThreadPoolExecutor(1) as thread:
-        teacher = TeacherConnection(served.address)
+    context, trust = tls if secured else (None, None)
+    with serving(runner=HeldRunner, tls=context) as served, ThreadPoolExecutor(1) as thread:
+        teacher = TeacherConnection(served.address, trust=trust)
         call = thread.submit(teacher.infer, {"x": X}, [])
         wait_until(lambda: len(served.held) == 1)
         teacher.close()
@@ -522,9 +511,14 @@ def test_a_call_can_be_broken_off_from_another_thread() -> None:
         served.loop.call_soon_threadsafe(served.held.pop())
 
 
-def test_a_call_does_not_outlast_its_time_limit() -> None:
+@pytest.mark.parametrize("secured", [False, True])
+def test_a_call_does_not_outlast_its_time_limit(tls: tuple[ssl.SSLContext, Trust], *, secured: bool) -> None:
     """A silent teacher makes TimeoutError, and the next call connects anew."""
-    with serving(runner=HeldRunner) as served, TeacherConnection(served.address, timeout_s=1) as teacher:
+    context, trust = tls if secured else (None, None)
+    with (
+        serving(runner=HeldRunner, tls=context) as served,
+        TeacherConnection(served.address, timeout_s=1, trust=trust) as teacher,
+    ):
         with pytest.raises(TimeoutError, match="longer than 1 s"):
             teacher.infer({"x": X}, [])
         assert teacher.ready()
