@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.autoscale.prometheus_server import POINTS, StandIn, prometheus
+from support.network.certificates import Authority
 from support.network.tls_front import tls_front
 
 from edl_runtime.autoscale.profile import DAY_S, Sample
@@ -217,10 +218,10 @@ async def test_a_certificate_has_to_be_trusted(
     server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of an authority of one's own is, where SSL_CERT_FILE names it; else it is said."""
-    certificate = tmp_path / "authority.pem"
-    async with tls_front(int(server.url.rpartition(":")[2]), certificate) as url:
+    authority = Authority(tmp_path / "ours")
+    async with tls_front(int(server.url.rpartition(":")[2]), authority.sign("127.0.0.1")) as url:
         secure = PrometheusSource(Prometheus(url=url, query=QUERY))
         with pytest.raises(SourceUnavailableError, match="certificate verify failed"):
             await secure.samples(NOW_S - 60, NOW_S)
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
         assert len(await secure.samples(NOW_S - 60, NOW_S)) == 2

@@ -1,26 +1,20 @@
-"""A TLS front before a plain HTTP server, with a certificate of its own, as operators have them."""
+"""A TLS front before a plain HTTP server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
-import ipaddress
 import ssl
 from collections.abc import AsyncIterator
-from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from support.network.certificates import Shown
 
 
 @contextlib.asynccontextmanager
-async def tls_front(port: int, certificate: Path) -> AsyncIterator[str]:
-    """Forward to that port of this machine; give the URL. Whoever trusts the file `certificate` trusts it."""
+async def tls_front(port: int, shown: Shown) -> AsyncIterator[str]:
+    """Forward to that port of this machine; give the URL."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(_made(certificate))
+    context.load_cert_chain(*shown)
 
     forwarding: set[asyncio.Task[None]] = set()
 
@@ -46,25 +40,3 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-
-
-def _made(path: Path) -> Path:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "edl test")])
-    now = dt.datetime.now(dt.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    plain = serialization.NoEncryption()
-    path.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain) + certificate.public_bytes(pem))
-    return path

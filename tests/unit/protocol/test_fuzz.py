@@ -24,10 +24,7 @@ from edl_runtime.protocol.client import ANSWER_LIMIT, TeacherConnection
 from edl_runtime.protocol.http import (
     CONTENT_LENGTH,
     JSON_SIZE,
-    RequestHead,
     ResponseHead,
-    render_request,
-    render_response,
 )
 from edl_runtime.protocol.region import REGION
 from edl_runtime.protocol.requests import decode_request
@@ -142,18 +139,6 @@ def read_answer(chance: random.Random) -> None:
         }
 
 
-def read_head(chance: random.Random) -> None:
-    """No size is negative."""
-    sizes: dict[str, str | int] = {"Content-Length": chance.randint(0, 10**6), "Connection": "close"}
-    good = chance.choice((render_request("POST", "/v2", sizes), render_response(200, sizes)))
-    sent = messages.damaged_bytes(chance, messages.damaged_head(chance, good))
-    with at_once_and_bounded(len(sent)):
-        for kind in (RequestHead, ResponseHead):
-            with suppress(ProtocolError):
-                head = kind(sent)
-                assert all((head.size(name) or 0) >= 0 for name in (CONTENT_LENGTH, JSON_SIZE))
-
-
 def split(answered: bytes) -> list[tuple[ResponseHead, bytes]]:
     """Return the answers that came over one connection, each of which is whole."""
     answers = []
@@ -234,8 +219,8 @@ def hear_a_teacher(chance: random.Random) -> None:
             connection.ready()
 
 
-CHECKS = (*(read_request, read_answer, read_head) * 6, ask_a_teacher, hear_a_teacher)
-"""Whole ends cost ten times as much, and have less that they read by themselves."""
+CHECKS = (*(read_request, read_answer) * 4, ask_a_teacher, hear_a_teacher)
+"""Whole ends cost several times as much, and have less that they read by themselves."""
 
 
 @pytest.mark.slow
