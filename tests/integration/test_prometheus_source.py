@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import socket
+import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,6 @@ from pathlib import Path
 import pytest
 from support.autoscale.prometheus_server import POINTS, StandIn, prometheus
 from support.network.certificates import Authority
-from support.network.tls_front import tls_front
 
 from edl_runtime.autoscale.profile import DAY_S, Sample
 from edl_runtime.autoscale.sources.prometheus import PrometheusSource
@@ -214,13 +214,14 @@ async def test_nobody_there_is_said() -> None:
                 await PrometheusSource(Prometheus(url=given, query="a")).samples(NOW_S - 60, NOW_S)
 
 
-async def test_a_certificate_has_to_be_trusted(
-    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_certificate_has_to_be_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of an authority of one's own is, where SSL_CERT_FILE names it; else it is said."""
     authority = Authority(tmp_path / "ours")
-    async with tls_front(int(server.url.rpartition(":")[2]), authority.sign("127.0.0.1")) as url:
-        secure = PrometheusSource(Prometheus(url=url, query=QUERY))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.sign("127.0.0.1"))
+    with prometheus(context) as stand_in:
+        stand_in.series["http_requests"] = [({}, lambda at_s: at_s % DAY_S)]
+        secure = source(stand_in)
         with pytest.raises(SourceUnavailableError, match="certificate verify failed"):
             await secure.samples(NOW_S - 60, NOW_S)
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -86,7 +87,7 @@ class StandIn:
 
 
 @contextmanager
-def prometheus() -> Iterator[StandIn]:
+def prometheus(tls: ssl.SSLContext | None = None) -> Iterator[StandIn]:
     """Run one at a port of its own."""
     stand_in = StandIn()
 
@@ -108,7 +109,9 @@ def prometheus() -> Iterator[StandIn]:
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    stand_in.url = f"http://127.0.0.1:{server.server_port}"
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    stand_in.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
