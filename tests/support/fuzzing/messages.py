@@ -94,8 +94,8 @@ def request_tree(chance: random.Random, given: dict[str, Array], *, shared: bool
     for tensor in inputs if shared else ():
         if size := tensor.get("parameters", {}).pop("binary_data_size", 0):
             tensor["parameters"] |= {
-                "shared_memory_region": chance.choice((REGION, REGION, REGION, "other")),
-                "shared_memory_offset": chance.choice((START, START, START + 1, SHARED - size, -START, SHARED)),
+                "shared_memory_region": chance.choice((*[REGION] * 9, "other")),
+                "shared_memory_offset": chance.choice((*[START] * 6, START + 1, SHARED - size, -START, SHARED)),
                 "shared_memory_byte_size": size,
             }
         elif "data" not in tensor:

@@ -78,11 +78,12 @@ def read_request(chance: random.Random) -> None:
         header = msgspec.json.encode({"inputs": inputs})
         size: int | None = len(header)
     else:
-        tree, payload = messages.request_tree(chance, arrays, shared=chance.random() < 0.2)
+        in_memory = chance.random() < 0.3
+        tree, payload = messages.request_tree(chance, arrays, shared=in_memory)
         if chance.random() < 0.1:
             payload = bytes(min(messages.lie(chance, tree["inputs"]), 1000))
         header = messages.damaged_json(chance, tree)
-        size = chance.choice((*[len(header)] * 8, None, 0, -1, len(header) - 1, 10**18))
+        size = None if in_memory else chance.choice((*[len(header)] * 8, None, 0, -1, len(header) - 1, 10**18))
     sent = header + payload if intact else messages.damaged_bytes(chance, header + payload)
     shared = memoryview(bytes(SHARED)) if chance.random() < 0.9 else None
     with at_once_and_bounded(len(sent)):
