@@ -48,27 +48,20 @@ def test_reading_is_measured_against_the_source_and_against_another_option() -> 
 @pytest.mark.deep
 def test_samples_are_held_for_a_batch() -> None:
     """In the format "sample", the ratio for a consumer that drops each at once stands beside."""
-    found = result_of(
-        "distill_reader.py", "--data", "img224", "--format", "sample", "--batches", "4", "--dtype", "uint8"
-    )
+    flags = ("--data", "img224", "--format", "sample", "--batches", "4", "--dtype", "uint8")
+    found = result_of("distill_reader.py", *flags)
     assert {"ratio", "ratio_dropped_at_once"} <= found.keys()
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
-        ["--against", "teachers=none"],
-        ["--against", "foo=1"],
-        ["--against", "foo"],
-        ["--data", "tok128", "--dtype", "uint8"],
-    ],
+    "flags", ["--against teachers=none", "--against foo=1", "--against foo", "--data tok128 --dtype uint8"]
 )
 def test_a_wrong_comparison_is_refused(
-    flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What can't be compared is said before anything runs."""
     monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.setattr(sys, "argv", ["distill_reader.py", *flags])
+    monkeypatch.setattr(sys, "argv", ["distill_reader.py", *flags.split()])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(BENCHMARKS / "distill_reader.py"), run_name="__main__")
     assert ended.value.code == 2

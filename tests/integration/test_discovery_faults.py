@@ -81,24 +81,3 @@ async def test_redis_may_go_behind_it(own_redis: RedisServer) -> None:
                 await one.until(lambda teachers: teachers == ("a:1", "b:1"))
             assert all(teachers for _, teachers in one.told)
     assert not any(entry["event"] == "discovery.away" for entry in logs)
-
-
-@pytest.mark.slow
-@pytest.mark.deep
-async def test_both_may_go_at_once(own_redis: RedisServer) -> None:
-    """An endpoint that comes back with an empty Redis takes no teachers away that are about to register anew."""
-    settings = RuntimeSettings(redis_url=own_redis.url, namespace="n")
-    with running_discovery(settings) as endpoint, capture_logs() as logs:
-        async with student(behind(endpoint.url, settings)) as one:
-            async with registered(settings, "a:1"):
-                await one.until(lambda teachers: teachers == ("a:1",))
-                endpoint.kill()
-                own_redis.kill()
-            first_told = len(one.told)
-            await asyncio.to_thread(own_redis.start)
-            with running_discovery(settings, "--port", str(endpoint.port)):
-                await until_logged(logs, "discovery.back")
-                async with registered(settings, "a:1", "b:1"):
-                    await one.until(lambda teachers: teachers == ("a:1", "b:1"))
-                assert () not in [teachers for _, teachers in one.told[first_told:]]
-                await one.until(lambda teachers: not teachers)  # in the end it is believed

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,6 +74,8 @@ def test_answers_are_the_same_as_through_the_socket(arithmetic: Teacher) -> None
             assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
         assert (shares(shared), shares(plain)) == (True, False)
         assert mapped(arithmetic) == ["r--s"]  # of two regions, for one request was larger than the first
+        assert "memfd:edl-student" in Path("/proc/self/maps").read_text()
+    assert "memfd:edl-student" not in Path("/proc/self/maps").read_text()
     wait_until(lambda: not mapped(arithmetic) and not held_open(arithmetic))
 
 
@@ -103,15 +105,6 @@ def test_a_killed_student_leaves_nothing_behind(arithmetic: Teacher) -> None:
         wait_until(lambda: not mapped(arithmetic) and not held_open(arithmetic))
 
 
-def test_a_student_keeps_no_memory_when_it_disconnects(arithmetic: Teacher) -> None:
-    """Its own end is freed with the connection."""
-    with TeacherConnection(arithmetic.address) as connection:
-        connection.signature()
-        connection.infer({"x": ROWS}, ["sum"])
-        assert "memfd:edl-student" in Path("/proc/self/maps").read_text()
-    assert "memfd:edl-student" not in Path("/proc/self/maps").read_text()
-
-
 def test_a_teacher_that_was_started_anew_is_shared_with_anew() -> None:
     """The call under way fails as ever; the next one connects, registers and shares."""
     rows = ROWS[:20_000]
@@ -128,29 +121,30 @@ def test_a_teacher_that_was_started_anew_is_shared_with_anew() -> None:
         assert len(second.front.regions._open) == 1
 
 
-def test_a_refused_student_uses_the_socket(arithmetic: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A teacher that can't find the memory, as behind a tunnel, answers all the same; that is logged once."""
+def refuse(*_: object) -> int:
+    raise OSError("no such call")
+
+
+@pytest.mark.parametrize(
+    ("call", "does", "cause"),
+    [
+        ("getpid", lambda: 2**22 + 1, "shares no memory"),  # Linux has no such process
+        ("memfd_create", refuse, "no such call"),
+    ],
+    ids=["a teacher that can't find the memory, as behind a tunnel", "a system that makes none"],
+)
+def test_who_can_not_share_uses_the_socket(
+    arithmetic: Teacher, monkeypatch: pytest.MonkeyPatch, call: str, does: Callable[..., int], cause: str
+) -> None:
+    """It is answered all the same, and that is logged once."""
     with monkeypatch.context() as patch, TeacherConnection(arithmetic.address) as connection, capture_logs() as logs:
-        patch.setattr("edl_runtime.protocol.region.os.getpid", lambda: 2**22 + 1)  # Linux has no such process
+        patch.setattr(f"edl_runtime.protocol.region.os.{call}", does)
         connection.signature()
         for _ in range(2):
             assert np.array_equal(connection.infer({"x": ROWS}, ["double"])["double"], 2 * ROWS)
         assert not shares(connection)
     assert [log["event"] for log in logs] == ["teacher.memory_not_shared"]
-    assert "shares no memory" in logs[0]["cause"]
-
-
-def test_a_machine_without_such_memory_uses_the_socket(arithmetic: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So does a student whose system refuses to make the memory."""
-
-    def refuse(*_: object) -> int:
-        raise OSError("no such call")
-
-    with TeacherConnection(arithmetic.address) as connection, capture_logs() as logs:
-        monkeypatch.setattr("edl_runtime.protocol.region.os.memfd_create", refuse)
-        connection.signature()
-        assert np.array_equal(connection.infer({"x": ROWS}, ["double"])["double"], 2 * ROWS)
-    assert [log["event"] for log in logs] == ["teacher.memory_not_shared"]
+    assert cause in logs[0]["cause"]
 
 
 def test_a_registration_needs_the_token_and_is_refused_in_words() -> None:

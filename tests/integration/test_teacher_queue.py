@@ -25,11 +25,11 @@ def rows(number: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
 
 
 @contextmanager
-def busy_teacher(folder: Path, *flags: str) -> Iterator[Teacher]:
+def busy_teacher(folder: Path) -> Iterator[Teacher]:
     """A teacher whose model has begun with a request and goes on when `go` is there; it has answered the request."""
     env = {"HELD_MODEL_FOLDER": str(folder)}
     with (
-        running_teacher("support.models:held", *flags, env=env) as teacher,
+        running_teacher("support.models:held", env=env) as teacher,
         TeacherConnection(teacher.address) as connection,
         ThreadPoolExecutor(1) as thread,
     ):
@@ -57,17 +57,11 @@ def ran(folder: Path) -> list[list[int]]:
     return [[int(number) for number in line.split()] for line in (folder / "ran").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("flags", "runs"), [((), {1, 2, 3}), pytest.param(("--max_batch", "1"), {4}, marks=pytest.mark.deep)]
-)
-def test_requests_that_queue_run_as_one(tmp_path: Path, flags: tuple[str, ...], runs: set[int]) -> None:
-    """Each gets the answer to what it asked; with --max_batch 1, each has a run of its own.
-
-    Of those counted as queued, some may be on their way to the predictor still when that goes on, and run later.
-    """
+def test_requests_that_queue_run_as_one(tmp_path: Path) -> None:
+    """Each gets the answer to what it asked; one that is still on its way to the predictor may run later."""
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(4))
-        with busy_teacher(tmp_path, *flags) as teacher:
+        with busy_teacher(tmp_path) as teacher:
             asking = [stack.enter_context(TeacherConnection(teacher.address)) for _ in range(4)]
             wishes: list[str | TopK] = [TopK("double", 1), "double", "double", "double"]
             answers = [
@@ -81,7 +75,7 @@ def test_requests_that_queue_run_as_one(tmp_path: Path, flags: tuple[str, ...], 
     assert [one["double"][0, 0] for one in found[1:]] == [6, 8, 10]
     others = ran(tmp_path)[1:]
     assert sorted(number for run in others for number in run) == [2, 3, 4, 5]
-    assert len(others) in runs
+    assert len(others) < 4
 
 
 def test_the_work_of_a_student_that_has_gone_does_not_run(tmp_path: Path) -> None:
@@ -105,11 +99,12 @@ def test_the_work_of_a_student_that_has_gone_does_not_run(tmp_path: Path) -> Non
 
 
 def test_what_a_teacher_has_done_is_counted() -> None:
-    """Requests by status, the rows of its runs, and how busy it was; asked for with the token only."""
+    """Requests by status, the rows of its runs, how busy it was; on all hosts, with the token only."""
     with (
-        running_teacher("support.models:fragile", env={"EDL_TEACHER_TOKEN": "t"}) as teacher,
+        running_teacher("support.models:fragile", "--host", "0.0.0.0", env={"EDL_TEACHER_TOKEN": "t"}) as teacher,
         TeacherConnection(teacher.address, token="t") as connection,
     ):
+        assert not teacher.address.startswith("0.0.0.0")
         connection.infer({"x": np.zeros((3, 4), np.float32)}, [])
         with pytest.raises(InferenceError, match="one is too many"):
             connection.infer({"x": rows(1)}, [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from support.network.certificates import Authority, Shown
 from support.students.readers import Batches, reader_of
-from support.teachers.process import PATIENCE_S, Teacher, running_teacher
+from support.teachers.process import Teacher, running_teacher
 
 from edl_runtime.distill import Discovered
 from edl_runtime.errors import InferenceError
@@ -114,11 +113,6 @@ def test_a_student_trusts_no_other_authority_and_no_other_name(
     ):
         with closing(connection(echo.address, wrong)) as asked, pytest.raises(ConnectionError, match=said):
             asked.open()
-    with (
-        silent(authority, after_handshake=True) as (host, _),
-        closing(connection(host, student(authority, ""))) as asked,
-    ):
-        asked.open()
 
 
 @contextmanager
@@ -171,57 +165,3 @@ def test_a_student_without_tls_gets_nothing(echo: Teacher, authority: Authority)
         TeacherConnection(echo.address).ready()
     with connection(echo.address, student(authority)) as asked:
         assert asked.ready()
-
-
-@contextmanager
-def silent(authority: Authority, *, after_handshake: bool) -> Iterator[tuple[str, threading.Event]]:
-    """A server that takes a connection and answers nothing: its address, and whether a request has come over TLS."""
-    shown = authority.sign("127.0.0.1")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(shown.cert, shown.key)
-    asked, done = threading.Event(), threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            taken, _ = listener.accept()
-            with taken:
-                if after_handshake:
-                    with context.wrap_socket(taken, server_side=True) as secured, suppress(OSError):
-                        if secured.recv(65536):
-                            asked.set()
-                            done.wait()
-                else:
-                    done.wait()
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{listener.getsockname()[1]}", asked
-        finally:
-            done.set()
-            thread.join()
-
-
-@pytest.mark.parametrize("after_handshake", [True, False])
-def test_one_that_is_silent_is_given_up_in_time(authority: Authority, *, after_handshake: bool) -> None:
-    """In the handshake or after it."""
-    with silent(authority, after_handshake=after_handshake) as (address, _):
-        asked = connection(address, student(authority, name="", timeout_s=0.5))
-        with closing(asked), pytest.raises(TimeoutError):
-            asked.ready()
-
-
-def test_closing_ends_a_call_under_way(authority: Authority) -> None:
-    """From another thread, at once."""
-    with silent(authority, after_handshake=True) as (address, is_asked):
-        asked = connection(address, student(authority, name="", timeout_s=3600.0))
-
-        def close() -> None:
-            assert is_asked.wait(PATIENCE_S)
-            asked.close()
-
-        closer = threading.Thread(target=close)
-        closer.start()
-        with pytest.raises(OSError):  # noqa: PT011 - whichever
-            asked.ready()
-        closer.join()

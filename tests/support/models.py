@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from edl_runtime.protocol.tensors import Array
 from edl_runtime.teacher.callable_model import served
 
 X = TensorSpec("x", "FP32", (-1, 4))
+DOUBLES = served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
 
 
 @served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4)), TensorSpec("sum", "FP32", (-1,))])
@@ -26,14 +26,14 @@ def arithmetic(inputs: Mapping[str, Array]) -> dict[str, Array]:
     return {"double": inputs["x"] * 2, "sum": inputs["x"].sum(axis=1)}
 
 
-@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+@DOUBLES
 def slow(inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Takes as many seconds as the first number says."""
     time.sleep(float(inputs["x"][0, 0]))
     return {"double": inputs["x"] * 2}
 
 
-@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+@DOUBLES
 def held(inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Answers zeros at once. For all else it leaves the file `begun` in HELD_MODEL_FOLDER and waits for `go` there.
 
@@ -49,7 +49,7 @@ def held(inputs: Mapping[str, Array]) -> dict[str, Array]:
     return {"double": inputs["x"] * 2}
 
 
-@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+@DOUBLES
 def fragile(inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Raises for 1, takes its process along for 2."""
     if inputs["x"][0, 0] == 1:
@@ -59,7 +59,7 @@ def fragile(inputs: Mapping[str, Array]) -> dict[str, Array]:
     return {"double": inputs["x"] * 2}
 
 
-@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+@DOUBLES
 def lingering(inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Wants to end its process for all but zeros, which a thread of its own does not let happen."""
     if inputs["x"].any():
@@ -68,7 +68,7 @@ def lingering(inputs: Mapping[str, Array]) -> dict[str, Array]:
     return {"double": inputs["x"] * 2}
 
 
-@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
+@DOUBLES
 def in_place(inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Writes into what it is given."""
     x = inputs["x"]
@@ -88,22 +88,10 @@ def echo(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
     return inputs
 
 
-@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
-def wrong(inputs: Mapping[str, Array]) -> dict[str, Any]:
-    """Answers another dtype than it says."""
-    return {"double": inputs["x"].astype(np.float64)}
-
-
-@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
-def narrow(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Answers another shape than it says."""
-    return {"double": inputs["x"][:, :3]}
-
-
-@served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])
-def short(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Answers a row less than it was asked for."""
-    return {"double": inputs["x"][1:]}
+wrong = DOUBLES(lambda inputs: {"double": inputs["x"].astype(np.float64)})
+narrow = DOUBLES(lambda inputs: {"double": inputs["x"][:, :3]})
+short = DOUBLES(lambda inputs: {"double": inputs["x"][1:]})
+"""Answer another dtype, another shape and a row less than they say."""
 
 
 def unmarked(inputs: Mapping[str, Array]) -> Mapping[str, Array]:

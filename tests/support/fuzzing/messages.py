@@ -1,8 +1,10 @@
-"""Messages as a good student and a good teacher send them: what fuzzing starts from."""
+"""Messages of students and teachers, good ones and what damage makes of them."""
 
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -21,9 +23,6 @@ TENSORS = (
 SIGNATURE = ModelSignature(name="teacher", versions=("1",), platform="fuzz", inputs=TENSORS, outputs=TENSORS)
 """Of a model that answers its inputs, so that whoever knows the request knows the answer."""
 
-INFER = "/v2/models/teacher/infer"
-QUESTIONS = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/teacher", "/v2/models/teacher/ready", "/none")
-
 SHARED = 4096
 """Bytes of shared memory that a request may lie in here."""
 
@@ -32,11 +31,36 @@ REGISTRATION = b"?" * 256
 
 Tree = dict[str, Any]
 
+_TOKENS = (
+    *(b'"', b"[", b"]", b"{", b"}", b",", b":", b"-", b"\\", b"\0", b"\xff", b"\xc3\xa9", b"\r\n", b"\r\n\r\n", b"\n"),
+    *(b"9" * 25, b"1e999", b"-0", b"null", b"true", b"NaN", b'"\\ud800"', b"[" * 70, b"[" * 2000, b"{}", b" " * 50),
+    *(b"HTTP/1.0", b"HTTP/1.1 200 OK\r\n", b"GET / HTTP/1.1\r\n\r\n", b"Content-Length: 3\r\n", b"chunked"),
+)
+_HEAD_LINES = (
+    *(b"Transfer-Encoding: chunked", b"Expect: 100-continue", b"Connection: close", b"Connection: upgrade"),
+    *(b"Upgrade: h2c", b"Content-Encoding: gzip", b"Authorization: Bearer x", b" folded", b"no colon", b": nameless"),
+    *(b"Content-Length: 0", b"Inference-Header-Content-Length: 2", b"A: " + b"a" * 20_000, b"A: " + b"a" * 70_000),
+    *(b"A:\r\n" * 400, b"\0: \0"),
+)
+_SIZES = (
+    *(b"-1", b"0", b"1", b"+5", b"5, 5", b"0x10", b"1e3", b"", b"\xff", b"\xb2", b"70000", b"1073741824"),
+    *(b"1073741825", b"999999999999999999", b"9" * 19, b"18446744073709551617", b"9" * 300),
+)
+_QUESTIONS = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/teacher", "/v2/models/teacher/ready", "/none")
+_DATATYPES = ("FP32", "INT64", "BOOL", "FP16", "UINT8", "UINT64", "BYTES", "BF16", "fp32", "FP128", "")
+_PARAMETERS = (
+    *("binary_data_size", "binary_data", "binary_data_output", "top_k", "normalise", "classification", "sequence_id"),
+    *("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"),
+)
+_WORDS = ("", "image", "tokens", "mask", "x", "\0", "é\U0001f600", "a" * 300, *_DATATYPES)
+_NUMBERS = (0, 1, -1, 3, 12, 127, 128, 2**31, 2**32, 2**62, 2**63, 2**64 - 1, 10**30, -(2**63), 0.5, 1e300, -0.0)
+
 
 def arrays(chance: random.Random) -> dict[str, Array]:
     """Return inputs of up to three rows."""
     rows, length = chance.randint(0, 3), chance.randint(0, 3)
-    numbers = np.frombuffer(chance.randbytes(rows * (4 + length + 1)), np.int8)
+    size = rows * (4 + length + 1)
+    numbers = np.frombuffer(chance.randbytes(size), np.int8)
     return {
         "image": (numbers[: 4 * rows] / 8).astype(np.float32).reshape(rows, 2, 2),
         "tokens": numbers[4 * rows : (4 + length) * rows].astype(np.int64).reshape(rows, length),
@@ -44,7 +68,7 @@ def arrays(chance: random.Random) -> dict[str, Array]:
     }
 
 
-def tensor_trees(chance: random.Random, given: dict[str, Array]) -> tuple[list[Tree], bytes]:
+def tensors(chance: random.Random, given: dict[str, Array]) -> tuple[list[Tree], bytes]:
     """Return the JSON of these tensors, some as numbers in it, and the bytes of the others."""
     trees: list[Tree] = []
     payload = b""
@@ -59,70 +83,168 @@ def tensor_trees(chance: random.Random, given: dict[str, Array]) -> tuple[list[T
     return trees, payload
 
 
-def request_tree(chance: random.Random, given: dict[str, Array]) -> tuple[Tree, bytes]:
-    """Return a request's JSON, and the bytes that follow it."""
+def request_tree(chance: random.Random, given: dict[str, Array], *, shared: bool = False) -> tuple[Tree, bytes]:
+    """Return a request's JSON with all that may be wished, and the bytes that follow it or lie in shared memory."""
     how = None
-    if chance.random() < 0.2:
+    if chance.random() < 0.20:
         given = {**given, "image": given["image"].astype(np.int8).view(np.uint8)}
-        channels = chance.choice((1, 2))
-        how = {"mean": [0.5] * channels, "std": [2] * chance.choice((1, channels)), "axis": chance.choice((1, 1, 2, 3))}
-    inputs, payload = tensor_trees(chance, given)
-    if how is not None:
-        inputs[0].setdefault("parameters", {})["normalise"] = how
-    tree: Tree = {"inputs": inputs}
-    if chance.random() < 0.7:
-        wanted = chance.sample(sorted(given), chance.randint(1, 3))
-        tree["outputs"] = [{"name": name, "parameters": {"binary_data": chance.random() < 0.8}} for name in wanted]
-        if chance.random() < 0.3:
-            chance.choice(tree["outputs"])["parameters"]["top_k"] = chance.choice((1, 1, 2, 3))
-    if chance.random() < 0.3:
-        tree["parameters"] = {"binary_data_output": chance.random() < 0.8}
-    if chance.random() < 0.3:
-        tree["id"] = "é" * chance.randint(0, 3)
-    return tree, payload
-
-
-def shared_tree(chance: random.Random, given: dict[str, Array]) -> Tree:
-    """Return a request's JSON whose tensors lie in shared memory."""
-    tree, _ = request_tree(chance, given)
-    for tensor in tree["inputs"]:
+        channels = chance.randint(1, 2)
+        how = {"mean": [0.5] * channels, "std": [2] * channels, "axis": chance.choice((1, 1, 2, 3))}
+    inputs, payload = tensors(chance, given)
+    for tensor in inputs if shared else ():
         if size := tensor.get("parameters", {}).pop("binary_data_size", 0):
-            offset = chance.choice((START, START, START + 1, SHARED - size, -START, SHARED))
             tensor["parameters"] |= {
-                "shared_memory_region": chance.choice((REGION, REGION, REGION, "other")),
-                "shared_memory_offset": offset,
+                "shared_memory_region": chance.choice((*[REGION] * 9, "other")),
+                "shared_memory_offset": chance.choice((*[START] * 6, START + 1, SHARED - size, -START, SHARED)),
                 "shared_memory_byte_size": size,
             }
         elif "data" not in tensor:
             tensor["data"] = []
-    return tree
+    if how is not None:
+        inputs[0].setdefault("parameters", {})["normalise"] = how
+    tree: Tree = {"inputs": inputs, "parameters": {"binary_data_output": chance.random() < 0.5}, "id": "é"}
+    tree["outputs"] = [
+        {"name": name, "parameters": {"binary_data": chance.random() < 0.8}}
+        for name in chance.sample(sorted(given), chance.randint(0, 3))
+    ]
+    if tree["outputs"] and chance.random() < 0.3:
+        chance.choice(tree["outputs"])["parameters"]["top_k"] = chance.randint(1, 3)
+    return tree, b"" if shared else payload
 
 
-def answer_tree(chance: random.Random, given: dict[str, Array]) -> tuple[Tree, bytes]:
-    """Return an answer's JSON, and the bytes that follow it."""
-    outputs, payload = tensor_trees(chance, given)
-    return {"model_name": "teacher", "model_version": "1", "outputs": outputs}, payload
+def _anything(chance: random.Random, depth: int) -> Any:
+    match chance.randrange(6) if depth else 0:
+        case 0 | 1:
+            return chance.choice((None, True, False, *_NUMBERS, *_WORDS))
+        case 2:
+            nested: Any = []
+            for _ in range(chance.choice((3, 31, 33, 65, 400))):
+                nested = [nested]
+            return nested
+        case 3:
+            return [_anything(chance, 0)] * chance.choice((0, 1, 50, 500))
+        case 4:
+            return {chance.choice((*_PARAMETERS, *_WORDS)): _anything(chance, depth - 1) for _ in range(3)}
+        case _:
+            return [_anything(chance, depth - 1) for _ in range(chance.randint(0, 4))]
 
 
-def json_of(tree: Any) -> bytes:
-    """Return `tree` as JSON; numbers beyond 64 bits in a way that is not, as a peer may send it."""
+def _instead(chance: random.Random, key: Any) -> Any:
+    """Return what a peer who means harm would put here."""
+    if key == "datatype":
+        return chance.choice(_DATATYPES)
+    if key == "shape":
+        return chance.choice((chance.choices(_NUMBERS, k=chance.randint(0, 4)), [1] * chance.choice((31, 32, 33, 300))))
+    if key == "parameters":
+        mean, std, axis = chance.choices(_NUMBERS, k=3)
+        values = ({"mean": [mean], "std": [std], "axis": axis}, axis, True, "x", _anything(chance, 2))
+        return {chance.choice(_PARAMETERS): chance.choice(values) for _ in range(chance.randint(1, 4))}
+    return _anything(chance, 3)
+
+
+def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Return all nodes of some JSON, each by what holds it and its key there."""
+    for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
+        yield tree, key
+        if isinstance(tree[key], dict | list):
+            yield from _places(tree[key])
+
+
+def damaged_json(chance: random.Random, tree: Tree) -> bytes:
+    """Return it with up to three nodes changed, doubled, renamed or left out; numbers beyond 64 bits are text."""
+    for _ in range(chance.choice((0, 0, 1, 1, 2, 3))):
+        places = list(_places(tree))
+        if not places:
+            break
+        parent, key = chance.choice(places)
+        match chance.randint(0, 5):
+            case 0:
+                del parent[key]
+            case 1 if isinstance(parent, list):
+                parent.insert(key, parent[key])  # a name, an axis, a number that comes twice
+            case 1:
+                parent[chance.choice((*_PARAMETERS, *_WORDS))] = parent.pop(key)
+            case 2:
+                parent[key] = _anything(chance, 3)
+            case _ if isinstance(parent[key], bool | int | float):
+                parent[key] = chance.choice((parent[key] + 1, parent[key] - 1, parent[key] * 2, *_NUMBERS))
+            case _:
+                parent[key] = _instead(chance, key)
     return msgspec.json.encode(tree, enc_hook=str)
+
+
+def lie(chance: random.Random, trees: list[Tree]) -> int:
+    """Change shapes of binary tensors and what is told of their sizes alike; return the sum of what is told."""
+    told = [tree for tree in trees if tree["shape"] and "binary_data_size" in tree.get("parameters", {})]
+    for tree in told:
+        times = chance.choice((-1, 0, 1, 1, 2, 2**20, 2**40, 2**61))
+        tree["shape"][chance.randint(0, len(tree["shape"]) - 1)] *= times
+        tree["parameters"]["binary_data_size"] *= times
+    return sum(max(0, tree["parameters"]["binary_data_size"]) for tree in told)
+
+
+def damaged_bytes(chance: random.Random, good: bytes) -> bytes:
+    """Return it with up to four pieces changed, cut or doubled, or other bytes altogether."""
+    if chance.random() < 0.05:
+        return chance.randbytes(chance.randint(0, 200))
+    bad = bytearray(good)
+    for _ in range(chance.choice((0, 0, 0, 1, 2, 4))):
+        at = chance.randint(0, len(bad))
+        upto = min(len(bad), at + chance.choice((0, 1, 1, 4, 30, 1000)))
+        match chance.randint(0, 4):
+            case 0 if at < len(bad):
+                bad[at] ^= 1 << chance.randint(0, 7)
+            case 1:
+                del bad[at:]
+            case 2:
+                bad[at:upto] *= chance.choice((2, 3, 40))
+            case _:
+                bad[at:upto] = chance.choice((*_TOKENS, chance.randbytes(chance.randint(0, 9))))
+    return bytes(bad)
+
+
+def damaged_head(chance: random.Random, message: bytes) -> bytes:
+    """Return a message of HTTP whose head may lie about sizes, or say more than it did."""
+    head, end, body = message.partition(b"\r\n\r\n")
+    for _ in range(chance.randint(0, 2)):
+        sizes = list(re.finditer(rb"(?<=Length: )[^\r]*", head))
+        if sizes and chance.random() < 0.60:
+            at = chance.choice(sizes)
+            near = [b"%d" % max(0, int(at[0]) + by) for by in (-8, -1, 1, 8, 64)] if at[0].isdigit() else []
+            head = head[: at.start()] + chance.choice((*near, *_SIZES)) + head[at.end() :]
+        else:
+            lines = head.split(b"\r\n")
+            lines.insert(chance.randint(1, len(lines)), chance.choice((*_HEAD_LINES, *lines)))
+            head = b"\r\n".join(lines)
+    return head + end + body
 
 
 def http_request(header: bytes, payload: bytes) -> bytes:
     """Return a request to infer, head and all."""
     sizes = {"Content-Length": len(header) + len(payload), "Inference-Header-Content-Length": len(header)}
-    return render_request("POST", INFER, {"Host": "a", **sizes}) + header + payload
-
-
-def http_registration() -> bytes:
-    """Return a request to register shared memory."""
-    return render_request("POST", REGISTER_PATH, {"Host": "a", "Content-Length": len(REGISTRATION)}) + REGISTRATION
+    return render_request("POST", "/v2/models/teacher/infer", {"Host": "a", **sizes}) + header + payload
 
 
 def http_answer(header: bytes, payload: bytes, status: int = 200, told: int | None = None) -> bytes:
     """Return an answer, head and all, which may tell another size of what follows the JSON."""
     size = len(header) + (len(payload) if told is None else told)
-    return render_response(status, {"Content-Length": size, "Inference-Header-Content-Length": len(header)}) + (
-        header + payload
-    )
+    head = render_response(status, {"Content-Length": size, "Inference-Header-Content-Length": len(header)})
+    return head + header + payload
+
+
+def conversation(chance: random.Random) -> bytes:
+    """Return what a client sends to a teacher: a request, and perhaps a question or shared memory before it."""
+    sent = b""
+    if chance.random() < 0.20:
+        head = render_request("POST", REGISTER_PATH, {"Host": "a", "Content-Length": len(REGISTRATION)})
+        sent = head + REGISTRATION
+    if chance.random() < 0.30:
+        question = render_request(chance.choice(("GET", "POST")), chance.choice(_QUESTIONS), {})
+        sent += damaged_head(chance, question)
+    tree, payload = request_tree(chance, arrays(chance), shared=bool(sent))
+    return sent + damaged_head(chance, http_request(damaged_json(chance, tree), payload))
+
+
+def answer_tree(outputs: list[Tree]) -> Tree:
+    """Return the JSON of an answer with these tensors."""
+    return {"model_name": "teacher", "model_version": "1", "outputs": outputs}

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 import numpy as np
 from support.fuzzing.messages import REGISTRATION, SHARED, SIGNATURE
 
-from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.region import Region
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.teacher.answering import answer
@@ -18,18 +17,11 @@ from edl_runtime.teacher.connection import Connection
 from edl_runtime.teacher.runner import Done
 from edl_runtime.teacher.server import Front
 
-AREA = 1 << 16
-"""Bytes that a teacher's request may have here."""
-
-
-class BreachError(Exception):
-    """Raised when a parser does what it must not do."""
-
 
 class Echo:
     """A model that answers its inputs."""
 
-    signature: ModelSignature = SIGNATURE
+    signature = SIGNATURE
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
         return {name: inputs[name] for name in outputs}
@@ -102,8 +94,7 @@ class Wire(asyncio.Transport):
     def close(self) -> None:
         self.closed = True
 
-    def abort(self) -> None:
-        self.closed = True
+    abort = close
 
     def is_closing(self) -> bool:
         return self.closed
@@ -127,7 +118,7 @@ class MemoryTeacher:
 
     def __init__(self) -> None:
         self._loop = _Loop()
-        self._arena = Arena.create(AREA, slots=2)
+        self._arena = Arena.create(1 << 16, slots=2)
         self._runner = SlowRunner(self._arena)
         self._front = Front(SIGNATURE, self._runner, self._arena)
         self._shared = ExitStack()
@@ -139,7 +130,7 @@ class MemoryTeacher:
         self._arena.close()
 
     def exchange(self, sent: bytes, pieces: int = 1, *, slow: bool = False, leaves: bool = False) -> bytes:
-        """Return what a teacher answers to these bytes, coming in so many pieces. Raises BreachError.
+        """Return what a teacher answers to these bytes, coming in so many pieces.
 
         A client that `leaves` does so before it has taken all answers.
         """
@@ -160,21 +151,19 @@ class MemoryTeacher:
             connection.eof_received()
             connection.connection_lost(None)
             self._runner.go()
-        if self._front.regions._open:
-            raise BreachError("a client that is gone keeps shared memory")
-        if self._front.slots.in_flight or len(self._front.slots._free) != 2 or self._front.connections:
-            raise BreachError(f"a client that is gone keeps a slot: {self._front.slots.in_flight} in flight")
+        assert not self._front.regions._open, "a client that is gone keeps shared memory"
+        assert not self._front.connections
+        assert (self._front.slots.in_flight, len(self._front.slots._free)) == (0, 2), "it keeps a slot"
         return bytes(wire.sent)
 
     def _deliver(self, connection: Connection, wire: Wire, part: bytes) -> None:
         while part and not wire.closed:
-            if wire.paused and not (self._runner.go() or wire.take()):
-                raise BreachError("reading is paused, and nothing is left that could resume it")
+            if wire.paused:
+                assert self._runner.go() or wire.take(), "reading is paused, and nothing is left that could resume it"
             if not wire.paused:
                 room = connection.get_buffer(-1)
                 taken = min(len(room), len(part))
-                if not taken:
-                    raise BreachError("there is no room for what comes, and reading is not paused")
+                assert taken, "there is no room for what comes, and reading is not paused"
                 room[:taken] = part[:taken]
                 connection.buffer_updated(taken)
                 part = part[taken:]
@@ -194,11 +183,10 @@ class MemorySocket:
         self._slow = slow
         self._ready: list[bytes] = []  # the next last
 
-    def settimeout(self, _timeout_s: float | None) -> None:
-        """Nothing waits here."""
+    def settimeout(self, *_: object) -> None:
+        """Nothing waits, nothing is set, nobody is told and nothing is open."""
 
-    def setsockopt(self, *_option: object) -> None:
-        """Nothing to set."""
+    setsockopt = shutdown = close = settimeout
 
     def sendmsg(self, buffers: Sequence[bytes | Array]) -> int:
         coming = [*reversed(self._ready), *_cut(next(self._answers, b""), self._pieces)]
@@ -206,8 +194,7 @@ class MemorySocket:
         return sum(one.nbytes if isinstance(one, np.ndarray) else len(one) for one in buffers)
 
     def recv_into(self, into: memoryview, _size: int, _flags: int) -> int:
-        if not len(into):
-            raise BreachError("asked for nothing, it would wait for ever")
+        assert len(into), "asked for nothing, it would wait for ever"
         if not self._ready and self._slow:
             raise BlockingIOError
         part = self._ready.pop() if self._ready else b""
@@ -216,12 +203,6 @@ class MemorySocket:
         if part[taken:]:
             self._ready.append(part[taken:])
         return taken
-
-    def shutdown(self, _how: int) -> None:
-        """Nobody to tell."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def _cut(sent: bytes, pieces: int) -> Iterator[bytes]:

@@ -79,6 +79,11 @@ class Served:
 
         return asyncio.run_coroutine_threadsafe(make_call(), self.loop).result(PATIENCE_S)
 
+    def look(self, times: int = 1) -> None:
+        """Look for clients that have stalled."""
+        for _ in range(times):
+            self.on_loop(self.front.end_stalled)
+
     def unsent(self) -> int:
         """Return how many bytes of answers the network has not taken yet."""
         return self.on_loop(

@@ -1,12 +1,15 @@
-"""The memory that the front and its predictors share."""
+"""The memory that the front and its predictors share, and who gets a slot of it."""
 
 from __future__ import annotations
 
+import asyncio
 import mmap
+from collections.abc import Iterator
 
 import pytest
 
 from edl_runtime.teacher.arena import _KEPT, Arena
+from edl_runtime.teacher.slots import Slots
 
 
 def test_areas_do_not_overlap() -> None:
@@ -40,3 +43,78 @@ def test_the_memory_of_a_very_large_body_goes_back_to_the_system() -> None:
     assert [arena.request(0)[0], arena.request(0)[_KEPT]] == [1, 0]
     assert [arena.answer(0)[0], arena.answer(0)[_KEPT]] == [1, 1]
     arena.close()
+
+
+class Client:
+    """Notes its name when it is given a slot."""
+
+    def __init__(self, name: str, given: list[str]) -> None:
+        self.slot = -1
+        self._name = name
+        self._given = given
+
+    def begin_body(self, slot: int) -> None:
+        self.slot = slot
+        self._given.append(self._name)
+
+
+@pytest.fixture
+def slots() -> Iterator[Slots]:
+    """One slot."""
+    arena = Arena.create(4096, slots=1)
+    yield Slots(arena)
+    arena.close()
+
+
+def test_those_who_wait_are_served_in_the_order_in_which_they_came(slots: Slots) -> None:
+    """A slot that is given back goes to who has waited longest; who has left meanwhile is passed over."""
+    given: list[str] = []
+    clients = {name: Client(name, given) for name in "abcd"}
+    for client in clients.values():
+        slots.take(client)
+    assert given == ["a"]
+    slots.leave(clients["b"])
+    assert slots.in_flight == 3
+    slots.give_back(clients["a"].slot, 0, 0)
+    assert given == ["a", "c"]
+    assert slots.in_flight == 2
+    slots.give_back(clients["c"].slot, 0, 0)
+    assert given == ["a", "c", "d"]
+
+
+class Refused(Client):
+    """Gives its slot back at once, as one does whose predictor is gone."""
+
+    def __init__(self, name: str, given: list[str], slots: Slots) -> None:
+        super().__init__(name, given)
+        self._slots = slots
+
+    def begin_body(self, slot: int) -> None:
+        super().begin_body(slot)
+        self._slots.give_back(slot, 0, 0)
+
+
+def test_any_number_may_give_their_slots_back_at_once(slots: Slots) -> None:
+    """Those behind them get theirs, in order, however many they are."""
+    given: list[str] = []
+    first, last = Client("first", given), Client("last", given)
+    slots.take(first)
+    names = [str(number) for number in range(5000)]
+    for name in names:
+        slots.take(Refused(name, given, slots))
+    slots.take(last)
+    slots.give_back(first.slot, 0, 0)
+    assert given == ["first", *names, "last"]
+    assert slots.in_flight == 1
+
+
+async def test_all_is_answered_when_the_last_slot_is_back(slots: Slots) -> None:
+    """The wait ends then, or at its limit, and says which."""
+    assert await slots.all_answered(0)
+    client = Client("a", [])
+    slots.take(client)
+    assert not await slots.all_answered(0.01)
+    waiting = asyncio.create_task(slots.all_answered(60))
+    await asyncio.sleep(0)
+    slots.give_back(client.slot, 0, 0)
+    assert await asyncio.wait_for(waiting, 60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from edl_runtime.errors import ModelError
 from edl_runtime.protocol.oip import TensorSpec
-from edl_runtime.protocol.tensors import Array
 from edl_runtime.teacher.models import ModelOptions, digest_of, load_model
 
 
@@ -90,22 +88,6 @@ def test_a_version_is_the_content_of_the_files(tmp_path: Path) -> None:
     other.write_text("a")
     changed.write_text("b")
     assert digest_of([one, changed]) == digest_of([other, changed]) != digest_of([changed, one])
-
-
-def test_the_model_protocol_is_met_by_a_class_of_ones_own() -> None:
-    """Two verbs make a model: mypy checks this, and it runs."""
-    from edl_runtime.teacher.models import Model, Selected
-
-    class Ones:
-        def __init__(self) -> None:
-            inner = load_model(ModelOptions(model="support.models:arithmetic"))
-            self.signature = inner.signature
-
-        def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
-            return {name: np.ones(len(inputs["x"]), np.float32) for name in outputs}
-
-    model: Model = Selected(Ones(), ModelOptions(model="ones", outputs=("sum",)))
-    assert model.run({"x": np.zeros((2, 4), np.float32)}, ["sum"])["sum"].tolist() == [1, 1]
 
 
 def test_two_functions_are_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

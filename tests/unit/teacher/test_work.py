@@ -80,6 +80,12 @@ def refused(arena: Arena, slot: int, answer: Answer) -> str:
     return str(msgspec.json.decode(arena.answer(slot)[: answer.size])["error"])
 
 
+def add_rows(work: Work, arena: Arena, *numbers: float) -> None:
+    """Have each slot ask for the sum of a row."""
+    for slot, number in enumerate(numbers):
+        work.add(*put(arena, slot, rows(number), "sum"))
+
+
 def ran(work: Work) -> dict[int, Answer]:
     return {slot: answer for run in work.run() for slot, answer in run.answers}
 
@@ -111,8 +117,7 @@ def test_the_rest_stays_queued_in_order(arena: Arena) -> None:
     """What a run has no room for is in the next, together with what has come since."""
     model = Doubler()
     work = Work(model, arena, 2)
-    for slot in range(3):
-        work.add(*put(arena, slot, rows(slot)))
+    add_rows(work, arena, 0, 1, 2)
     assert list(ran(work)) == [0, 1]
     work.add(*put(arena, 3, rows(3)))
     assert list(ran(work)) == [2, 3]
@@ -124,8 +129,7 @@ def test_a_bad_request_fails_no_other(arena: Arena) -> None:
     model = Doubler()
     work = Work(model, arena, 64)
     for _ in range(2):
-        for slot, number in enumerate([1, -1]):
-            work.add(*put(arena, slot, rows(number), "sum"))
+        add_rows(work, arena, 1, -1)
         answers = ran(work)
         assert got(arena, 0, answers[0])["sum"].tolist() == [4]
         assert refused(arena, 1, answers[1]) == "the model failed: ArithmeticError: below zero"
@@ -136,8 +140,7 @@ def test_a_joined_run_that_failed_has_kept_the_model_busy(arena: Arena) -> None:
     """It counts as the runs behind it do, and answers nobody."""
     model = Doubler(most=1, row_s=0.125)
     work = Work(model, arena, 64, clock_s=lambda: model.now_s)
-    for slot in range(2):
-        work.add(*put(arena, slot, rows(slot), "sum"))
+    add_rows(work, arena, 0, 1)
     runs = [(run.rows, run.busy_s, [slot for slot, _ in run.answers]) for run in work.run()]
     assert runs == [(2, 0.25, []), (1, 0.125, [0]), (1, 0.125, [1])]
 
@@ -162,8 +165,7 @@ def test_an_error_that_is_no_text_is_told(arena: Arena) -> None:
             raise FileNotFoundError(os.fsdecode(b"/data/\xff.bin"))
 
     work = Work(Lost(), arena, 64)
-    for slot in range(2):
-        work.add(*put(arena, slot, rows(slot)))
+    add_rows(work, arena, 0, 1)
     with capture_logs() as logs:
         answers = ran(work)
     assert refused(arena, 1, answers[1]) == "the model failed: FileNotFoundError: /data/?.bin"
@@ -174,8 +176,7 @@ def runs_twice(model: Doubler, arena: Arena, *, requests: int) -> list[int]:
     """Return the batch sizes in which so many requests are answered, and then as many again."""
     work = Work(model, arena, 64)
     for _ in range(2):
-        for slot in range(requests):
-            work.add(*put(arena, slot, rows(slot), "sum"))
+        add_rows(work, arena, *range(requests))
         while work:
             for slot, answer in ran(work).items():
                 assert got(arena, slot, answer)["sum"].tolist() == [4 * slot]
@@ -248,8 +249,7 @@ def test_joined_runs_are_kept_short(arena: Arena) -> None:
     work.add(*put(arena, 0, rows(1)))
     (run,) = work.run()
     assert (run.rows, run.busy_s) == (1, JOINED_S / 2)
-    for slot in range(4):
-        work.add(*put(arena, slot, rows(1)))
+    add_rows(work, arena, 1, 1, 1, 1)
     while work:
         ran(work)
     assert model.runs == [1, 2, 2]
@@ -262,8 +262,7 @@ def test_a_run_that_failed_tells_nothing_of_how_long_others_take(arena: Arena) -
     work.add(*put(arena, 0, rows(-1)))
     ran(work)
     model.row_s = 0.0
-    for slot in range(4):
-        work.add(*put(arena, slot, rows(1)))
+    add_rows(work, arena, 1, 1, 1, 1)
     ran(work)
     assert model.runs == [1, 4]
 
@@ -272,8 +271,7 @@ def test_a_request_that_nobody_waits_for_does_not_run(arena: Arena) -> None:
     """What is dropped is answered once; what is not there any more has had its answer."""
     model = Doubler()
     work = Work(model, arena, 64)
-    for slot in range(2):
-        work.add(*put(arena, slot, rows(slot)))
+    add_rows(work, arena, 0, 1)
     dropped = work.drop(0)
     assert dropped is not None
     assert refused(arena, 0, dropped) == "its client had gone before it ran"
