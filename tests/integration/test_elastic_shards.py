@@ -43,11 +43,6 @@ def steps_of(out: Path, trainer: Trainer) -> set[int]:
     return {msgspec.json.decode(line)["step"] for line in file.read_bytes().splitlines()} if file.exists() else set()
 
 
-def metrics_of(result: Path) -> dict[str, float]:
-    metrics: dict[str, float] = msgspec.json.decode(result.read_bytes())["metrics"]
-    return metrics
-
-
 def test_records_count_once_an_epoch_whoever_dies_and_joins(tmp_path: Path, environ: dict[str, str]) -> None:
     """The shard of a killed trainer is finished by others, from where the model has it."""
     options: dict[str, Any] = {"shards": 12, "epochs": 2, "gates": [4, 9], "environ": environ}
@@ -69,9 +64,9 @@ def test_records_count_once_an_epoch_whoever_dies_and_joins(tmp_path: Path, envi
 
 
 def test_the_ledger_goes_back_with_the_checkpoint(tmp_path: Path, environ: dict[str, str]) -> None:
-    """What was done after it is done again; a shard that can't be read is set aside, and all else counts once."""
-    environ |= {"EDL_CHECKPOINT": str(tmp_path / "kept"), "EDL_RESULT_FILE": str(tmp_path / "result")}
-    options: dict[str, Any] = {"shards": 6, "epochs": 1, "step_s": 0.1, "environ": environ, "poison": 47}
+    """What was done after it is done again, and all counts once."""
+    environ |= {"EDL_CHECKPOINT": str(tmp_path / "kept")}
+    options: dict[str, Any] = {"shards": 6, "epochs": 1, "step_s": 0.1, "environ": environ}
     with trainers(tmp_path / "out", 2, **options) as both:
         join(both, 1)
         both[0].await_word(Stepped, lambda word: word.step > 2)
@@ -85,14 +80,7 @@ def test_the_ledger_goes_back_with_the_checkpoint(tmp_path: Path, environ: dict[
         assert both[2].await_word(Up).step == done
         assert both[2].await_word(Finished).why == "done"
         assert both[2].wait() == 0
-        notes = [note.text for trainer in both for note in trainer.said(Note)]
-    assert len(notes) == 1
-    assert notes[0].startswith("shard '2' was set aside in epoch 0")
-    assert metrics_of(tmp_path / "result")["shards_set_aside"] == 1
-    found = counted(tmp_path / "out")
-    assert set(found.values()) == {1}
-    assert found.keys() | set(range(40, 60)) == set(range(120))
-    assert 47 not in found
+    assert counted(tmp_path / "out") == dict.fromkeys(range(120), 1)
 
 
 def test_a_redis_that_forgot_the_ledger_sends_all_ranks_back_together(
@@ -198,4 +186,4 @@ def test_a_shard_that_is_set_aside_is_told_of(
     (note,) = notes
     assert note.startswith("shard '2' was set aside in epoch 0, for it failed too often; its first 0 records are")
     assert note.endswith("The last failure: ValueError: torn")
-    assert metrics_of(result)["shards_set_aside"] == 1
+    assert msgspec.json.decode(result.read_bytes())["metrics"]["shards_set_aside"] == 1

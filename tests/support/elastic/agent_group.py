@@ -136,7 +136,7 @@ class Group:
     def await_steps(self, count: int) -> None:
         """Wait until so many more steps are done."""
         begin = self._last_step()
-        self._await(lambda: self._last_step() >= begin + count, f"{count} more steps")
+        self.await_that(lambda: self._last_step() >= begin + count, f"{count} more steps")
 
     def await_standbys(self) -> None:
         """Wait until each agent has told the others that it has a standby."""
@@ -148,11 +148,11 @@ class Group:
         """Wait until the members are such, as their agents have told Redis."""
         records = keys.of_group(self.settings.namespace, self.settings.job)[1]
         with redis.Redis.from_url(self.settings.redis_url) as client:
-            self._await(lambda: hold([json.loads(each) for each in client.hvals(records)]), "such members")
+            self.await_that(lambda: hold([json.loads(each) for each in client.hvals(records)]), "such members")
 
     def await_log(self, instance: int, words: str) -> str:
         """Wait until an instance's log has these words, and return what follows them."""
-        self._await(lambda: words in self.log(instance), words)
+        self.await_that(lambda: words in self.log(instance), words)
         return self.log(instance).partition(words)[2]
 
     def log(self, instance: int) -> str:
@@ -161,7 +161,7 @@ class Group:
     def _last_step(self) -> int:
         return max((each["step"] for each in self.stepped()), default=0)
 
-    def _await(self, holds: Callable[[], object], what: str) -> None:
+    def await_that(self, holds: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not holds():
             assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:.0f} s\n{self.logs()}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -11,6 +12,8 @@ from support.elastic import generations
 
 from edl_runtime.elastic.agreement import Wait, decide, outcome_of, waits_for
 from edl_runtime.elastic.generation import Generation, GroupView, Outcome, Presence, Suspicion, TrainerMember
+from edl_runtime.elastic.leading import lead
+from edl_runtime.elastic.membership import Membership
 from edl_runtime.specs import Bounds
 
 NOW = 1000.0
@@ -463,3 +466,18 @@ def test_who_came_too_late_to_train_keeps_no_job_from_its_end() -> None:
     assert outcome_of(view(replaced, of=generation(0, 1, 2), **forming)) == Outcome("done")
     plain = there(2)
     assert outcome_of(view(plain, of=generation(0, 1, 2), **forming)) is None
+
+
+async def test_each_generation_has_a_word_that_nobody_can_guess() -> None:
+    """Its trainers know each other by it, so not even those of an older generation may have it."""
+    drafts: list[Generation] = []
+
+    async def propose(draft: Generation) -> None:
+        drafts.append(draft)
+
+    membership = cast("Membership", SimpleNamespace(propose=propose))
+    for _ in range(2):
+        assert await lead(membership, view(there(0), of=None), BOUNDS, "0-a", None) == 0.0
+    first, second = (draft.word for draft in drafts)
+    assert len(first) == len(second) == 32
+    assert first != second

@@ -1,4 +1,4 @@
-"""Learning rates that a script sets: what a step counts from, what is kept, and what ranks tell each other."""
+"""Learning rates: those that a script sets, and how they follow the number of instances."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from support.elastic.local_run import SAMPLES, begin, model_and_optimizer, paddle, train
 
+from edl_runtime.elastic.hyper import Scale, factor_of
 from edl_runtime.elastic.rate import Held, Rate, from_slots, to_slots
 from edl_runtime.elastic.run import Run
 
@@ -150,3 +151,28 @@ def test_two_losses_in_a_row_take_nothing_back_that_others_have_applied() -> Non
     with rate.lost():
         assert rate.value == 0.5
     assert rate.value == 0.5
+
+
+def test_factors_of_the_known_scalings() -> None:
+    """The script's own rate is that of one instance."""
+    assert [factor_of("fixed", size) for size in (1, 4)] == [1, 1]
+    assert [factor_of("linear", size) for size in (1, 4)] == [1, 4]
+    assert [factor_of("sqrt", size) for size in (1, 4)] == [1, 2]
+    assert factor_of(lambda size: 1 + size, 4) == 5
+
+
+def test_a_rate_grows_by_and_by_and_falls_at_once() -> None:
+    """Warm-up is for what could diverge."""
+    grown = Scale().towards(4.0, 10, 3)
+    assert [grown.at(step) for step in (10, 11, 12, 13, 99)] == [1.75, 2.5, 3.25, 4.0, 4.0]
+    assert grown.towards(4.0, 11, 3) is grown
+    shrunk = grown.towards(2.0, 20, 3)
+    assert [shrunk.at(step) for step in (20, 21)] == [2.0, 2.0]
+
+
+def test_a_change_in_the_middle_of_a_warm_up_goes_on_from_there() -> None:
+    """No step of the way is jumped over."""
+    again = Scale().towards(4.0, 0, 3).towards(5.0, 2, 1)
+    assert again.begin == 3.25
+    assert again.at(2) == pytest.approx((3.25 + 5) / 2)
+    assert again.at(3) == 5
