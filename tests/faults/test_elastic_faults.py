@@ -102,24 +102,6 @@ def test_a_training_outlives_partitions(tmp_path: Path, own_redis: RedisServer, 
         assert all(agent.poll() is None for agent in group.agents.values())
 
 
-@pytest.mark.deep
-def test_a_training_goes_on_when_all_of_it_was_killed(tmp_path: Path, settings: RuntimeSettings) -> None:
-    """From the newest checkpoint, in a generation above all before; what was lost since is trained again."""
-    samples, batch = 24 * 150, 24
-    keeping = msgspec.structs.replace(settings, checkpoint_every_steps=10)
-    options = {"samples": samples, "global_batch": batch, "epochs": 1, "step_s": 0.05}
-    with running_group(tmp_path / "out", keeping, instances="2", **options) as group:
-        group.start(0, 1)
-        first = group.trains(0, 1)
-        group.await_event("saved", lambda event: (event.step or 0) >= 20)
-        group.kill(0)
-        group.kill(1)
-        group.start(0, 1)
-        group.trains(0, 1, after=first.generation)
-        assert group.statuses() == {0: 0, 1: 0}
-        assert stepped(group.out) == batches_of(samples, batch, 1)
-
-
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
