@@ -51,21 +51,10 @@ def assert_same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> 
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_two_train_the_same_model_as_one(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
-    """Uneven parts and micro batches change nothing of what is trained."""
-    with trainers(tmp_path, 2, epochs=EPOCHS, micro_batch=10) as both:
-        join(both, 1)
-        last = [trainer.await_word(Stepped, lambda word: word.step == len(ONCE)) for trainer in both]
-        assert [trainer.wait() for trainer in both] == [0, 0]
-    assert stepped(tmp_path) == ONCE
-    assert_same(weights(tmp_path), undisturbed)
-    assert last[0].loss == last[1].loss
-    assert last[0].samples == 150 * EPOCHS
-
-
 def test_instances_come_and_go_and_train_the_same_model(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
-    """One, then three, then two: the same steps, the same weights, and nobody who lost another."""
-    with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03, gates=[EARLY, LATE]) as [first, second, third]:
+    """One, then three, then two: the same steps, loss and weights, with uneven parts, and nobody who lost another."""
+    options: dict[str, Any] = {"epochs": EPOCHS, "step_s": 0.03, "gates": [EARLY, LATE], "micro_batch": 10}
+    with trainers(tmp_path, 3, **options) as [first, second, third]:
         assert all(trainer.said(Ready)[0].live for trainer in (first, second, third))
         join([first], 1)
         first.await_word(Stepped)
@@ -78,7 +67,10 @@ def test_instances_come_and_go_and_train_the_same_model(tmp_path: Path, undistur
         leave(second)
         join([first, third], 3)
         open_gate(tmp_path, LATE)
-        assert third.await_word(Stepped, lambda word: word.generation == 3)
+        last = [trainer.await_word(Stepped, lambda word: word.step == len(ONCE)) for trainer in (first, third)]
+        assert [word.generation for word in last] == [3, 3]
+        assert last[0].loss == last[1].loss
+        assert last[0].samples == 150 * EPOCHS
         assert second.await_word(Finished).why == "left"
         assert [trainer.wait() for trainer in (first, second, third)] == [0, 0, 0]
         assert all(not trainer.said(Lost) for trainer in (first, second, third))

@@ -115,16 +115,6 @@ async def test_one_of_many_proposers_wins(client: Redis, namespace: str) -> None
     assert (await kinds(client, namespace)).count("forming") == 1
 
 
-async def test_an_outdated_proposal_is_refused(client: Redis, namespace: str) -> None:
-    """What an agent decided before it was stopped does not count when it goes on."""
-    first, second = await group(client, namespace, 2)
-    newcomer = Agent(client, namespace, 2)
-    await newcomer.beat()
-    late = await first.draft()
-    await second.publish()
-    assert await first.membership.propose(late) is None
-
-
 async def test_only_members_with_a_lease_propose_and_are_proposed(client: Redis, namespace: str) -> None:
     """A generation with somebody in it who has gone would never form."""
     first, second = await group(client, namespace, 2)
@@ -249,15 +239,6 @@ async def test_a_generation_that_forms_is_as_young_as_what_came_of_it_last(clien
     up = await first.beat()
     assert (up.state, up.since > came_on) == ("active", True)
     assert (await second.beat(came_on=True)).since == up.since
-
-
-async def test_who_left_as_planned_is_told_from_who_is_lost(client: Redis, namespace: str) -> None:
-    """And so is who has finished."""
-    first, second, third = await group(client, namespace, 3)
-    await second.beat(finished=True)
-    await third.membership.leave()
-    view = await first.beat()
-    assert (view.finished, view.left) == (frozenset({"1-a"}), frozenset({"2-a"}))
 
 
 async def test_a_job_ends_once(client: Redis, namespace: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,9 @@ pytestmark = pytest.mark.usefixtures("nothing_at_exit")
 BATCHES: dict[str, Any] = {"global_batch": 4, "epochs": 2}
 STEPS = 6
 
-Do = Callable[[], object]
 
-
-def loop(
-    run: Run, model: Any, *, before: Do | None = None, between: Do | None = None, micro: int | None = None
-) -> None:
-    """Train on all, and do something in each round: before the forward, or between `backward` and `run.step`."""
-    for inputs, _ in run.data(SAMPLES, **BATCHES, micro_batch=micro):
-        if before is not None:
-            before()
-        loss = model(inputs.astype(model[0].weight.dtype)).astype("float32").mean()
-        loss.backward()
-        if between is not None:
-            between()
-        run.step(loss=loss)
+def loop(run: Run, model: Any, *, micro: int | None = None, **do: Any) -> None:
+    train(run, model, run.data(SAMPLES, **BATCHES, micro_batch=micro), **do)
 
 
 def grouped() -> tuple[Any, Any]:

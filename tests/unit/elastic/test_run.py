@@ -121,11 +121,7 @@ def test_checkpoints_are_written_when_they_are_due(tmp_path: Path) -> None:
     """Each is told with its step; the last is the end's."""
     run, link = begin(tmp_path, every_steps=2)
     model, _ = run.wrap(*model_and_optimizer())
-    for inputs, _ in run.data(SAMPLES, **BATCHES):
-        loss = model(inputs).mean()
-        loss.backward()
-        run.step(loss=loss)
-        run._saver._writer.wait()
+    train(run, model, run.data(SAMPLES, **BATCHES), after=run._saver._writer.wait)
     assert [word.step for word in link.said if isinstance(word, Saved)] == [2, 4, 6]
 
 
