@@ -67,10 +67,7 @@ def test_a_training_outlives_its_redis(tmp_path: Path, own_redis: RedisServer, s
 
 @pytest.mark.deep
 def test_a_training_outlives_partitions(tmp_path: Path, own_redis: RedisServer, settings: RuntimeSettings) -> None:
-    """Who is cut off from Redis ends its side and comes back.
-
-    Who is told to leave while another joins is heard, and an instance that dies as it joins costs only a pause.
-    """
+    """Who is cut off comes back; who leaves while another joins is heard; who dies as it joins costs only a pause."""
     settings = msgspec.structs.replace(settings, redis_url=own_redis.url, lease_ttl_s=3.0)
     with (
         running_proxy("127.0.0.1", own_redis.port) as proxy,
@@ -112,10 +109,7 @@ def test_a_training_outlives_partitions(tmp_path: Path, own_redis: RedisServer, 
 def test_a_newcomer_with_wrong_input_gives_up_alone(
     tmp_path: Path, bare: RuntimeSettings, wrong: dict[str, int], reason: str
 ) -> None:
-    """It has other data or another model than the others, who lose no step though they keep no checkpoints.
-
-    They end as they are told to.
-    """
+    """It has other data or another model than the others, who lose no step though they keep no checkpoints."""
     with running_group(tmp_path / "out", bare, **LONG) as group:
         group.start(0)
         group.await_steps(5)

@@ -52,10 +52,7 @@ def check_each_once(group: Group, expected: dict[int, list[int]], *, killed: int
 
 
 def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, settings: RuntimeSettings) -> None:
-    """A join, a leave, a killed trainer, a hung one and a killed instance cost pauses, and no sample.
-
-    Each step is trained on by who is there; in the end each sample is in the model once an epoch.
-    """
+    """A join, a leave, a killed trainer, a hung one and a killed instance cost pauses, and no sample."""
     options = {"samples": 12000, "global_batch": 24, "epochs": 1, "step_s": 0.1}
     with running_group(tmp_path / "out", settings, **options) as group:
         group.start(0, 1)

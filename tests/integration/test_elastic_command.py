@@ -150,10 +150,7 @@ def test_a_training_that_nobody_sees_any_more_ends_with_a_checkpoint(
 
 
 def test_a_script_has_its_environment_its_modules_and_its_say(tmp_path: Path, work_dir: Path) -> None:
-    """Options replace single settings of checkpoints, a module named as one of the agent's breaks no agent.
-
-    What a trainer notes is shown among the lines of the log: nobody has to ask for it.
-    """
+    """Options replace single settings of checkpoints, its own `redis` breaks no agent, and what it notes is shown."""
     (tmp_path / "redis.py").write_text("mine = 'its own redis'")
     (tmp_path / "beside.py").write_text(
         "import os\nfrom edl_runtime.elastic.link import connect\nfrom edl_runtime.elastic.messages import Note\n"

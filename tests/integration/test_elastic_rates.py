@@ -66,10 +66,7 @@ def test_ranks_that_set_other_rates_train_one_model(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_lost_lowers_no_rate(tmp_path: Path) -> None:
-    """Its batch comes again, and what the script does for each is done once for the step, also where it was done twice.
-
-    The weights are those of a trainer that nothing disturbs.
-    """
+    """What the script does for each batch is done once for the step, also where that was done twice."""
     alone = tmp_path / "alone"
     with trainers(alone, 1, script=SCRIPT, decay=DECAY, after=AFTER) as (only,):
         join([only], 1)

@@ -279,15 +279,3 @@ def test_a_clip_that_the_optimizer_has_is_of_the_whole_batch_s_gradient() -> Non
         trained.append(arrays_of(model))
     for name, value in trained[0].items():
         np.testing.assert_allclose(value, trained[1][name], rtol=1e-5, atol=1e-6)
-
-
-def test_a_wrap_that_fails_leaves_the_optimizer_as_it_is(tmp_path: Path) -> None:
-    """A script may go on without it."""
-    run, _ = begin(tmp_path)
-    model, _ = run.wrap(*model_and_optimizer(width=3))
-    train(run, model, run.data(SAMPLES, **BATCHES))
-    model, optimizer = model_and_optimizer(width=5)
-    other, _ = begin(tmp_path)
-    with pytest.raises(ValueError, match="another model"):
-        other.wrap(model, optimizer)
-    optimizer.step()

@@ -19,64 +19,55 @@ pytestmark = pytest.mark.usefixtures("nothing_at_exit")
 BATCHES: dict[str, Any] = {"global_batch": 4, "epochs": 2}
 
 
-class Number:
-    """An optimizer's rate that a script sets."""
-
-    def __init__(self) -> None:
-        self.optimizer = model_and_optimizer(rate=1.0)[1]
-
-    def lower(self) -> None:
-        self.optimizer.set_lr(self.optimizer.get_lr() / 2)
+def number() -> tuple[Any, Any]:
+    """Return an optimizer whose rate a script sets, and how it halves it."""
+    optimizer = model_and_optimizer(rate=1.0)[1]
+    return optimizer, lambda: optimizer.set_lr(optimizer.get_lr() / 2)
 
 
-class Scheduled:
-    """One that a script's scheduler moves."""
-
-    def __init__(self) -> None:
-        self.scheduler = paddle.optimizer.lr.ExponentialDecay(1.0, 0.5)
-        self.optimizer = model_and_optimizer(rate=self.scheduler)[1]
-
-    def lower(self) -> None:
-        self.scheduler.step()
+def scheduled() -> tuple[Any, Any]:
+    """Return one whose rate a script's scheduler moves, and how."""
+    scheduler = paddle.optimizer.lr.ExponentialDecay(1.0, 0.5)
+    return model_and_optimizer(rate=scheduler)[1], scheduler.step
 
 
-@pytest.mark.parametrize("kind", [Number, Scheduled])
+@pytest.mark.parametrize("kind", [number, scheduled])
 def test_a_lost_step_counts_from_the_rate_at_which_its_batch_was_drawn(kind: Any) -> None:
     """What the script has done since, and does before it draws that batch again, is for a step that has not been."""
-    script = kind()
-    rate = Rate(script.optimizer)
+    optimizer, lower = kind()
+    rate = Rate(optimizer)
     rate.draw()
-    script.lower()
+    lower()
     with rate.agreed(rate.value, 1.0):
         pass
-    script.lower()  # which belongs to that step
+    lower()  # which belongs to that step
     rate.draw()
-    script.lower()
+    lower()
     with rate.lost():
         assert rate.value == 0.25
-    script.lower()
+    lower()
     rate.draw()
     assert rate.value == 0.25
-    script.lower()
+    lower()
     with rate.lost():  # and once more
         assert rate.value == 0.25
     rate.draw()
-    script.lower()
+    lower()
     assert rate.value == 0.125
 
 
-@pytest.mark.parametrize("kind", [Number, Scheduled])
+@pytest.mark.parametrize("kind", [number, scheduled])
 def test_a_lost_step_without_a_batch_takes_nothing_back(kind: Any) -> None:
     """A rank that had none has set its rate for the step before; nor is what others do without it forgotten later."""
-    script = kind()
-    rate = Rate(script.optimizer)
+    optimizer, lower = kind()
+    rate = Rate(optimizer)
     rate.draw()
     with rate.agreed(1.0, 1.0):
         pass
-    script.lower()
+    lower()
     with rate.lost():
         assert rate.value == 0.5
-    script.lower()
+    lower()
     with rate.agreed(rate.value, 1.0):
         pass
     rate.draw()
@@ -85,14 +76,14 @@ def test_a_lost_step_without_a_batch_takes_nothing_back(kind: Any) -> None:
 
 def test_a_step_takes_the_agreed_rate_times_the_factor() -> None:
     """A number is the agreed one from then on; a scheduler goes on from its own."""
-    number, scheduled = Number(), Scheduled()
-    for script, after in ((number, 3.0), (scheduled, 1.0)):
-        rate = Rate(script.optimizer)
+    for kind, after in ((number, 3.0), (scheduled, 1.0)):
+        optimizer, lower = kind()
+        rate = Rate(optimizer)
         with rate.agreed(3.0, 4.0):
-            assert script.optimizer.get_lr() == 12.0
+            assert optimizer.get_lr() == 12.0
         assert rate.value == after
-    scheduled.lower()
-    assert scheduled.optimizer.get_lr() == 0.5
+        lower()
+        assert optimizer.get_lr() == after / 2
 
 
 def test_ranks_know_the_rate_of_the_first_that_has_a_batch() -> None:

@@ -32,10 +32,7 @@ def test_progress_is_of_the_last_ten_seconds() -> None:
 
 
 def test_a_pause_is_from_the_last_step_before_to_the_first_after() -> None:
-    """Also when that first step repeats one, for the trainer went back to a checkpoint; no rate is below 0 then.
-
-    It is measured by a clock that nobody sets.
-    """
+    """Also when that first step repeats one, for the trainer went back to a checkpoint; no rate is below 0 then."""
     steps = Steps()
     steps.add(stepped(1, 10.0))
     assert steps.pause_s is None
