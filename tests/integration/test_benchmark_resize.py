@@ -67,16 +67,7 @@ def test_steps_done_again_left_out_or_apart_are_found(pauses: ModuleType) -> Non
 
 
 def test_what_only_the_dead_had_done_is_not_done_again(pauses: ModuleType) -> None:
-    """Survivors differ from it by a step; what they had done themselves counts."""
-    before = [step for step in stepped(pauses, 1, [1, 2, 3], began=0.0) if (step.rank, step.step) != (0, 3)]
-    steps = before + stepped(pauses, 2, [3, 4], began=1.0, instances=(0,))
-    (after,) = pauses.resumed(steps, after=1)
-    assert pauses.repeated(steps, after, victim=("", 101)) == 0
-    assert pauses.repeated(steps, after, victim=None) == 1
-
-
-def test_processes_of_two_pods_may_have_one_number(pauses: ModuleType) -> None:
-    """Of the two it is the one that was killed whose steps count for nobody."""
+    """Whose number a process of another pod may have; survivors differ from it by a step."""
 
     def step(number: int, rank: int, generation: int = 1, world_size: int = 2) -> Any:
         where = {"instance": rank, "pid": 7, "host": f"pod-{rank}", "rank": rank}
@@ -86,6 +77,7 @@ def test_processes_of_two_pods_may_have_one_number(pauses: ModuleType) -> None:
     (after,) = pauses.resumed(steps, after=1)
     assert pauses.repeated(steps, after, victim=("pod-1", 7)) == 0
     assert pauses.repeated(steps, after, victim=("pod-0", 7)) == 1
+    assert pauses.repeated(steps, after, victim=None) == 1
 
 
 def test_steps_while_a_newcomer_loads_are_compared_with_those_before(pauses: ModuleType) -> None:

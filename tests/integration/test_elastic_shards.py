@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import redis
-from support.elastic.fake_agent import Trainer, join, leave, open_gate, stepped, trainers
+from support.elastic.fake_agent import Trainer, join, open_gate, stepped, trainers
 from support.elastic.local_run import SAMPLES, QuietLink, model_and_optimizer, train
 from support.teachers.process import wait_until
 
@@ -61,26 +61,6 @@ def test_records_count_once_an_epoch_whoever_dies_and_joins(tmp_path: Path, envi
         assert [trainer.await_word(Finished).why for trainer in (second, third)] == ["done"] * 2
         assert [trainer.wait() for trainer in (second, third)] == [0, 0]
     assert counted(tmp_path) == ALL_TWICE
-
-
-def test_the_ledger_goes_back_with_the_checkpoint(tmp_path: Path, environ: dict[str, str]) -> None:
-    """What was done after it is done again, and all counts once."""
-    environ |= {"EDL_CHECKPOINT": str(tmp_path / "kept")}
-    options: dict[str, Any] = {"shards": 6, "epochs": 1, "step_s": 0.1, "environ": environ}
-    with trainers(tmp_path / "out", 2, **options) as both:
-        join(both, 1)
-        both[0].await_word(Stepped, lambda word: word.step > 2)
-        leave(both[0])
-        leave(both[1], checkpoint=True)
-        done = both[0].await_word(Finished).step
-        assert [trainer.wait() for trainer in both] == [0, 0]
-        both.append(Trainer(tmp_path / "out", **options))
-        both[2].await_word(Ready)
-        join([both[2]], 2)
-        assert both[2].await_word(Up).step == done
-        assert both[2].await_word(Finished).why == "done"
-        assert both[2].wait() == 0
-    assert counted(tmp_path / "out") == dict.fromkeys(range(120), 1)
 
 
 def test_a_redis_that_forgot_the_ledger_sends_all_ranks_back_together(

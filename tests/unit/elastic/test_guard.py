@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -227,26 +226,6 @@ def test_parameters_can_t_be_frozen_or_unfrozen_later(make: Any, micro: int | No
 
     with pytest.raises(StepError, match=r"stop_gradient of parameter '(first|0)\.weight' is another than at run\.wrap"):
         loop(run, model, between=turn, micro=micro)
-
-
-@MICRO
-def test_a_parameter_whose_gradient_is_dropped_is_held_still(micro: int | None, tmp_path: Path) -> None:
-    """By no momentum of earlier steps either, so a later run does as the one before would have."""
-    run, link = begin(tmp_path)
-    model, _ = run.wrap(*model_and_optimizer())
-    weight = model[0].weight
-    held: list[np.ndarray] = []
-
-    def hold() -> None:
-        if run.step_number >= 2:
-            weight.clear_gradient(False)
-            held.append(weight.numpy().copy())
-
-    loop(run, model, between=hold, micro=micro)
-    assert held
-    for each in [*held, weight.numpy()]:
-        np.testing.assert_array_equal(each, held[0])
-    assert link.said
 
 
 @MICRO

@@ -56,7 +56,7 @@ def view(*waits_for: int, up: int = 1) -> GroupView:
     return GroupView(now=0.0, members=members, number=1, generation=generation(1, ids), state="active")
 
 
-SEEN = {"spoke": False, "stopped": False, "cpu_s": 0.0, "waits_for": 0, "moves": 0, "median_s": 0.1}
+SEEN: dict[str, Any] = {"spoke": False, "stopped": False, "cpu_s": 0.0, "waits_for": 0, "moves": 0, "median_s": 0.1}
 
 
 def look(vigil: Vigil, group: GroupView, now: float, **seen: Any) -> str:
