@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
-from support.elastic.agent_group import SCRIPT, running_group
-from support.elastic.fake_agent import batches_of, stepped
+from support.elastic.agent_group import SCRIPT, Group, running_group
+from support.elastic.fake_agent import batches_of, open_gate, stepped
+from support.elastic.impatient_agent import LIMIT_S
 from support.network.proxy import running_proxy
+from support.paths import TRAINING_SCRIPTS
 
+from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.elastic.membership import request_stop
-from edl_runtime.errors import EX_CONFIG, EX_DATAERR
+from edl_runtime.errors import EX_CONFIG
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Checkpoint
 from edl_runtime.store.client import connect
 from edl_runtime.store.server import RedisServer
 
@@ -22,12 +29,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LONG = {"samples": 10**5, "global_batch": 24, "epochs": 1, "step_s": 0.05}
 """A training that does not end by itself."""
 
+LARGE = {**LONG, "samples": 10**6, "hidden": 3000}
+"""One that has 216 kB of state besides: 27 pieces."""
+
+ENDING_SCRIPT = TRAINING_SCRIPTS / "ending_script.py"
+BOTH_EPOCHS = batches_of(150, 64, 2)
+
 
 @pytest.fixture
 def settings(redis_url: str, namespace: str, tmp_path: Path) -> RuntimeSettings:
     return RuntimeSettings(
         redis_url=redis_url, namespace=namespace, job="training", lease_ttl_s=30.0, checkpoint=str(tmp_path / "kept")
     )
+
+
+@pytest.fixture
+def bare(settings: RuntimeSettings) -> RuntimeSettings:
+    """Settings of a training that keeps no checkpoints: what its trainers forget is lost."""
+    return msgspec.structs.replace(settings, checkpoint="")
 
 
 def test_a_training_outlives_its_redis(tmp_path: Path, own_redis: RedisServer, settings: RuntimeSettings) -> None:
@@ -48,10 +67,7 @@ def test_a_training_outlives_its_redis(tmp_path: Path, own_redis: RedisServer, s
 
 @pytest.mark.deep
 def test_a_training_outlives_partitions(tmp_path: Path, own_redis: RedisServer, settings: RuntimeSettings) -> None:
-    """Who is cut off from Redis ends its side and comes back.
-
-    Who is told to leave while another joins is heard, and an instance that dies as it joins costs only a pause.
-    """
+    """Who is cut off comes back; who leaves while another joins is heard; who dies as it joins costs only a pause."""
     settings = msgspec.structs.replace(settings, redis_url=own_redis.url, lease_ttl_s=3.0)
     with (
         running_proxy("127.0.0.1", own_redis.port) as proxy,
@@ -83,34 +99,6 @@ def test_a_training_outlives_partitions(tmp_path: Path, own_redis: RedisServer, 
         assert all(agent.poll() is None for agent in group.agents.values())
 
 
-@pytest.mark.deep
-def test_a_training_goes_on_when_all_of_it_was_killed(tmp_path: Path, settings: RuntimeSettings) -> None:
-    """From the newest checkpoint, in a generation above all before; what was lost since is trained again."""
-    samples, batch = 24 * 150, 24
-    keeping = msgspec.structs.replace(settings, checkpoint_every_steps=10)
-    options = {"samples": samples, "global_batch": batch, "epochs": 1, "step_s": 0.05}
-    with running_group(tmp_path / "out", keeping, instances="2", **options) as group:
-        group.start(0, 1)
-        first = group.trains(0, 1)
-        group.await_event("saved", lambda event: (event.step or 0) >= 20)
-        group.kill(0)
-        group.kill(1)
-        group.start(0, 1)
-        group.trains(0, 1, after=first.generation)
-        assert group.statuses() == {0: 0, 1: 0}
-        assert stepped(group.out) == batches_of(samples, batch, 1)
-
-
-@pytest.mark.deep
-def test_wrong_input_fails_the_job_at_once(tmp_path: Path, settings: RuntimeSettings) -> None:
-    """No other try would fare better: all agents end, the one whose script says so with its words and status 65."""
-    with running_group(tmp_path / "out", settings, global_batch=2) as group:
-        group.start(0, 1)
-        assert set(group.statuses().values()) <= {EX_DATAERR, 1}
-        assert EX_DATAERR in group.statuses().values()
-        assert "global_batch: got 2, allowed is a whole number, 4 or more" in group.await_event("ended").reason
-
-
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
@@ -119,13 +107,9 @@ def test_wrong_input_fails_the_job_at_once(tmp_path: Path, settings: RuntimeSett
     ],
 )
 def test_a_newcomer_with_wrong_input_gives_up_alone(
-    tmp_path: Path, settings: RuntimeSettings, wrong: dict[str, int], reason: str
+    tmp_path: Path, bare: RuntimeSettings, wrong: dict[str, int], reason: str
 ) -> None:
-    """It has other data or another model than the others, who lose no step though they keep no checkpoints.
-
-    They end as they are told to.
-    """
-    bare = msgspec.structs.replace(settings, checkpoint="")
+    """It has other data or another model than the others, who lose no step though they keep no checkpoints."""
     with running_group(tmp_path / "out", bare, **LONG) as group:
         group.start(0)
         group.await_steps(5)
@@ -170,8 +154,7 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
         assert group.statuses() == {0: 0}, group.story()
 
 
-@pytest.mark.parametrize("way", ["stop", pytest.param("sigterm", marks=pytest.mark.deep)])
-def test_a_job_whose_last_checkpoint_is_not_written_fails(tmp_path: Path, settings: RuntimeSettings, way: str) -> None:
+def test_a_job_whose_last_checkpoint_is_not_written_fails(tmp_path: Path, settings: RuntimeSettings) -> None:
     """All are told to end, and its writer can't write: event and exit status say so, and what is there instead."""
     kept = Path(settings.checkpoint)
     settings = msgspec.structs.replace(settings, checkpoint_every_steps=20)
@@ -182,11 +165,7 @@ def test_a_job_whose_last_checkpoint_is_not_written_fails(tmp_path: Path, settin
         group.await_event("saved", lambda event: (event.step or 0) > (saved.step or 0))
         kept.rename(tmp_path / "elsewhere")
         kept.write_text("no folder")
-        if way == "stop":
-            stop(settings)
-        else:
-            group.terminate(0)
-            group.terminate(1)
+        stop(settings)
         statuses = group.statuses()
         ended = group.await_event("ended")
         assert (ended.outcome, 1 in statuses.values(), 0 in statuses.values()) == ("failed", True, False), group.story()
@@ -218,17 +197,6 @@ def stop(settings: RuntimeSettings) -> None:
     assert asyncio.run(ask())
 
 
-@pytest.mark.deep
-def test_a_rank_that_goes_early_fails_the_job(tmp_path: Path, settings: RuntimeSettings) -> None:
-    """The others don't wait for ever, and all are told which rank it was and at which step."""
-    with running_group(tmp_path / "out", settings, instances="2", leave_at={"1": 3}, **LONG) as group:
-        group.start(0, 1)
-        assert 0 not in group.statuses().values()
-        ended = group.await_event("ended")
-        assert ended.outcome == "failed"
-        assert "rank 1" in ended.reason
-
-
 def test_a_script_that_fails_again_and_again_fails_the_job(tmp_path: Path, settings: RuntimeSettings) -> None:
     """Its trainer is replaced three times; without progress in between the fourth failure is the job's."""
     script = tmp_path / "train.py"
@@ -255,3 +223,138 @@ def test_instances_with_other_data_do_not_begin_together(tmp_path: Path, setting
         assert "10000" in ended.reason
         assert "100000" in ended.reason
         assert group.stepped() == []
+
+
+@contextmanager
+def ending_group(out: Path, settings: RuntimeSettings) -> Iterator[Group]:
+    """Yield instances 0 and 1, rank 0 of which is about to write what they have trained; see ending_script."""
+    with running_group(out, settings, command=[str(ENDING_SCRIPT), str(out)], gates=[4]) as group:
+        group.start(0, 1)
+        both = group.await_event("forming", lambda event: set(event.members) == {0, 1}).generation
+        group.await_members(lambda members: any(one.get("came_on") or one.get("up") == both for one in members))
+        open_gate(out, 4)  # whoever has trained alone so far knows of the other
+        group.await_that((out / "writing").exists, "the last checkpoint")
+        yield group
+
+
+@pytest.mark.deep
+def test_the_last_checkpoint_is_written_though_its_writer_dies(tmp_path: Path, settings: RuntimeSettings) -> None:
+    """By one of those who have the state, too; nothing is trained again, and nobody is waited for."""
+    with ending_group(tmp_path / "out", settings) as group:
+        both = group.trains(0, 1)
+        writer, other = both.members
+        group.kill(writer)
+        alone = group.trains(other, after=both.generation)
+        assert alone.gear == "live"
+        (group.out / "gate-end").touch()
+        assert group.statuses() == {other: 0}
+        assert group.await_event("ended").outcome == "done"
+    assert stepped(group.out) == BOTH_EPOCHS
+    (kept,) = CheckpointStore(Checkpoint(url=settings.checkpoint)).list()
+    assert kept.manifest.step == len(BOTH_EPOCHS)
+
+
+@pytest.mark.deep
+def test_who_comes_when_all_is_trained_trains_nothing(tmp_path: Path, bare: RuntimeSettings) -> None:
+    """Neither does it begin anew, nor wait for those who won't come, though it was to be among them."""
+    with ending_group(tmp_path / "out", bare) as group:
+        group.start(2)
+        with_it = group.await_event("forming", lambda event: 2 in event.members)
+        assert set(with_it.members) == {0, 1, 2}
+        (group.out / "gate-write").touch()
+        without = group.await_event("forming", lambda event: event.generation > with_it.generation)
+        assert 2 not in without.members
+        assert without.reason == "the others came when all had been trained"
+        (group.out / "gate-end").touch()
+        assert group.statuses() == {0: 0, 1: 0, 2: 0}
+        assert group.await_event("ended").outcome == "done"
+    assert stepped(group.out) == BOTH_EPOCHS
+    assert len(list(group.out.glob("stepped-*.jsonl"))) <= 2
+
+
+def await_moves(group: Group, instance: int, count: int) -> None:
+    """Wait until an instance is known to have moved so many pieces of the state."""
+    group.await_members(
+        lambda members: any(one["index"] == instance and one.get("moves", 0) >= count for one in members)
+    )
+
+
+@pytest.mark.deep
+def test_a_state_that_takes_long_to_be_given_survives(tmp_path: Path, bare: RuntimeSettings) -> None:
+    """Live, where no checkpoints are kept: to give it up would be to begin anew."""
+    with running_group(tmp_path / "out", bare, instances="1:2", impatient=True, **LARGE, piece_s=0.4) as group:
+        group.start(0)
+        first = group.trains(0)
+        group.start(1)
+        both = group.trains(0, 1, after=first.generation)
+        formed = group.await_event("active", lambda event: event.generation == both.generation)
+        assert (both.generation, both.gear) == (first.generation + 1, "live"), group.story()
+        assert formed.total_s is not None
+        assert formed.total_s > 2 * LIMIT_S
+        group.await_steps(5)
+        group.check_no_step_twice()
+
+
+@pytest.mark.deep
+def test_a_checkpoint_that_takes_long_to_read_is_read_once(tmp_path: Path, settings: RuntimeSettings) -> None:
+    """All wait for it, in one generation, whatever its store takes for each answer."""
+    with running_group(tmp_path / "out", settings, instances="2", impatient=True, **LARGE) as group:
+        group.start(0, 1)
+        group.trains(0, 1)
+        group.await_steps(5)
+        group.terminate(0)
+        group.terminate(1)
+        assert group.statuses() == {0: -15, 1: -15}
+        group.agents.clear()
+        before = max(event.generation for event in group.events())
+
+        group.option(**LARGE, piece_s=0.3)
+        group.start(0, 1)
+        again = group.trains(0, 1, after=before)
+        formed = group.await_event("active", lambda event: event.generation == again.generation)
+        assert formed.total_s is not None
+        assert formed.total_s > 2 * LIMIT_S
+        group.await_steps(5)
+        assert again.generation == before + 1, group.story()
+        assert sum(group.log(instance).count("checkpoint.loaded") for instance in (0, 1)) == 1
+        group.check_no_step_twice()
+
+
+@pytest.mark.deep
+def test_who_ends_a_long_step_is_waited_for(tmp_path: Path, bare: RuntimeSettings) -> None:
+    """It has the state, and all the while it computes."""
+    with running_group(tmp_path / "out", bare, instances="1:2", impatient=True, **LARGE, gates=[5]) as group:
+        group.start(0)
+        first = group.trains(0)
+        group.await_steps(4)
+        group.start(1)
+        group.await_event("forming", lambda event: event.generation > first.generation)
+        time.sleep(1.5 * LIMIT_S)
+        assert group.events()[-1].kind == "forming", group.story()
+        open_gate(group.out, 5)
+        both = group.trains(0, 1, after=first.generation)
+        assert (both.generation, both.gear) == (first.generation + 1, "live")
+        group.await_steps(5)
+        group.check_no_step_twice()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("stops", ["the giver", "the taker"])
+def test_a_trainer_that_stops_while_the_state_moves_is_replaced(
+    tmp_path: Path, bare: RuntimeSettings, stops: str
+) -> None:
+    """As at the end of a step; nobody else waits than who is at its other end, and keeps or finds the state."""
+    with running_group(tmp_path / "out", bare, instances="2:3", **LARGE, piece_s=0.2) as group:
+        group.start(0, 1)
+        first = group.trains(0, 1)
+        group.start(2)
+        joining = group.await_event("forming", lambda event: 2 in event.members)
+        await_moves(group, 2, 5)
+        victim = first.members[0] if stops == "the giver" else 2
+        group.trainer(victim).suspend()
+        stopped = group.await_event("failed", lambda event: event.instance == victim)
+        assert "is stopped" in stopped.reason
+        after = group.trains(*{0, 1, 2} - {victim}, after=joining.generation)
+        assert (after.generation, after.gear) == (joining.generation + 1, "live")
+        group.await_steps(5)
+        group.check_no_step_twice(killed=int(stops == "the giver"))

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -53,10 +52,7 @@ def check_each_once(group: Group, expected: dict[int, list[int]], *, killed: int
 
 
 def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, settings: RuntimeSettings) -> None:
-    """A join, a leave, a killed trainer, a hung one and a killed instance cost pauses, and no sample.
-
-    Each step is trained on by who is there; in the end each sample is in the model once an epoch.
-    """
+    """A join, a leave, a killed trainer, a hung one and a killed instance cost pauses, and no sample."""
     options = {"samples": 12000, "global_batch": 24, "epochs": 1, "step_s": 0.1}
     with running_group(tmp_path / "out", settings, **options) as group:
         group.start(0, 1)
@@ -141,28 +137,6 @@ def test_standbys_take_over_when_rank_0_is_lost(tmp_path: Path, settings: Runtim
 
 
 @pytest.mark.deep
-def test_who_starts_slowly_is_waited_for_only_when_its_generation_forms(
-    tmp_path: Path, settings: RuntimeSettings
-) -> None:
-    """The others train while it loads; then all wait for it, and nobody is left out."""
-    with running_group(tmp_path / "out", settings, instances="1:2", **LONG) as group:
-        group.start(0)
-        first = group.trains(0)
-        group.option(**LONG, load_s=2.0, meet_s=2.0)
-        since = time.time()
-        group.start(1)
-        both = group.trains(0, 1, after=first.generation)
-        formed = group.await_event("active", lambda event: event.generation == both.generation)
-        assert both.generation == first.generation + 1
-        assert formed.total_s is not None
-        assert formed.total_s > 2.0
-        group.await_steps(5)
-        meanwhile = [each for each in group.stepped() if since < each["at"] < both.at]
-        assert len(meanwhile) > 5
-        assert both.at - since > 2.0
-
-
-@pytest.mark.deep
 def test_a_trainer_that_does_not_come_back_from_a_step_is_replaced(tmp_path: Path, settings: RuntimeSettings) -> None:
     """It says all the time that it lives, so that only a limit to what a step may take tells it from a slow one."""
     limited = msgspec.structs.replace(settings, step_limit_s=2.0)
@@ -180,29 +154,6 @@ def test_a_trainer_that_does_not_come_back_from_a_step_is_replaced(tmp_path: Pat
 
 
 INDIRECT = TRAINING_SCRIPTS / "indirect_script.py"
-
-
-@pytest.mark.deep
-def test_a_script_that_calls_init_in_another_module_is_elastic(tmp_path: Path, settings: RuntimeSettings) -> None:
-    """Its agent takes it for another kind until it does, and that of the next instance hears of it beforehand."""
-    out = tmp_path / "out"
-    command = [sys.executable, str(INDIRECT), str(out)]
-    with running_group(out, settings, instances="1:2", command=command, **LONG, load_s=2.0) as group:
-        group.start(0)
-        group.await_event("active")
-        group.trainer(0).kill()
-        assert "was ended by signal 9" in group.await_event("failed").reason
-        group.await_steps(5)
-        alone = max(event.generation for event in group.events())
-        group.start(1)
-        joined = group.trains(0, 1, after=alone)
-        assert (joined.gear, joined.reason) == ("live", "instance 1 has joined"), group.story()
-        assert joined.generation == alone + 1
-        group.await_steps(10)
-        group.terminate(0)
-        group.terminate(1)
-        assert group.statuses() == {0: -15, 1: -15}
-        group.check_no_step_twice()
 
 
 def test_instances_may_find_out_at_the_same_time_that_their_script_is_elastic(

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,14 +33,8 @@ def edl(work_dir: Path, **environ: str) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
     options = json.dumps({"samples": 10**5, "global_batch": 24, "epochs": 1, "step_s": 0.05})
     quiet = {"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    return {
-        **clean,
-        **quiet,
-        "EDL_LEASE_TTL_S": "30",
-        "EDL_WORK_DIR": str(work_dir),
-        "SCRIPT_OPTIONS": options,
-        **environ,
-    }
+    ours = {"EDL_LEASE_TTL_S": "30", "EDL_WORK_DIR": str(work_dir), "SCRIPT_OPTIONS": options}
+    return clean | quiet | ours | environ
 
 
 def eventually(holds: Callable[[], object], log: Path) -> None:
@@ -61,6 +56,22 @@ def waiting(folder: Path) -> Path:
 
 
 EDL = [sys.executable, "-P", "-m", "edl_runtime.cli"]  # as the command that is installed: without the present folder
+
+
+@contextmanager
+def running(environ: dict[str, str], folder: Path, log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start `edl run` in a folder; what is left of it is ended afterwards."""
+    command = [*EDL, "run", "--instances", "1:2", *words]
+    with log.open("wb") as output:
+        run = subprocess.Popen(command, env=environ, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield run
+    finally:
+        if run.poll() is None:
+            run.send_signal(signal.SIGINT)
+            run.send_signal(signal.SIGINT)
+            run.wait(PATIENCE_S)
+        wait_until_gone(Path(environ["EDL_WORK_DIR"]))
 
 
 def edl_run(work_dir: Path, folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -85,15 +96,7 @@ def test_a_job_of_that_name_that_runs_is_left_alone(
     script, log = waiting(tmp_path / "mine"), tmp_path / "log"
     other = waiting(tmp_path / "other")
     redis = {"EDL_REDIS_URL": redis_url} if shared else {}
-    with log.open("wb") as output:
-        first = subprocess.Popen(
-            [*EDL, "run", "--instances", "1:2", "train.py"],
-            env=edl(work_dir, **redis),
-            cwd=script.parent,
-            stdout=output,
-            stderr=output,
-        )
-    try:
+    with running(edl(work_dir, **redis), script.parent, log, "train.py") as first:
         eventually(lambda: " began\n" in log.read_text(), log)
         for folder in (script.parent, other.parent):
             refused = edl_run(work_dir, folder, "train.py", **redis)
@@ -106,12 +109,6 @@ def test_a_job_of_that_name_that_runs_is_left_alone(
         assert first.poll() is None
         (script.parent / "go").touch()
         assert first.wait(PATIENCE_S) == 0
-    finally:
-        if first.poll() is None:
-            first.send_signal(signal.SIGINT)
-            first.send_signal(signal.SIGINT)
-            first.wait(PATIENCE_S)
-        wait_until_gone(work_dir)
     assert "trained" in log.read_text()
 
 
@@ -143,20 +140,17 @@ def test_a_training_that_nobody_sees_any_more_ends_with_a_checkpoint(
         eventually(lambda: list(out.glob("stepped-*")) and b"\n" in os.read(mine, 10_000), log)
         os.close(mine)
         assert run.wait(PATIENCE_S) == 0
-        ended = subprocess.run([*EDL, "jobs", "--json"], env=edl(work_dir), capture_output=True, text=True, check=True)
+        ended = said(edl(work_dir), tmp_path, "jobs", "--json")
         assert [job["phase"] for job in json.loads(ended.stdout)] == ["succeeded"]
     finally:
-        subprocess.run([*EDL, "stop", "elastic-script"], env=edl(work_dir), check=False)
+        said(edl(work_dir), tmp_path, "stop", "elastic-script", check=False)
         run.wait(PATIENCE_S)
         wait_until_gone(work_dir)
     assert list(kept.glob("step-*/manifest.json"))
 
 
 def test_a_script_has_its_environment_its_modules_and_its_say(tmp_path: Path, work_dir: Path) -> None:
-    """Options replace single settings of checkpoints, a module named as one of the agent's breaks no agent.
-
-    What a trainer notes is shown among the lines of the log: nobody has to ask for it.
-    """
+    """Options replace single settings of checkpoints, its own `redis` breaks no agent, and what it notes is shown."""
     (tmp_path / "redis.py").write_text("mine = 'its own redis'")
     (tmp_path / "beside.py").write_text(
         "import os\nfrom edl_runtime.elastic.link import connect\nfrom edl_runtime.elastic.messages import Note\n"
@@ -208,27 +202,13 @@ def test_a_person_runs_resizes_and_stops_a_training(tmp_path: Path, work_dir: Pa
     """One command starts it with a Redis of its own; another shell resizes it; Ctrl-C ends it with a checkpoint."""
     out, kept, log = tmp_path / "out", tmp_path / "kept", tmp_path / "log"
     out.mkdir()
-    flags = ["--instances", "1:2", "--name", "digits", "--checkpoint", str(kept), "--every-steps", "1000"]
-    with log.open("wb") as output:
-        run = subprocess.Popen(
-            [*EDL, "run", *flags, str(SCRIPT), str(out)],
-            env=edl(work_dir),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=tmp_path,
-        )
-    try:
+    words = ["--name", "digits", "--checkpoint", str(kept), "--every-steps", "1000", str(SCRIPT), str(out)]
+    with running(edl(work_dir), tmp_path, log, *words) as run:
         eventually(lambda: "resumed     instances 0 " in log.read_text(), log)
         said(edl(work_dir), tmp_path, "resize", "digits", "2")
         eventually(lambda: "resumed     instances 0 1 " in log.read_text(), log)
         run.send_signal(signal.SIGINT)
         assert run.wait(PATIENCE_S) == 0
-    finally:
-        if run.poll() is None:
-            run.send_signal(signal.SIGINT)
-            run.send_signal(signal.SIGINT)
-            run.wait(PATIENCE_S)
-        wait_until_gone(work_dir)
     shown = log.read_text()
     assert "[1 rank 1] " in shown
     assert "stopped by Ctrl-C" in shown
@@ -304,21 +284,15 @@ def test_a_job_is_named_after_its_script(command: tuple[str, ...], name: str) ->
     ("arguments", "said"),
     [
         (["--instances", "4:1", "train.py"], "bounds: got '4:1'"),
-        (["--instances", "1:2", "nowhere.py"], "nowhere.py"),
-        (["--instances", "1:2", "--start", "3", "train.py"], "instances: got 3, allowed is 1 to 2"),
-        (["--instances", "1:2", "--every-steps", "5", "train.py"], "--checkpoint"),
-        (["--instances", "1:2", "--detach", "train.py"], "EDL_REDIS_URL"),
-        (["--instances", "1:2", "--weight", "0", "train.py"], "weight: got 0.0, allowed is a number above 0"),
-        (
-            ["--instances", "1:2", "训练.py"],
-            "--name: got '', allowed is a name for the job, as in --name train: '训练.py'",
-        ),
-        (
-            ["--instances", "1:2", "--checkpoint", "/proc/x", "train.py"],
-            "--checkpoint: got '/proc/x', allowed is a folder",
-        ),
-        (["--instances", "1:2", "--checkpoint", "train.py/x", "train.py"], "can be written to (Not a directory)"),
-        (["--instances", "1:2", "--gear", "hot", "train.py"], "'hot' is not one of 'live', 'warm', 'cold'"),
+        (["nowhere.py"], "nowhere.py"),
+        (["--start", "3", "train.py"], "instances: got 3, allowed is 1 to 2"),
+        (["--every-steps", "5", "train.py"], "--checkpoint"),
+        (["--detach", "train.py"], "EDL_REDIS_URL"),
+        (["--weight", "0", "train.py"], "weight: got 0.0, allowed is a number above 0"),
+        (["训练.py"], "--name: got '', allowed is a name for the job, as in --name train: '训练.py'"),
+        (["--checkpoint", "/proc/x", "train.py"], "--checkpoint: got '/proc/x', allowed is a folder"),
+        (["--checkpoint", "train.py/x", "train.py"], "can be written to (Not a directory)"),
+        (["--gear", "hot", "train.py"], "'hot' is not one of 'live', 'warm', 'cold'"),
     ],
 )
 def test_what_can_not_be_run_is_refused_at_once(
@@ -329,7 +303,7 @@ def test_what_can_not_be_run_is_refused_at_once(
     (tmp_path / "训练.py").touch()
     monkeypatch.chdir(tmp_path)
     environ = {"EDL_WORK_DIR": str(work_dir), "EDL_REDIS_URL": "", "EDL_CHECKPOINT": ""}
-    ran = CliRunner().invoke(run, arguments, env=environ)
+    ran = CliRunner().invoke(run, ["--instances", "1:2", *arguments], env=environ)
     assert isinstance(ran.exception, SpecError) or ran.exit_code == 2
     assert said in f"{ran.stderr} {ran.exception}"
     assert not work_dir.exists()

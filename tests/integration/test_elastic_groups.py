@@ -22,11 +22,7 @@ CUT = SUPPORT / "elastic" / "cut_network.py"
 
 @pytest.mark.slow
 def test_groups_follow_one_another_and_are_let_go_of(tmp_path: Path) -> None:
-    """They talk right, free who waits, and leave few descriptors behind.
-
-    Whatever else the process has open stays open. The port is the same each time. Nobody listens at any address once
-    all are there, and what is left of a group uses no processor.
-    """
+    """They talk right, free who waits, leave few descriptors behind and nobody listening, and shut nothing else."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environ = {**os.environ, "GLOG_minloglevel": "3", "PYTHONWARNINGS": "ignore"}

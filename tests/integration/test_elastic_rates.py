@@ -43,17 +43,12 @@ def weights_of(out: Path) -> list[dict[str, np.ndarray]]:
     return found
 
 
-def wanted(how: str) -> dict[int, float]:
-    """Return by which rate each step is done when nothing disturbs it."""
-    after = AFTER if how == "number" else 1.0
-    return {step: 0.1 * DECAY**step * after ** (step - 1) for step in range(1, STEPS + 1)}
-
-
-def assert_as_wanted(out: Path, how: str) -> None:
+def assert_as_wanted(out: Path, *, after: float = AFTER) -> None:
+    """Check by which rate each step was done, which is that of a training that nothing disturbs."""
     rates = rates_of(out)
-    assert rates.keys() == wanted(how).keys()
-    for step, rate in wanted(how).items():
-        assert rates[step] == pytest.approx([rate] * len(rates[step])), step
+    assert list(rates) == list(range(1, STEPS + 1))
+    for step, found in rates.items():
+        assert found == pytest.approx([0.1 * DECAY**step * after ** (step - 1)] * len(found)), step
 
 
 def test_ranks_that_set_other_rates_train_one_model(tmp_path: Path) -> None:
@@ -70,18 +65,14 @@ def test_ranks_that_set_other_rates_train_one_model(tmp_path: Path) -> None:
         np.testing.assert_array_equal(value, second[name])
 
 
-@pytest.mark.parametrize("how", ["number", pytest.param("scheduler", marks=pytest.mark.deep)])
-def test_a_step_that_is_lost_lowers_no_rate(tmp_path: Path, how: str) -> None:
-    """Its batch comes again, and what the script does for each is done once for the step, also where it was done twice.
-
-    The weights are those of a trainer that nothing disturbs.
-    """
+def test_a_step_that_is_lost_lowers_no_rate(tmp_path: Path) -> None:
+    """What the script does for each batch is done once for the step, also where that was done twice."""
     alone = tmp_path / "alone"
-    with trainers(alone, 1, script=SCRIPT, how=how, decay=DECAY, after=AFTER) as (only,):
+    with trainers(alone, 1, script=SCRIPT, decay=DECAY, after=AFTER) as (only,):
         join([only], 1)
         assert only.wait() == 0
-    assert_as_wanted(alone, how)
-    options: dict[str, Any] = {"gates": [EARLY, LATE], "how": how, "decay": DECAY, "after": AFTER}
+    assert_as_wanted(alone)
+    options: dict[str, Any] = {"gates": [EARLY, LATE], "decay": DECAY, "after": AFTER}
     with trainers(tmp_path, 3, script=SCRIPT, **options) as [first, second, third]:
         join([first, second, third], 1)
         second.await_word(Stepped)
@@ -97,16 +88,15 @@ def test_a_step_that_is_lost_lowers_no_rate(tmp_path: Path, how: str) -> None:
         join([third], 3)
         assert third.await_word(Finished).why == "done"
         assert third.wait() == 0
-    assert_as_wanted(tmp_path, how)
+    assert_as_wanted(tmp_path)
     ((found,), (undisturbed,)) = (weights_of(tmp_path), weights_of(alone))
     for name, value in undisturbed.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("how", [pytest.param("number", marks=pytest.mark.deep), "scheduler"])
-def test_newcomers_go_on_with_the_rate_that_the_others_have(tmp_path: Path, how: str) -> None:
+def test_newcomers_go_on_with_the_rate_that_the_others_have(tmp_path: Path) -> None:
     """Also where those who have set it leave, and where all begin anew from a checkpoint."""
-    options: dict[str, Any] = {"gates": [EARLY, LATE], "how": how, "decay": DECAY, "after": AFTER}
+    options: dict[str, Any] = {"gates": [EARLY, LATE], "how": "scheduler", "decay": DECAY}
     options["environ"] = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
     with trainers(tmp_path, 3, script=SCRIPT, **options) as [first, second, last]:
         join([first], 1)
@@ -122,8 +112,4 @@ def test_newcomers_go_on_with_the_rate_that_the_others_have(tmp_path: Path, how:
         join([last], 3)
         assert last.await_word(Up) == Up(generation=3, step=step, source="checkpoint", live=True)
         assert last.wait() == 0
-    found, want = rates_of(tmp_path), wanted(how)
-    assert list(found) == list(want)
-    for at, rates in found.items():
-        lost = AFTER if at > step and how == "number" else 1.0  # the script was told to leave before it could lower it
-        assert rates == pytest.approx([want[at] / lost] * len(rates)), at
+    assert_as_wanted(tmp_path, after=1.0)

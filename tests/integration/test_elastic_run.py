@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +51,10 @@ def assert_same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> 
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_two_train_the_same_model_as_one(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
-    """Uneven parts and micro batches change nothing of what is trained."""
-    with trainers(tmp_path, 2, epochs=EPOCHS, micro_batch=10) as both:
-        join(both, 1)
-        last = [trainer.await_word(Stepped, lambda word: word.step == len(ONCE)) for trainer in both]
-        assert [trainer.wait() for trainer in both] == [0, 0]
-    assert stepped(tmp_path) == ONCE
-    assert_same(weights(tmp_path), undisturbed)
-    assert last[0].loss == last[1].loss
-    assert last[0].samples == 150 * EPOCHS
-
-
 def test_instances_come_and_go_and_train_the_same_model(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
-    """One, then three, then two: the same steps, the same weights, and nobody who lost another."""
-    with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03, gates=[EARLY, LATE]) as [first, second, third]:
+    """One, then three, then two: the same steps, loss and weights, with uneven parts, and nobody who lost another."""
+    options: dict[str, Any] = {"epochs": EPOCHS, "step_s": 0.03, "gates": [EARLY, LATE], "micro_batch": 10}
+    with trainers(tmp_path, 3, **options) as [first, second, third]:
         assert all(trainer.said(Ready)[0].live for trainer in (first, second, third))
         join([first], 1)
         first.await_word(Stepped)
@@ -77,7 +67,10 @@ def test_instances_come_and_go_and_train_the_same_model(tmp_path: Path, undistur
         leave(second)
         join([first, third], 3)
         open_gate(tmp_path, LATE)
-        assert third.await_word(Stepped, lambda word: word.generation == 3)
+        last = [trainer.await_word(Stepped, lambda word: word.step == len(ONCE)) for trainer in (first, third)]
+        assert [word.generation for word in last] == [3, 3]
+        assert last[0].loss == last[1].loss
+        assert last[0].samples == 150 * EPOCHS
         assert second.await_word(Finished).why == "left"
         assert [trainer.wait() for trainer in (first, second, third)] == [0, 0, 0]
         assert all(not trainer.said(Lost) for trainer in (first, second, third))
@@ -132,13 +125,10 @@ def test_workers_that_load_samples_die_with_their_trainer(tmp_path: Path) -> Non
         assert psutil.wait_procs(workers, timeout=PATIENCE_S)[1] == []
 
 
-@pytest.mark.parametrize("reader", [pytest.param(False, marks=pytest.mark.deep), True], ids=["plain", "reader"])
-def test_the_killed_and_the_stopped_are_not_waited_for(
-    tmp_path: Path, undisturbed: dict[str, np.ndarray], *, reader: bool
-) -> None:
+def test_the_killed_and_the_stopped_are_not_waited_for(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
     """Survivors of a killed trainer, and who waits for a stopped one, go on at once; each sample counts once."""
     gates = [EARLY, LATE]
-    with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03, gates=gates, reader=reader) as [first, second, third]:
+    with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03, gates=gates, reader=True) as [first, second, third]:
         join([first, second, third], 1)
         second.await_word(Stepped, lambda word: word.step > 3)
         first.process.kill()
@@ -195,23 +185,6 @@ def test_who_had_no_batch_in_the_last_step_ends_with_the_others(tmp_path: Path) 
         assert [trainer.await_word(Finished) for trainer in both] == [Finished(step=2, why="done")] * 2
         assert [trainer.wait() for trainer in both] == [0, 0]
     assert stepped(tmp_path) == {step: batches_of(65, 64, 1)[step] for step in (1, 2)}
-
-
-@pytest.mark.deep
-def test_who_joins_at_the_last_step_ends_with_the_others(tmp_path: Path) -> None:
-    """What it has begun by then is in no model."""
-    with trainers(tmp_path, 3, epochs=EPOCHS, finish_at=EARLY, gates=[EARLY]) as [first, second, third]:
-        join([first, second], 1)
-        until = time.monotonic() + PATIENCE_S
-        while EARLY - 1 not in stepped(tmp_path):
-            assert time.monotonic() < until
-            time.sleep(0.02)
-        join([first, second, third], 2)
-        open_gate(tmp_path, EARLY)
-        ends = [trainer.await_word(Finished) for trainer in (first, second, third)]
-        assert ends == [Finished(step=EARLY, why="done")] * 3
-        assert [trainer.wait() for trainer in (first, second, third)] == [0, 0, 0]
-    assert stepped(tmp_path) == {step: samples for step, samples in ONCE.items() if step <= EARLY}
 
 
 LEAVES_EARLY = """
@@ -331,10 +304,7 @@ def test_a_script_alone_ends_at_sigterm_and_goes_on_later(tmp_path: Path, undist
     """It finishes its step, writes a checkpoint and exits with 0; the next run trains what is left."""
     environ = {"EDL_CHECKPOINT": str(tmp_path / "kept"), "EDL_RESULT_FILE": str(tmp_path / "result.json")}
     first = alone(tmp_path / "out", environ, epochs=EPOCHS, step_s=0.05, gates=[LATE])
-    until = time.monotonic() + PATIENCE_S
-    while len(stepped(tmp_path / "out")) < 3:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_until(lambda: len(stepped(tmp_path / "out")) >= 3, PATIENCE_S)
     first.terminate()
     open_gate(tmp_path / "out", LATE)
     assert first.wait(PATIENCE_S) == 0
@@ -346,25 +316,63 @@ def test_a_script_alone_ends_at_sigterm_and_goes_on_later(tmp_path: Path, undist
     assert_same(weights(tmp_path / "out"), undisturbed)
 
 
-def test_a_leave_with_a_checkpoint_is_one_for_all(tmp_path: Path, undisturbed: dict[str, np.ndarray]) -> None:
-    """All end at the same step, and who is told to writes; two others go on from there, their number above."""
-    environ = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
-    options: dict[str, Any] = {"epochs": EPOCHS, "step_s": 0.03, "gates": [LATE], "environ": environ}
-    with trainers(tmp_path, 2, **options) as both:
-        assert [trainer.said(Ready)[0].seen for trainer in both] == [0, 0]
-        join(both, 5)
-        both[0].await_word(Stepped, lambda word: word.step > 3)
-        leave(both[0])
-        leave(both[1], checkpoint=True)
-        open_gate(tmp_path, LATE)
-        ends = [trainer.await_word(Finished) for trainer in both]
-        assert ends[0] == ends[1]
-        assert ends[0].why == "left"
-        assert [trainer.wait() for trainer in both] == [0, 0]
-        both.append(Trainer(tmp_path, **options))
-        assert both[2].await_word(Ready).seen == 5
-        join([both[2]], 6)
-        assert both[2].await_word(Up) == Up(generation=6, step=ends[0].step, source="checkpoint", live=True)
-        assert both[2].wait() == 0
-    assert stepped(tmp_path) == ONCE
-    assert_same(weights(tmp_path), undisturbed)
+ENDS = """
+import atexit, pathlib, sys, time
+out, ending = pathlib.Path(sys.argv[1]), {ending!r}
+
+def linger():
+    while not (out / "go").exists():
+        time.sleep(0.01)
+
+atexit.register(linger)  # what is registered first comes last
+
+import paddle
+from edl_runtime import elastic
+
+run = elastic.init()
+model = paddle.nn.Linear(4, 1)
+run.wrap(model, paddle.optimizer.SGD(0.1, parameters=model.parameters()))
+for number, batch in enumerate(run.data([[1.0] * 4] * 1000, global_batch=4, collate_fn=paddle.to_tensor)):
+    if number == 2 and run.rank >= {first}:
+        exec(ending)
+    model(batch).mean().backward()
+    run.step()
+"""
+
+
+@contextlib.contextmanager
+def pair(out: Path, *, ending: str, first: int) -> Iterator[list[Trainer]]:
+    """Yield two trainers in a group, of which those from rank `first` on end so in its third step."""
+    out.mkdir()
+    script = out / "ends.py"
+    script.write_text(ENDS.format(ending=ending, first=first))
+    with trainers(out, 2, script=script, warm=False) as both:
+        join(both, 1)
+        for trainer in both:
+            trainer.await_word(Up)
+        yield both
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [("raise ValueError('no')", 1), pytest.param("raise KeyboardInterrupt", -signal.SIGINT, marks=pytest.mark.deep)],
+)
+def test_a_group_is_closed_before_the_interpreter_ends(tmp_path: Path, ending: str, status: int) -> None:
+    """The others notice it while the process that fails is still there."""
+    with pair(tmp_path / "out", ending=ending, first=1) as both:
+        both[0].await_word(Lost)
+        assert both[1].process.poll() is None
+        (tmp_path / "out" / "go").touch()
+        assert both[1].wait() == status
+
+
+@pytest.mark.deep
+def test_failing_trainers_end_by_their_status_and_by_no_signal(tmp_path: Path) -> None:
+    """Twenty trainers, five pairs at a time, which fail in the same step: no thread ends them."""
+    for turn in range(2):
+        outs = [tmp_path / f"{turn}-{number}" for number in range(5)]
+        with contextlib.ExitStack() as ends:
+            pairs = [ends.enter_context(pair(out, ending="raise ValueError('no')", first=0)) for out in outs]
+            for out in outs:
+                (out / "go").touch()
+            assert [trainer.wait() for both in pairs for trainer in both] == [1] * 10

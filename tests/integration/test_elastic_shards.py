@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import redis
-from support.elastic.fake_agent import Trainer, join, leave, open_gate, stepped, trainers
+from support.elastic.fake_agent import Trainer, join, open_gate, stepped, trainers
 from support.elastic.local_run import SAMPLES, QuietLink, model_and_optimizer, train
 from support.teachers.process import wait_until
 
@@ -43,11 +43,6 @@ def steps_of(out: Path, trainer: Trainer) -> set[int]:
     return {msgspec.json.decode(line)["step"] for line in file.read_bytes().splitlines()} if file.exists() else set()
 
 
-def metrics_of(result: Path) -> dict[str, float]:
-    metrics: dict[str, float] = msgspec.json.decode(result.read_bytes())["metrics"]
-    return metrics
-
-
 def test_records_count_once_an_epoch_whoever_dies_and_joins(tmp_path: Path, environ: dict[str, str]) -> None:
     """The shard of a killed trainer is finished by others, from where the model has it."""
     options: dict[str, Any] = {"shards": 12, "epochs": 2, "gates": [4, 9], "environ": environ}
@@ -66,33 +61,6 @@ def test_records_count_once_an_epoch_whoever_dies_and_joins(tmp_path: Path, envi
         assert [trainer.await_word(Finished).why for trainer in (second, third)] == ["done"] * 2
         assert [trainer.wait() for trainer in (second, third)] == [0, 0]
     assert counted(tmp_path) == ALL_TWICE
-
-
-def test_the_ledger_goes_back_with_the_checkpoint(tmp_path: Path, environ: dict[str, str]) -> None:
-    """What was done after it is done again; a shard that can't be read is set aside, and all else counts once."""
-    environ |= {"EDL_CHECKPOINT": str(tmp_path / "kept"), "EDL_RESULT_FILE": str(tmp_path / "result")}
-    options: dict[str, Any] = {"shards": 6, "epochs": 1, "step_s": 0.1, "environ": environ, "poison": 47}
-    with trainers(tmp_path / "out", 2, **options) as both:
-        join(both, 1)
-        both[0].await_word(Stepped, lambda word: word.step > 2)
-        leave(both[0])
-        leave(both[1], checkpoint=True)
-        done = both[0].await_word(Finished).step
-        assert [trainer.wait() for trainer in both] == [0, 0]
-        both.append(Trainer(tmp_path / "out", **options))
-        both[2].await_word(Ready)
-        join([both[2]], 2)
-        assert both[2].await_word(Up).step == done
-        assert both[2].await_word(Finished).why == "done"
-        assert both[2].wait() == 0
-        notes = [note.text for trainer in both for note in trainer.said(Note)]
-    assert len(notes) == 1
-    assert notes[0].startswith("shard '2' was set aside in epoch 0")
-    assert metrics_of(tmp_path / "result")["shards_set_aside"] == 1
-    found = counted(tmp_path / "out")
-    assert set(found.values()) == {1}
-    assert found.keys() | set(range(40, 60)) == set(range(120))
-    assert 47 not in found
 
 
 def test_a_redis_that_forgot_the_ledger_sends_all_ranks_back_together(
@@ -198,4 +166,4 @@ def test_a_shard_that_is_set_aside_is_told_of(
     (note,) = notes
     assert note.startswith("shard '2' was set aside in epoch 0, for it failed too often; its first 0 records are")
     assert note.endswith("The last failure: ValueError: torn")
-    assert metrics_of(result)["shards_set_aside"] == 1
+    assert msgspec.json.decode(result.read_bytes())["metrics"]["shards_set_aside"] == 1

@@ -15,6 +15,7 @@ from support.elastic.group_clock import later, take_time_from_a_key
 from edl_runtime.elastic import membership
 from edl_runtime.elastic.agreement import decide
 from edl_runtime.elastic.events import Event, follow, read
+from edl_runtime.elastic.falls import MOST_FALLS
 from edl_runtime.elastic.generation import Generation, GroupView, Outcome, TrainerMember
 from edl_runtime.elastic.membership import Membership, request_stop
 from edl_runtime.errors import InstanceSupersededError, JobTakenError, RegistryUnavailableError
@@ -114,16 +115,6 @@ async def test_one_of_many_proposers_wins(client: Redis, namespace: str) -> None
     assert (await kinds(client, namespace)).count("forming") == 1
 
 
-async def test_an_outdated_proposal_is_refused(client: Redis, namespace: str) -> None:
-    """What an agent decided before it was stopped does not count when it goes on."""
-    first, second = await group(client, namespace, 2)
-    newcomer = Agent(client, namespace, 2)
-    await newcomer.beat()
-    late = await first.draft()
-    await second.publish()
-    assert await first.membership.propose(late) is None
-
-
 async def test_only_members_with_a_lease_propose_and_are_proposed(client: Redis, namespace: str) -> None:
     """A generation with somebody in it who has gone would never form."""
     first, second = await group(client, namespace, 2)
@@ -161,6 +152,8 @@ async def test_nobody_runs_out_while_nobody_beats(client: Redis, namespace: str)
     assert first.view.now - before == pytest.approx(0.2), "the clock goes on by a third of a lease at most"
     await later(client, 0.1)
     assert ids(await second.beat()) == ["0-a", "1-a"]
+    await later(client, -3600.0)
+    assert (await first.beat()).now == second.view.now, "nor does it go back when Redis's own is put back"
     assert "gone" not in await kinds(client, namespace)
 
 
@@ -246,15 +239,6 @@ async def test_a_generation_that_forms_is_as_young_as_what_came_of_it_last(clien
     up = await first.beat()
     assert (up.state, up.since > came_on) == ("active", True)
     assert (await second.beat(came_on=True)).since == up.since
-
-
-async def test_who_left_as_planned_is_told_from_who_is_lost(client: Redis, namespace: str) -> None:
-    """And so is who has finished."""
-    first, second, third = await group(client, namespace, 3)
-    await second.beat(finished=True)
-    await third.membership.leave()
-    view = await first.beat()
-    assert (view.finished, view.left) == (frozenset({"1-a"}), frozenset({"2-a"}))
 
 
 async def test_a_job_ends_once(client: Redis, namespace: str) -> None:
@@ -501,3 +485,55 @@ async def test_fences_in_an_emptied_redis_are_above_those_that_it_forgot(client:
     await later(client, 1.0)
     anew = Agent(client, namespace, 0, "b")
     assert (await anew.beat()).members[0].member.fence > before
+
+
+async def faller(client: Redis, namespace: str, index: int = 2, boot: str = "a") -> Membership:
+    """Return the membership of an agent that is registered."""
+    membership = Membership(client, namespace, JOB)
+    await membership.beat(TrainerMember(id=f"{index}-{boot}", index=index))
+    return membership
+
+
+async def counts(membership: Membership, steps: list[int], *, generation: int = 0) -> list[int]:
+    """Return the count of each of these falls, each at a step of the job."""
+    return [await membership.count_fall(generation, step, progress=False) for step in steps]
+
+
+async def test_falls_without_progress_add_up(client: Redis, namespace: str) -> None:
+    """A later step than at any fall before begins a new count."""
+    one = await faller(client, namespace)
+    assert await counts(one, [100, 100, 100, 100]) == [1, 2, 3, 4]
+    assert await counts(one, [101, 50, 101, 101]) == [1, 2, 3, 4]
+    assert await one.count_fall(0, 50, progress=True) == 1
+
+
+async def test_steps_of_others_are_progress(client: Redis, namespace: str) -> None:
+    """Whoever falls tells where the job stands: one that never comes to a step does not fail a healthy job."""
+    one, other = await faller(client, namespace), await faller(client, namespace, 3)
+    assert await counts(one, [100, 101]) == [1, 1]
+    assert await counts(other, [101, 102], generation=7) == [2, 1]
+
+
+async def test_falls_of_several_in_one_generation_are_one(client: Redis, namespace: str) -> None:
+    """When a rank of a plain script ends, the others do because of it; and all may be killed before they are in one."""
+    agents = [await faller(client, namespace, index) for index in range(10)]
+    for number, generation in enumerate((0, 7, 8, 9), 1):
+        assert [await counts(each, [9], generation=generation) for each in agents] == [[number]] * 10
+    assert number > MOST_FALLS
+
+
+async def test_one_that_never_gets_into_a_generation_falls_again_each_time(client: Redis, namespace: str) -> None:
+    """Its instance has been told of none since the first fell."""
+    assert await counts(await faller(client, namespace), [9] * 4, generation=7) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_new_run_of_the_same_name_begins_with_no_falls(client: Redis, namespace: str, *, ended: bool) -> None:
+    """Jobs that are started by hand have no word for their run; how the one before ended is of no matter."""
+    before = await faller(client, namespace)
+    assert await counts(before, [100] * 4) == [1, 2, 3, 4]
+    if ended:
+        await before.end(Outcome("failed", "too many falls"))
+    await before.leave()
+    anew = await faller(client, namespace, boot="b")
+    assert await counts(anew, [50, 50]) == [1, 2]

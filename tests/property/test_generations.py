@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from support.depth import examples
 from support.elastic.group_clock import take_time_from_a_key
-from support.elastic.group_simulation import LEASE_S, TICK_S, TIMES, Agent, World
+from support.elastic.group_simulation import LEASE_S, Agent, World
 
 from edl_runtime.elastic.agreement import decide
 from edl_runtime.elastic.generation import Generation
@@ -26,13 +26,6 @@ SETTINGS = settings(
 )
 """Shrinking takes minutes; what is printed when it fails can be followed as it is."""
 INSTANCES = st.integers(0, 3)
-
-
-@pytest.fixture
-def redis_with_our_clock(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A Redis whose scripts take their time from a key."""
-    take_time_from_a_key(monkeypatch)
-    return own_redis.url
 
 
 def again(agent: Agent) -> Generation | None:
@@ -180,47 +173,8 @@ class Groups(RuleBasedStateMachine):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_generations_keep_their_promises(redis_with_our_clock: str) -> None:
+def test_generations_keep_their_promises(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever happens, numbers and leases hold; once it is quiet, all who can train do."""
-    Groups.url = redis_with_our_clock
+    take_time_from_a_key(monkeypatch)
+    Groups.url = own_redis.url
     run_state_machine_as_test(Groups, settings=SETTINGS)
-
-
-@pytest.mark.parametrize(("form_s", "come_on"), [(6.0, {0, 1, 2}), (90.0, {2})])
-async def test_a_generation_that_comes_on_is_never_overdue(
-    redis_with_our_clock: str, form_s: float, come_on: set[int]
-) -> None:
-    """However long it takes, and though only one of its members does."""
-    async with connect(redis_with_our_clock) as client:
-        world = await forming(client, form_s, come_on)
-        await world.run(form_s + 2.0)
-        assert world.highest == 1
-        assert world._is_well()
-
-
-@pytest.mark.parametrize("came_on_for_s", [0.0, 30.0])
-async def test_a_generation_of_which_nothing_comes_any_more_is_overdue(
-    redis_with_our_clock: str, came_on_for_s: float
-) -> None:
-    """After the same time however long its members have come on before."""
-    async with connect(redis_with_our_clock) as client:
-        world = await forming(client, 1e9, {0})
-        await world.run(came_on_for_s)
-        world.come_on = frozenset()
-        await world.run(TIMES.join_limit_s - 2 * TICK_S)
-        assert world.highest == 1
-        await world.run(4 * TICK_S)
-        assert world.highest == 2
-        assert "nothing came of it" in world.published[2].reason
-
-
-async def forming(client: Any, form_s: float, come_on: set[int]) -> World:
-    """Return a world of three instances whose first generation has just begun to form."""
-    await client.flushdb()
-    world = World(client, Bounds(3, 3))
-    world.form_s, world.come_on = form_s, frozenset(come_on)
-    for index in range(3):
-        await world.start(index)
-    while not world.published:
-        await world.run(TICK_S)
-    return world

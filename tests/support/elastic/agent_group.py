@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -12,7 +13,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import redis
 from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.elastic.events import Event, Kind, read
+from edl_runtime.errors import RegistrySilentError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
 from edl_runtime.store.client import connect
@@ -99,20 +100,20 @@ class Group:
             async with connect(self.settings.redis_url) as client:
                 return await read(client, self.settings.namespace, self.settings.job)
 
-        return asyncio.run(look())
+        while True:
+            with contextlib.suppress(RegistrySilentError):  # a busy machine keeps even Redis waiting
+                return asyncio.run(look())
 
-    def await_event(self, kind: Kind, such: Callable[[Event], bool] = lambda _: True, *, count: int = 1) -> Event:
-        """Return the event of that kind, the last of `count`, once there is one."""
-        return self.await_events(lambda events: [each for each in events if each.kind == kind and such(each)], count)[
-            -1
-        ]
+    def await_event(self, kind: Kind, such: Callable[[Event], bool] = lambda _: True) -> Event:
+        """Return the last event of that kind, once there is one."""
+        return self._last_of(lambda events: [each for each in events if each.kind == kind and such(each)])
 
-    def await_events(self, choose: Callable[[list[Event]], list[Event]], count: int) -> list[Event]:
+    def _last_of(self, choose: Callable[[list[Event]], list[Event]]) -> Event:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             events = self.events()
-            if len(chosen := choose(events)) >= count:
-                return chosen
+            if chosen := choose(events):
+                return chosen[-1]
             if time.monotonic() > deadline or all(agent.poll() is not None for agent in self.agents.values()):
                 raise AssertionError(f"not within {PATIENCE_S:.0f} s; there was:\n{self.story()}")
             time.sleep(0.05)
@@ -131,12 +132,12 @@ class Group:
                 and event.generation in up
             ]
 
-        return self.await_events(choose, 1)[-1]
+        return self._last_of(choose)
 
     def await_steps(self, count: int) -> None:
         """Wait until so many more steps are done."""
         begin = self._last_step()
-        self._await(lambda: self._last_step() >= begin + count, f"{count} more steps")
+        self.await_that(lambda: self._last_step() >= begin + count, f"{count} more steps")
 
     def await_standbys(self) -> None:
         """Wait until each agent has told the others that it has a standby."""
@@ -148,11 +149,11 @@ class Group:
         """Wait until the members are such, as their agents have told Redis."""
         records = keys.of_group(self.settings.namespace, self.settings.job)[1]
         with redis.Redis.from_url(self.settings.redis_url) as client:
-            self._await(lambda: hold([json.loads(each) for each in client.hvals(records)]), "such members")
+            self.await_that(lambda: hold([json.loads(each) for each in client.hvals(records)]), "such members")
 
     def await_log(self, instance: int, words: str) -> str:
         """Wait until an instance's log has these words, and return what follows them."""
-        self._await(lambda: words in self.log(instance), words)
+        self.await_that(lambda: words in self.log(instance), words)
         return self.log(instance).partition(words)[2]
 
     def log(self, instance: int) -> str:
@@ -161,7 +162,7 @@ class Group:
     def _last_step(self) -> int:
         return max((each["step"] for each in self.stepped()), default=0)
 
-    def _await(self, holds: Callable[[], object], what: str) -> None:
+    def await_that(self, holds: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not holds():
             assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:.0f} s\n{self.logs()}"
@@ -196,7 +197,7 @@ class Group:
         assert {step for step, _ in steps} == set(range(1, 1 + max(step for step, _ in steps)))
 
 
-@contextmanager
+@contextlib.contextmanager
 def running_group(
     out: Path,
     settings: RuntimeSettings,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from edl_runtime.specs import Checkpoint
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of a compiler's cache, which nobody needs here
     import paddle
+
+
+Do = Callable[[], object]
 
 
 class QuietLink(NoLink):
@@ -58,15 +62,34 @@ def model_and_optimizer(*, width: int = 3, order: int = 1, rate: Any = 0.1) -> t
 SAMPLES = [(np.full(2, number, np.float32), np.int64(number)) for number in range(10)]
 
 
-def train(run: Run, model: Any, data: Any, *, steps: int | None = None, step: bool = True) -> list[list[int]]:
-    """Step on so many batches, or on all; return the samples of each."""
+def train(
+    run: Run,
+    model: Any,
+    data: Any,
+    *,
+    steps: int | None = None,
+    step: bool = True,
+    before: Do | None = None,
+    between: Do | None = None,
+    after: Do | None = None,
+) -> list[list[int]]:
+    """Step on so many batches, or on all; return the samples of each.
+
+    Do something in each round: `before` the forward, `between` it and `run.step`, or `after` that.
+    """
     seen: list[list[int]] = []
     for inputs, numbers in data:
         seen.append(np.asarray(numbers).tolist())
-        loss = model(inputs).mean()
+        if before:
+            before()
+        loss = model(inputs.astype(model.parameters()[0].dtype)).astype("float32").mean()
         loss.backward()
+        if between:
+            between()
         if step:
             run.step(loss=loss)
+        if after:
+            after()
         if len(seen) == steps:
             break
     return seen

@@ -24,16 +24,19 @@ import edl_runtime.elastic.training  # noqa: F401
 
 def serve(control: socket.socket) -> dict[str, list[str]] | None:
     """Fork for each request until nobody is there to ask; return what is asked for, in the fork."""
-    lives: dict[int, socket.socket] = {}
+    lives: dict[int, tuple[int, socket.socket]] = {}
+    """By what tells of a fork's end, which is it and who hears of it."""
     while True:
-        asked, _, _ = select.select([control], [], [], 0.01)
-        if asked:
+        ready, _, _ = select.select([control, *lives], [], [])
+        if control in ready:
             words, fds, *_ = socket.recv_fds(control, 1 << 16, 3)
             if not words:
                 return None
             line, life, errors = fds
             if (pid := os.fork()) == 0:
-                for other in (control, *lives.values()):
+                control.close()
+                for ending, (_, other) in lives.items():
+                    os.close(ending)
                     other.close()
                 os.close(life)
                 os.dup2(errors, 2)
@@ -45,13 +48,15 @@ def serve(control: socket.socket) -> dict[str, list[str]] | None:
                 return request
             os.close(line)
             os.close(errors)
-            lives[pid] = socket.socket(fileno=life)
-            lives[pid].sendall(struct.pack("i", pid))
-        for pid in list(lives):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                with lives.pop(pid) as told, contextlib.suppress(OSError):
-                    told.sendall(struct.pack("i", os.waitstatus_to_exitcode(status)))
+            told = socket.socket(fileno=life)
+            told.sendall(struct.pack("i", pid))
+            lives[os.pidfd_open(pid)] = pid, told
+        for ended in lives.keys() & set(ready):
+            pid, told = lives.pop(ended)
+            os.close(ended)
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            with told, contextlib.suppress(OSError):
+                told.sendall(struct.pack("i", status))
 
 
 if __name__ == "__main__":

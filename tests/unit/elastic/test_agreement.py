@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -11,6 +12,8 @@ from support.elastic import generations
 
 from edl_runtime.elastic.agreement import Wait, decide, outcome_of, waits_for
 from edl_runtime.elastic.generation import Generation, GroupView, Outcome, Presence, Suspicion, TrainerMember
+from edl_runtime.elastic.leading import lead
+from edl_runtime.elastic.membership import Membership
 from edl_runtime.specs import Bounds
 
 NOW = 1000.0
@@ -80,10 +83,63 @@ def test_numbers_go_on_above_all_that_anybody_has_seen() -> None:
     assert draft.number == 18
 
 
-def test_newcomers_follow_the_survivors_by_fence() -> None:
+FRESH = (there(0, up=4), there(1, up=4))
+SILENT = there(1, up=4, beaten_at=NOW - 2.0)
+THROUGH = (*up(0, done=True, elastic=True), *up(1, elastic=True, fallen=4), there(2))
+
+
+@pytest.mark.parametrize(
+    ("seen", "members", "reason"),
+    [
+        (view(there(2), there(0), *up(3, 1), of=generation(3, 1)), "3 1 2 0", "instances 0 and 2 have joined"),
+        (
+            view(*up(1), there(0, lost=4), of=generation(0, 1)),
+            "1 0",
+            "the trainer of instance 0 has ended; instance 0 has joined",
+        ),
+        (
+            view(*up(0), SILENT, of=generation(0, 1), suspicion=suspected(2.1)),
+            "0 1",
+            "instance 0 lost the others: connection reset",
+        ),
+        (view(*up(0, 1), of=generation(0, 1, 2), suspicion=suspected(0.2)), "0 1", "instance 2 is gone"),
+        (view(*THROUGH, of=generation(0, 1, 3), suspicion=suspected(1.0)), "1", "instance 3 is gone"),
+    ],
+    ids=[
+        "newcomers follow the survivors by fence",
+        "one that was replaced is a newcomer",
+        "one that has beaten since is not suspected again",
+        "a loss explains a suspicion",
+        "after a loss at the end those go on who are not through",
+    ],
+)
+def test_who_is_in_the_next_generation_and_why(seen: GroupView, members: str, reason: str) -> None:
     """Whoever stays keeps its order among those who stay."""
-    seen = view(there(2), there(0), *up(3, 1), of=generation(3, 1))
-    assert following(seen) == ("3 1 2 0", "instances 0 and 2 have joined")
+    assert following(seen, Bounds(2, 4)) == (members, reason)
+
+
+@pytest.mark.parametrize(
+    ("seen", "wait"),
+    [
+        (view(*up(0), there(1, up=3), of=generation(0)), Wait()),
+        (
+            view(*up(0), there(1, leaving=True), there(2), of=generation(0, 1), state="forming", since=NOW - 5),
+            Wait("instance 1 is not up yet in generation 4", 15.0),
+        ),
+        (
+            view(*FRESH, of=generation(0, 1), suspicion=suspected(0.4)),
+            Wait("it may show who was lost", 0.6),
+        ),
+    ],
+    ids=[
+        "one that trained elsewhere has yet to stop its trainer",
+        "nobody comes or goes while a generation forms",
+        "a gear is not at fault before a loss may show",
+    ],
+)
+def test_what_is_waited_for(seen: GroupView, wait: Wait) -> None:
+    """There is no next generation yet."""
+    assert held(seen) == wait
 
 
 def test_a_join_waits_for_others_who_come_at_the_same_time() -> None:
@@ -135,16 +191,6 @@ def test_an_instance_started_anew_is_a_newcomer() -> None:
     assert draft.reason == "instance 0 was started anew; instance 0 has joined"
 
 
-def test_a_trainer_that_was_replaced_comes_back_as_a_newcomer() -> None:
-    """It has none of the state that the others have."""
-    assert following(view(*up(1), there(0, lost=4), of=generation(0, 1)))[0] == "1 0"
-
-
-def test_who_trained_elsewhere_is_no_newcomer() -> None:
-    """An agent that was cut off has yet to stop its trainer."""
-    assert held(view(*up(0), there(1, up=3), of=generation(0))) == Wait()
-
-
 def test_suspected_members_have_to_beat() -> None:
     """Within a second; a lease that runs longer does not count then."""
     silent = there(1, up=4, beaten_at=NOW - 0.5)
@@ -153,26 +199,6 @@ def test_suspected_members_have_to_beat() -> None:
     silent = there(1, up=4, beaten_at=NOW - 1.1)
     seen = view(*up(0), silent, of=generation(0, 1), suspicion=suspected(1.0))
     assert following(seen) == ("0", "instance 1 does not answer")
-
-
-def test_a_confirmed_member_is_not_suspected_again() -> None:
-    """It has beaten since; how long ago does not matter as long as its lease runs."""
-    seen = view(*up(0), there(1, up=4, beaten_at=NOW - 2.0), of=generation(0, 1), suspicion=suspected(2.1))
-    assert following(seen) == ("0 1", "instance 0 lost the others: connection reset")
-
-
-def test_a_loss_explains_a_suspicion() -> None:
-    """As soon as one is known to be gone and all others have beaten."""
-    seen = view(*up(0, 1), of=generation(0, 1, 2), suspicion=suspected(0.2))
-    assert following(seen) == ("0 1", "instance 2 is gone")
-
-
-def test_nobody_comes_or_goes_while_a_generation_forms() -> None:
-    """Its work would be wasted, and theirs."""
-    forming = {"state": "forming", "since": NOW - 5}
-    members = (*up(0), there(1, leaving=True), there(2))
-    seen = view(*members, of=generation(0, 1), **forming)
-    assert held(seen) == Wait("instance 1 is not up yet in generation 4", 15.0)
 
 
 def test_a_loss_ends_a_generation_that_forms() -> None:
@@ -251,13 +277,6 @@ def test_a_gear_is_at_fault_when_all_are_alive_and_no_step_came_of_it() -> None:
     assert [draft and draft.gear for draft in drafts] == ["warm", "live", "live"]
 
 
-def test_a_gear_is_not_at_fault_before_a_loss_may_show() -> None:
-    """Who has fallen is known to have ended only a while after its connections have."""
-    fresh = (there(0, up=4), there(1, up=4))
-    seen = view(*fresh, of=generation(0, 1), suspicion=suspected(0.4))
-    assert held(seen) == Wait("it may show who was lost", 0.6)
-
-
 def test_no_gear_is_slower_where_the_state_is_kept_nowhere_else() -> None:
     """Without checkpoints it would be gone with the trainers that have it."""
     members = there(0, up=4, keeps=False), there(1, up=4, keeps=False)
@@ -311,13 +330,6 @@ def test_nobody_joins_a_training_that_is_over() -> None:
     assert held(view(*done, there(2), of=generation(0, 1))) == Wait("others have yet to finish")
     seen = view(*up(0, done=True, elastic=True), there(1, lost=4, stepped=4), there(2), of=generation(0, 1))
     assert following(seen, Bounds(2, 4))[0] == "1 2"
-
-
-def test_a_loss_at_the_end_is_followed_by_those_who_are_not_through() -> None:
-    """Who is through goes on by itself, and newcomers have nothing to do."""
-    done, behind = up(0, done=True, elastic=True), up(1, elastic=True, fallen=4)
-    seen = view(*done, *behind, there(2), of=generation(0, 1, 3), suspicion=suspected(1.0))
-    assert following(seen, Bounds(2, 4)) == ("1", "instance 3 is gone")
 
 
 def test_a_generation_that_all_is_trained_before_is_followed_by_one_without_newcomers() -> None:
@@ -463,3 +475,18 @@ def test_who_came_too_late_to_train_keeps_no_job_from_its_end() -> None:
     assert outcome_of(view(replaced, of=generation(0, 1, 2), **forming)) == Outcome("done")
     plain = there(2)
     assert outcome_of(view(plain, of=generation(0, 1, 2), **forming)) is None
+
+
+async def test_each_generation_has_a_word_that_nobody_can_guess() -> None:
+    """Its trainers know each other by it, so not even those of an older generation may have it."""
+    drafts: list[Generation] = []
+
+    async def propose(draft: Generation) -> None:
+        drafts.append(draft)
+
+    membership = cast("Membership", SimpleNamespace(propose=propose))
+    for _ in range(2):
+        assert await lead(membership, view(there(0), of=None), BOUNDS, "0-a", None) == 0.0
+    first, second = (draft.word for draft in drafts)
+    assert len(first) == len(second) == 32
+    assert first != second

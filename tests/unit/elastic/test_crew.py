@@ -102,10 +102,7 @@ async def test_a_trainer_that_computes_uses_processor_time(tmp_path: Path) -> No
 async def test_a_script_may_turn_out_to_join_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It was taken for up in the generation that it was started for, and is in none before it has joined one.
-
-    What it was told of that generation is gone, and whoever follows loads what such scripts import.
-    """
+    """It was taken for up in the generation that it was started for, and is in none before it has joined one."""
     monkeypatch.chdir(tmp_path)
     async with crew_of(indirect(tmp_path)) as crew:
         await train(crew)

@@ -88,12 +88,7 @@ def test_a_plain_script_is_run_for_its_generation_only() -> None:
 
 
 def test_a_generation_is_entered_in_its_gear() -> None:
-    """Live by the trainer that is there; else it leaves, and the standby or a new process follows.
-
-    Who is said to writes a checkpoint before.
-
-    Only after a generation that did not form a standby is not trusted.
-    """
+    """Live by the trainer that is there; else it leaves, with a checkpoint if it is the writer, and another follows."""
     assert said(orders(member(), ELASTIC, view(2, ME, PEER), NOW)) == [join(2, ME, PEER)]
     for gear in ("warm", "cold"):
         for writer in (ME, PEER):

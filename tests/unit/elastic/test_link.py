@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -16,6 +16,9 @@ from edl_runtime.elastic.channel import Channel, pack
 from edl_runtime.elastic.link import AgentLink, NoLink
 from edl_runtime.elastic.messages import Abort, Beat, Failed, FromTrainer, Join, Leave, Ready, Start
 from edl_runtime.errors import SpecError
+
+Line = tuple[AgentLink, Channel[FromTrainer]]
+"""Both its ends."""
 
 
 def joined(generation: int) -> Join:
@@ -30,18 +33,18 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 @pytest.fixture
-def line(ended: threading.Event) -> Iterator[tuple[AgentLink, Channel[FromTrainer], socket.socket]]:
+def line(ended: threading.Event) -> Iterator[Line]:
     ours, theirs = socket.socketpair()
     link = AgentLink(theirs, lost=ended.set)
-    yield link, Channel(ours, FromTrainer), ours
+    yield link, Channel(ours, FromTrainer)
     ours.close()
     assert ended.wait(60)
     link.close()
 
 
-def test_the_newest_generation_is_wished_for(line: tuple[AgentLink, Channel[FromTrainer], socket.socket]) -> None:
+def test_the_newest_generation_is_wished_for(line: Line) -> None:
     """An older one that comes late is none, and who is in it is left alone."""
-    link, agent, _ = line
+    link, agent = line
     assert link.wait(0, timeout_s=0) is None
     agent.say(Start(environ={"A": "b"}))
     agent.say(joined(3))
@@ -53,9 +56,9 @@ def test_the_newest_generation_is_wished_for(line: tuple[AgentLink, Channel[From
     assert link.wait(3, timeout_s=60) == joined(4)
 
 
-def test_to_leave_comes_first_and_asked_is_asked(line: tuple[AgentLink, Channel[FromTrainer], socket.socket]) -> None:
+def test_to_leave_comes_first_and_asked_is_asked(line: Line) -> None:
     """A checkpoint that was asked for once is written, whatever else is said."""
-    link, agent, _ = line
+    link, agent = line
     agent.say(Leave(reason="deadline", checkpoint=True))
     agent.say(Leave(reason="excluded", checkpoint=False))
     agent.say(joined(9))
@@ -64,11 +67,9 @@ def test_to_leave_comes_first_and_asked_is_asked(line: tuple[AgentLink, Channel[
         assert time.monotonic() < deadline
 
 
-def test_an_abort_is_for_its_generation_also_when_it_comes_first(
-    line: tuple[AgentLink, Channel[FromTrainer], socket.socket],
-) -> None:
+def test_an_abort_is_for_its_generation_also_when_it_comes_first(line: Line) -> None:
     """A later generation is not let go of because of it."""
-    link, agent, _ = line
+    link, agent = line
     aborted = threading.Event()
     link.guard(2, aborted.set)
     agent.say(Abort(generation=1))
@@ -85,11 +86,9 @@ def test_an_abort_is_for_its_generation_also_when_it_comes_first(
     assert not later.is_set()
 
 
-def test_a_forming_generation_is_let_go_for_a_newer_one(
-    line: tuple[AgentLink, Channel[FromTrainer], socket.socket],
-) -> None:
+def test_a_forming_generation_is_let_go_for_a_newer_one(line: Line) -> None:
     """Who never comes to it would be waited for else; one that is up goes on until a step's end."""
-    link, agent, _ = line
+    link, agent = line
     agent.say(joined(2))
     link.wait(1, timeout_s=60)
     let_go = threading.Event()
@@ -103,9 +102,9 @@ def test_a_forming_generation_is_let_go_for_a_newer_one(
     assert let_go.wait(60)
 
 
-def test_it_beats_and_tells_what_it_waits_for(line: tuple[AgentLink, Channel[FromTrainer], socket.socket]) -> None:
+def test_it_beats_and_tells_what_it_waits_for(line: Line) -> None:
     """And how often it has moved a piece of the state; by a thread of its own. It remembers that it failed."""
-    link, agent, _ = line
+    link, agent = line
     words = agent.listen()
     assert next(words) == Beat()
     link.waits_for(7)
@@ -118,21 +117,13 @@ def test_it_beats_and_tells_what_it_waits_for(line: tuple[AgentLink, Channel[Fro
     assert link.failed
 
 
-def test_without_its_agent_it_ends(ended: threading.Event) -> None:
-    """Who trains without one would be a second training."""
+@pytest.mark.parametrize("end", [socket.socket.close, lambda ours: ours.sendall(pack(Beat()))], ids=["gone", "unlike"])
+def test_without_its_agent_it_ends(ended: threading.Event, end: Callable[[socket.socket], object]) -> None:
+    """Who trains without one would be a second training; what one of another version says is not understood."""
     ours, theirs = socket.socketpair()
     link = AgentLink(theirs, lost=ended.set)
     assert not ended.wait(0.05)
-    ours.close()
-    assert ended.wait(60)
-    link.close()
-
-
-def test_an_agent_that_can_not_be_understood_is_none(ended: threading.Event) -> None:
-    """One of another version: nothing that it says would be heard any more."""
-    ours, theirs = socket.socketpair()
-    link = AgentLink(theirs, lost=ended.set)
-    ours.sendall(pack(Beat()))
+    end(ours)
     assert ended.wait(60)
     ours.close()
     link.close()
@@ -145,11 +136,9 @@ def test_only_the_script_itself_has_an_agent() -> None:
     assert isinstance(links.connect({}), NoLink)
 
 
-def test_what_scripts_are_told_that_know_of_one_generation_only_is_taken_back(
-    line: tuple[AgentLink, Channel[FromTrainer], socket.socket],
-) -> None:
+def test_what_scripts_are_told_that_know_of_one_generation_only_is_taken_back(line: Line) -> None:
     """The next generation has other ranks, and whoever joins it by itself asks its run for them."""
-    link, agent, _ = line
+    link, agent = line
     environ = {"RANK": "1", "LR": "0.1"}
     link.take_back(environ)
     assert environ == {"RANK": "1", "LR": "0.1"}

@@ -1,4 +1,4 @@
-"""Learning rates that a script sets: what a step counts from, what is kept, and what ranks tell each other."""
+"""Learning rates: those that a script sets, and how they follow the number of instances."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from support.elastic.local_run import SAMPLES, begin, model_and_optimizer, paddle, train
 
+from edl_runtime.elastic.hyper import Scale, factor_of
 from edl_runtime.elastic.rate import Held, Rate, from_slots, to_slots
 from edl_runtime.elastic.run import Run
 
@@ -18,64 +19,55 @@ pytestmark = pytest.mark.usefixtures("nothing_at_exit")
 BATCHES: dict[str, Any] = {"global_batch": 4, "epochs": 2}
 
 
-class Number:
-    """An optimizer's rate that a script sets."""
-
-    def __init__(self) -> None:
-        self.optimizer = model_and_optimizer(rate=1.0)[1]
-
-    def lower(self) -> None:
-        self.optimizer.set_lr(self.optimizer.get_lr() / 2)
+def number() -> tuple[Any, Any]:
+    """Return an optimizer whose rate a script sets, and how it halves it."""
+    optimizer = model_and_optimizer(rate=1.0)[1]
+    return optimizer, lambda: optimizer.set_lr(optimizer.get_lr() / 2)
 
 
-class Scheduled:
-    """One that a script's scheduler moves."""
-
-    def __init__(self) -> None:
-        self.scheduler = paddle.optimizer.lr.ExponentialDecay(1.0, 0.5)
-        self.optimizer = model_and_optimizer(rate=self.scheduler)[1]
-
-    def lower(self) -> None:
-        self.scheduler.step()
+def scheduled() -> tuple[Any, Any]:
+    """Return one whose rate a script's scheduler moves, and how."""
+    scheduler = paddle.optimizer.lr.ExponentialDecay(1.0, 0.5)
+    return model_and_optimizer(rate=scheduler)[1], scheduler.step
 
 
-@pytest.mark.parametrize("kind", [Number, Scheduled])
+@pytest.mark.parametrize("kind", [number, scheduled])
 def test_a_lost_step_counts_from_the_rate_at_which_its_batch_was_drawn(kind: Any) -> None:
     """What the script has done since, and does before it draws that batch again, is for a step that has not been."""
-    script = kind()
-    rate = Rate(script.optimizer)
+    optimizer, lower = kind()
+    rate = Rate(optimizer)
     rate.draw()
-    script.lower()
+    lower()
     with rate.agreed(rate.value, 1.0):
         pass
-    script.lower()  # which belongs to that step
+    lower()  # which belongs to that step
     rate.draw()
-    script.lower()
+    lower()
     with rate.lost():
         assert rate.value == 0.25
-    script.lower()
+    lower()
     rate.draw()
     assert rate.value == 0.25
-    script.lower()
+    lower()
     with rate.lost():  # and once more
         assert rate.value == 0.25
     rate.draw()
-    script.lower()
+    lower()
     assert rate.value == 0.125
 
 
-@pytest.mark.parametrize("kind", [Number, Scheduled])
+@pytest.mark.parametrize("kind", [number, scheduled])
 def test_a_lost_step_without_a_batch_takes_nothing_back(kind: Any) -> None:
     """A rank that had none has set its rate for the step before; nor is what others do without it forgotten later."""
-    script = kind()
-    rate = Rate(script.optimizer)
+    optimizer, lower = kind()
+    rate = Rate(optimizer)
     rate.draw()
     with rate.agreed(1.0, 1.0):
         pass
-    script.lower()
+    lower()
     with rate.lost():
         assert rate.value == 0.5
-    script.lower()
+    lower()
     with rate.agreed(rate.value, 1.0):
         pass
     rate.draw()
@@ -84,14 +76,14 @@ def test_a_lost_step_without_a_batch_takes_nothing_back(kind: Any) -> None:
 
 def test_a_step_takes_the_agreed_rate_times_the_factor() -> None:
     """A number is the agreed one from then on; a scheduler goes on from its own."""
-    number, scheduled = Number(), Scheduled()
-    for script, after in ((number, 3.0), (scheduled, 1.0)):
-        rate = Rate(script.optimizer)
+    for kind, after in ((number, 3.0), (scheduled, 1.0)):
+        optimizer, lower = kind()
+        rate = Rate(optimizer)
         with rate.agreed(3.0, 4.0):
-            assert script.optimizer.get_lr() == 12.0
+            assert optimizer.get_lr() == 12.0
         assert rate.value == after
-    scheduled.lower()
-    assert scheduled.optimizer.get_lr() == 0.5
+        lower()
+        assert optimizer.get_lr() == after / 2
 
 
 def test_ranks_know_the_rate_of_the_first_that_has_a_batch() -> None:
@@ -150,3 +142,28 @@ def test_two_losses_in_a_row_take_nothing_back_that_others_have_applied() -> Non
     with rate.lost():
         assert rate.value == 0.5
     assert rate.value == 0.5
+
+
+def test_factors_of_the_known_scalings() -> None:
+    """The script's own rate is that of one instance."""
+    assert [factor_of("fixed", size) for size in (1, 4)] == [1, 1]
+    assert [factor_of("linear", size) for size in (1, 4)] == [1, 4]
+    assert [factor_of("sqrt", size) for size in (1, 4)] == [1, 2]
+    assert factor_of(lambda size: 1 + size, 4) == 5
+
+
+def test_a_rate_grows_by_and_by_and_falls_at_once() -> None:
+    """Warm-up is for what could diverge."""
+    grown = Scale().towards(4.0, 10, 3)
+    assert [grown.at(step) for step in (10, 11, 12, 13, 99)] == [1.75, 2.5, 3.25, 4.0, 4.0]
+    assert grown.towards(4.0, 11, 3) is grown
+    shrunk = grown.towards(2.0, 20, 3)
+    assert [shrunk.at(step) for step in (20, 21)] == [2.0, 2.0]
+
+
+def test_a_change_in_the_middle_of_a_warm_up_goes_on_from_there() -> None:
+    """No step of the way is jumped over."""
+    again = Scale().towards(4.0, 0, 3).towards(5.0, 2, 1)
+    assert again.begin == 3.25
+    assert again.at(2) == pytest.approx((3.25 + 5) / 2)
+    assert again.at(3) == 5

@@ -107,10 +107,7 @@ def test_a_trainer_comes_on_that_moves_the_state() -> None:
 
 
 def test_a_trainer_comes_on_that_ends_what_it_is_at() -> None:
-    """A step, or a checkpoint; not once it waits for others there, has been let down by them, or is where it is to be.
-
-    A trainer in a step that never ends is its agent's to end, as any other.
-    """
+    """A step, or a checkpoint; not once it waits for others there, was let down by them, or is where it is to be."""
     included = group(7, "1-peer", ME.id)
     stepping = Mine(phase="member", told=7, up=6)
     assert record("member", included, mine=stepping).came_on

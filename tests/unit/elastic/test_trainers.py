@@ -6,13 +6,13 @@ import asyncio
 import os
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+from support.teachers.process import is_gone, wait_until
 
 from edl_runtime.elastic.messages import Beat, Failed, FromTrainer, Loaded
 from edl_runtime.elastic.script import Script, read_script
@@ -66,13 +66,6 @@ def script_of(source: str, tmp_path: Path, *arguments: str) -> Script:
     return read_script([str(file), *arguments])
 
 
-def eventually(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 async def test_a_loaded_trainer_becomes_its_script_when_told_to(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,12 +117,12 @@ async def test_killing_a_trainer_ends_all_that_it_started(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     async with trainer(script_of(FAMILY, tmp_path)) as (begun, words):
         begun.start({})
-        await asyncio.to_thread(eventually, (tmp_path / "pids").exists, "the script runs")
-        child = int((tmp_path / "pids").read_text().split()[1])
+        await asyncio.to_thread(wait_until, (tmp_path / "pids").exists)
+        child = psutil.Process(int((tmp_path / "pids").read_text().split()[1]))
         begun.kill()
         await words.wait_for(Ended)
     assert words.said[-1] == Ended(-signal.SIGKILL)
-    eventually(lambda: not _lives(child), "the child is gone")
+    wait_until(lambda: is_gone(child))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's death")
@@ -149,12 +142,12 @@ asyncio.run(main())
 """
     agent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(script), cwd=tmp_path)
     try:
-        await asyncio.to_thread(eventually, (tmp_path / "pids").exists, "the script runs")
+        await asyncio.to_thread(wait_until, (tmp_path / "pids").exists)
+        begun = psutil.Process(int((tmp_path / "pids").read_text().split()[0]))
     finally:
         agent.kill()
         await agent.wait()
-    pid = int((tmp_path / "pids").read_text().split()[0])
-    eventually(lambda: not _lives(pid), "the trainer is gone")
+    wait_until(lambda: is_gone(begun))
 
 
 def test_paddle_is_quiet_unless_asked_to_speak() -> None:
@@ -164,10 +157,3 @@ def test_paddle_is_quiet_unless_asked_to_speak() -> None:
     assert quietened({"GLOG_v": "4", "PYTHONWARNINGS": ""}, script) == {"GLOG_v": "4", "PYTHONWARNINGS": ""}
     strict = Script(command=("python", "-W", "error", "train.py"), file="train.py", options=("-W", "error"))
     assert quietened({}, strict) == {"GLOG_minloglevel": "1"}
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from support.elastic.generations import generation
@@ -30,10 +32,7 @@ def test_progress_is_of_the_last_ten_seconds() -> None:
 
 
 def test_a_pause_is_from_the_last_step_before_to_the_first_after() -> None:
-    """Also when that first step repeats one, for the trainer went back to a checkpoint; no rate is below 0 then.
-
-    It is measured by a clock that nobody sets.
-    """
+    """Also when that first step repeats one, for the trainer went back to a checkpoint; no rate is below 0 then."""
     steps = Steps()
     steps.add(stepped(1, 10.0))
     assert steps.pause_s is None
@@ -57,87 +56,48 @@ def view(*waits_for: int, up: int = 1) -> GroupView:
     return GroupView(now=0.0, members=members, number=1, generation=generation(1, ids), state="active")
 
 
-def look(
-    vigil: Vigil,
-    group: GroupView,
-    now: float,
-    *,
-    spoke: bool = False,
-    stopped: bool = False,
-    cpu_s: float = 0.0,
-    waits_for: int = 0,
-    moves: int = 0,
-    median_s: float = 0.1,
-) -> str:
+SEEN: dict[str, Any] = {"spoke": False, "stopped": False, "cpu_s": 0.0, "waits_for": 0, "moves": 0, "median_s": 0.1}
+
+
+def look(vigil: Vigil, group: GroupView, now: float, **seen: Any) -> str:
     """Look at a moment, as which Redis has just told of the group."""
-    return vigil.look(
-        msgspec.structs.replace(group, now=now + 1.0),
-        spoke=spoke,
-        stopped=stopped,
-        cpu_s=cpu_s,
-        waits_for=waits_for,
-        moves=moves,
-        median_s=median_s,
-        now=now,
-    )
+    return vigil.look(msgspec.structs.replace(group, now=now + 1.0), now=now, **{**SEEN, **seen})
 
 
 def first_verdict(
-    vigil: Vigil,
-    group: GroupView,
-    *,
-    spoke: bool,
-    stopped: bool = False,
-    busy: float = 0.0,
-    moves_until_s: float = 0.0,
-    waits_for: int = 0,
-    median_s: float = 0.1,
-    until_s: float = 60.0,
+    vigil: Vigil, group: GroupView, *, busy: float = 0.0, moves_until_s: float = 0.0, **seen: Any
 ) -> float | None:
-    """Return after how many seconds the trainer counts as hung, None if it never does.
+    """Return after how many seconds of a minute the trainer counts as hung, None if it does not.
 
     `busy`: what of one processor it uses. `moves_until_s`: for how long it moves the state.
     """
-    for tick in range(round(until_s / 0.25)):
-        now = tick * 0.25
-        moves = round(4 * min(now, moves_until_s))
-        verdict = look(
-            vigil,
-            group,
-            now,
-            spoke=spoke,
-            stopped=stopped,
-            cpu_s=busy * now,
-            waits_for=waits_for,
-            moves=moves,
-            median_s=median_s,
-        )
-        if verdict:
+    for now in (tick * 0.25 for tick in range(240)):
+        if look(vigil, group, now, cpu_s=busy * now, moves=round(4 * min(now, moves_until_s)), **seen):
             return now
     return None
 
 
 def test_a_silent_trainer_that_others_wait_for_hangs() -> None:
     """Silence alone is none: a trainer may hold on to its interpreter for long while it computes."""
-    assert first_verdict(Vigil("0-x", 600), view(7, 7), spoke=False) == pytest.approx(2.25, abs=0.3)
-    assert first_verdict(Vigil("0-x", 600), view(7, 0), spoke=False) == pytest.approx(2.25, abs=0.3)
-    assert first_verdict(Vigil("0-x", 600), view(7, 7), spoke=False, median_s=2.0) == pytest.approx(10, abs=0.5)
-    assert first_verdict(Vigil("0-x", 600), view(0, 0), spoke=False) is None
-    assert first_verdict(Vigil("0-x", 600), view(), spoke=False) is None
+    assert first_verdict(Vigil("0-x", 600), view(7, 7)) == pytest.approx(2.25, abs=0.3)
+    assert first_verdict(Vigil("0-x", 600), view(7, 0)) == pytest.approx(2.25, abs=0.3)
+    assert first_verdict(Vigil("0-x", 600), view(7, 7), median_s=2.0) == pytest.approx(10, abs=0.5)
+    assert first_verdict(Vigil("0-x", 600), view(0, 0)) is None
+    assert first_verdict(Vigil("0-x", 600), view()) is None
 
 
 def test_a_silent_trainer_that_computes_has_until_the_limit_to_arrive() -> None:
     """Something in it holds Python's lock, as a compiler or a long parse; what idle threads use is no computing."""
-    assert first_verdict(Vigil("0-x", 600), view(7, 7), spoke=False, busy=0.5) is None
-    assert first_verdict(Vigil("0-x", 5), view(7, 7), spoke=False, busy=0.5) == pytest.approx(5.25, abs=0.3)
-    assert first_verdict(Vigil("0-x", 600), view(7, 7), spoke=False, busy=0.02) == pytest.approx(2.25, abs=0.3)
+    assert first_verdict(Vigil("0-x", 600), view(7, 7), busy=0.5) is None
+    assert first_verdict(Vigil("0-x", 5), view(7, 7), busy=0.5) == pytest.approx(5.25, abs=0.3)
+    assert first_verdict(Vigil("0-x", 600), view(7, 7), busy=0.02) == pytest.approx(2.25, abs=0.3)
 
 
 def test_a_stopped_trainer_hangs_sooner() -> None:
     """The system knows; but nobody has to be waited for who is stopped for a moment, or alone."""
-    stopped = first_verdict(Vigil("0-x", 600), view(7, 7), spoke=False, stopped=True, median_s=2.0)
+    stopped = first_verdict(Vigil("0-x", 600), view(7, 7), stopped=True, median_s=2.0)
     assert stopped == pytest.approx(1.25, abs=0.3)
-    assert first_verdict(Vigil("0-x", 600), view(0, 0), spoke=False, stopped=True) is None
+    assert first_verdict(Vigil("0-x", 600), view(0, 0), stopped=True) is None
 
 
 def test_a_trainer_that_lives_has_until_the_limit_to_arrive() -> None:
@@ -160,7 +120,7 @@ def test_waits_for_ever_new_steps_are_none() -> None:
 def test_nobody_waits_in_vain_for_a_trainer_that_moves_the_state() -> None:
     """It reads a checkpoint, or gives what others lack, for longer than a step may take; as long as it comes on."""
     assert first_verdict(Vigil("0-x", 5), view(7, 7), spoke=True, moves_until_s=30.0) == pytest.approx(35.25, abs=0.3)
-    stopped = first_verdict(Vigil("0-x", 600), view(7, 7), spoke=False, stopped=True, moves_until_s=30.0)
+    stopped = first_verdict(Vigil("0-x", 600), view(7, 7), stopped=True, moves_until_s=30.0)
     assert stopped == pytest.approx(31.25, abs=0.3)
 
 
@@ -169,9 +129,7 @@ def test_what_was_seen_before_redis_went_away_is_no_wait() -> None:
     vigil = Vigil("0-x", 5)
     away = view(7, 7)
     for tick in range(400):
-        assert not vigil.look(
-            away, spoke=True, stopped=False, cpu_s=0.0, waits_for=0, moves=0, median_s=0.1, now=tick * 0.25
-        )
+        assert not vigil.look(away, now=tick * 0.25, **{**SEEN, "spoke": True})
     assert not look(vigil, away, 100.0, spoke=True)
 
 

@@ -20,24 +20,17 @@ from edl_runtime import elastic
 OPTIONS: dict[str, Any] = {
     "samples": 150,
     "global_batch": 64,
-    "instance_batch": None,
     "epochs": 2,
     "micro_batch": None,
     "num_workers": 0,
     "step_s": 0.0,  # time that each batch takes, until there is a file "quickly"
     "gates": [],  # steps that are not done before the test opens them
     "hidden": 8,
-    "scaling": "fixed",
-    "seed_model": 1,
     "leave_at": {},  # rank: step
     "finish_at": math.inf,  # step
     "shards": 0,  # of 20 samples each, in place of a dataset
     "shard_batch": 8,
-    "poison": None,  # a sample that can't be read
     "reader": False,  # whether teachers answer the label
-    "dropout": 0.0,
-    "load_s": 0.0,  # time until it can join others
-    "meet_s": 0.0,  # time until it meets them then
     "save_s": 0.0,  # time that a checkpoint takes
     "piece_s": 0.0,  # time that each piece of the state takes to be read, given or taken, and each answer of the store
     "stuck_after": None,  # so many own steps it does not come back from the next, unless another has done so before
@@ -63,12 +56,11 @@ class Samples(paddle.io.Dataset):  # type: ignore[misc]
 
 def build() -> tuple[Any, Any]:
     """Return a small model and its optimizer."""
-    paddle.seed(OPTIONS["seed_model"])
+    paddle.seed(1)
     hidden = OPTIONS["hidden"]
     model = paddle.nn.Sequential(
         paddle.nn.Linear(4, hidden),
         paddle.nn.Tanh(),
-        paddle.nn.Dropout(OPTIONS["dropout"]),
         paddle.nn.Linear(hidden, 1),
     )
     schedule = paddle.optimizer.lr.ExponentialDecay(0.02, 0.97)
@@ -114,7 +106,6 @@ def indexed(run: elastic.Run) -> Any:
     return run.data(
         Samples(OPTIONS["samples"]),
         global_batch=OPTIONS["global_batch"],
-        instance_batch=OPTIONS["instance_batch"],
         epochs=OPTIONS["epochs"],
         micro_batch=OPTIONS["micro_batch"],
         num_workers=OPTIONS["num_workers"],
@@ -123,31 +114,16 @@ def indexed(run: elastic.Run) -> Any:
 
 
 def sharded(run: elastic.Run) -> Any:
-    """Return batches of shards; one of them may have a sample that can't be read."""
+    """Return batches of shards."""
     samples = Samples(20 * OPTIONS["shards"])
 
     def read(name: str) -> Iterator[Any]:
         first = 20 * int(name)
         for number in range(first, first + 20):
-            if number == OPTIONS["poison"]:
-                raise ValueError("unreadable")
             yield samples[number]
 
     names = [str(number) for number in range(OPTIONS["shards"])]
     return run.shards(read, names, batch_size=OPTIONS["shard_batch"], epochs=OPTIONS["epochs"], shuffle=True)
-
-
-def meet_slowly() -> None:
-    """Take a while to meet the others of each generation."""
-    from edl_runtime.elastic.groups import PaddleGroup
-
-    meet = PaddleGroup.meet
-
-    def slow(*arguments: Any) -> Any:
-        time.sleep(OPTIONS["meet_s"])
-        return meet(*arguments)
-
-    PaddleGroup.meet = slow  # type: ignore[method-assign]
 
 
 def save_slowly() -> None:
@@ -182,7 +158,7 @@ def move_slowly() -> None:
 
 def slow_down() -> None:
     """Take the time that the options say."""
-    for option, slowly in {"meet_s": meet_slowly, "save_s": save_slowly, "piece_s": move_slowly}.items():
+    for option, slowly in {"save_s": save_slowly, "piece_s": move_slowly}.items():
         if OPTIONS[option]:
             slowly()
 
@@ -203,10 +179,9 @@ def pass_gate(out: Path, step: int) -> None:
 
 def main(out: Path) -> None:
     """Train, and leave the weights in `out`."""
-    time.sleep(OPTIONS["load_s"])
     slow_down()
     run = elastic.init()
-    model, _ = run.wrap(*build(), scaling=OPTIONS["scaling"])
+    model, _ = run.wrap(*build())
     data = sharded(run) if OPTIONS["shards"] else indexed(run)
     pending: list[int] = []
     with (out / f"stepped-{os.getpid()}.jsonl").open("a", buffering=1) as told, teaching(data) as batches:
