@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
+from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from support.airflow.asset_watcher import AssetStates, watching
 from support.airflow.world import World, defer, distill, fired, resume, run_task, trigger_of, until
 from support.depth import examples
@@ -35,7 +35,6 @@ from edl_runtime.backends.base import SUSPENDED
 from edl_runtime.checkpoint import landed
 from edl_runtime.checkpoint.landed import Landed
 from edl_runtime.checkpoint.manifest import MANIFEST
-from edl_runtime.errors import JobFailedError
 from edl_runtime.specs import Checkpoint, TrainerSpec
 from edl_runtime.store.client import connect
 
@@ -258,27 +257,6 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
     assert max(stepped) == 8 * epochs
     with pytest.raises(AirflowSkipException, match="'digits' has ended"):
         EdlResizeOperator(task_id="late", job="digits", instances=1).execute(context)
-
-
-def test_a_job_that_failed_and_was_removed_is_known(trains: World) -> None:
-    """Sensors that start after it has failed fail at once; in the next run of the DAG they wait for its own job."""
-    with pytest.raises(AirflowFailException, match="epochs"):
-        run_task(_train(trains, 0, deferrable=True), trains.context())
-    assert trains.jobs() == {}
-    sensors = (
-        EdlJobSensor(task_id="wait", job="digits", timeout=200),
-        EdlJobSensor(task_id="wait", job="digits", phase="succeeded", timeout=200),
-        EdlCheckpointSensor(task_id="wait", stream=STREAM, job="digits", timeout=200),
-    )
-    for sensor in sensors:
-        for start, fails in ((datetime.now(UTC) - timedelta(minutes=10), True), (datetime.now(UTC), False)):
-            context = {**trains.context(), "dag_run": SimpleNamespace(start_date=start)}
-            sensor._wait = None
-            if fails:
-                with pytest.raises(JobFailedError, match="epochs"):
-                    sensor.poke(context)
-            else:
-                assert not sensor.poke(context)
 
 
 def test_a_training_goes_on_from_an_object_store(

@@ -10,18 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
-from structlog.testing import capture_logs
 from support.airflow.asset_watcher import AssetStates, watching
 from support.airflow.fakes import MadeUpSite, deferred_by, event_of, failed_status, job_status, landed, rendered
 
 from edl_airflow.checkpoint_wait import CheckpointView, CheckpointWait, Threshold
-from edl_airflow.failures import GoneError
 from edl_airflow.job_wait import JobView, JobWait
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
 from edl_airflow.sensors.job import EdlJobSensor
 from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
-from edl_airflow.triggers.wait import EdlWaitTrigger
 from edl_airflow.waiting import judge
 from edl_airflow.work import Outcome, Training
 from edl_runtime.backends.base import InstanceStatus, JobStatus
@@ -221,13 +218,6 @@ async def test_each_look_goes_on_where_the_last_one_was(site: MadeUpSite) -> Non
     assert wait.after(away) == wait
 
 
-@pytest.mark.parametrize("wait", [RUNS, LANDS, msgspec.structs.replace(LANDS, threshold=BETTER)])
-def test_a_wait_survives_the_way_to_the_triggerer(wait: Any) -> None:
-    """JSON and back is the same wait, of the same kind."""
-    trigger = EdlWaitTrigger(json.loads(json.dumps(msgspec.to_builtins(wait))))
-    assert trigger.wait == wait
-
-
 def test_the_sensor_of_a_job(context: Any, site: MadeUpSite) -> None:
     """It looks once and defers; at last it returns how many train."""
     given: dict[str, Any] = {"task_id": "wait", "job": "{{ 'student' }}", "at_least": "{{ params.high }}"}
@@ -242,13 +232,6 @@ def test_the_sensor_of_a_job(context: Any, site: MadeUpSite) -> None:
         EdlJobSensor(task_id="wait", job="student").execute_complete(context, late)
 
 
-def test_a_job_that_has_ended_does_not_run_any_more(context: Any, site: MadeUpSite) -> None:
-    """At once, and in words."""
-    site.backend.jobs = {"student": DONE}
-    with pytest.raises(GoneError, match="'student' has ended: it has trained all"):
-        EdlJobSensor(task_id="wait", job="student", deferrable=True).execute(context)
-
-
 @pytest.mark.parametrize("deferrable", [False, True])
 def test_a_job_without_agents_is_not_waited_for(context: Any, site: MadeUpSite, deferrable: bool) -> None:  # noqa: FBT001
     """A student that is one process will never be seen to train; the error says what would."""
@@ -258,14 +241,6 @@ def test_a_job_without_agents_is_not_waited_for(context: Any, site: MadeUpSite, 
     with pytest.raises(AirflowFailException, match="'student': it is no job of elastic trainers"):
         _grow(instances=1, deferrable=deferrable).execute(context)
     assert _grow(instances=1, wait=False).execute(context) == {"job": "student", "instances": 0}
-
-
-async def test_nor_in_the_triggerer(site: MadeUpSite) -> None:
-    """The job may start when the task has deferred already."""
-    trigger = EdlWaitTrigger(msgspec.to_builtins(RUNS))
-    site.backend.jobs = {"student": PLAIN}
-    (event,) = [event async for event in trigger.run()]
-    assert event.payload["ended"] == "impossible"
 
 
 def test_the_sensor_of_a_checkpoint(context: Any, site: MadeUpSite) -> None:
@@ -308,12 +283,6 @@ def test_a_job_is_resized_until_so_many_train_together(context: Any, site: MadeU
         _grow().execute_complete(context, gone)
 
 
-def test_a_resize_need_not_wait(context: Any, site: MadeUpSite) -> None:
-    """It returns how many train together now."""
-    site.backend.jobs, site.trainings = {"student": JOB}, {"student": Training(members=(0,))}
-    assert _grow(wait=False).execute(context) == {"job": "student", "instances": 1}
-
-
 def test_a_job_that_has_ended_is_not_resized(context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task is skipped; but not where the job has failed, or never was."""
 
@@ -334,13 +303,6 @@ def test_a_job_that_has_ended_is_not_resized(context: Any, site: MadeUpSite, mon
         _grow(job="stodent").execute(context)
 
 
-def test_a_resize_that_takes_too_long_says_how_many_there_are(context: Any, site: MadeUpSite) -> None:
-    """And fails."""
-    site.backend.jobs, site.trainings = {"student": JOB}, {"student": Training(members=(0,))}
-    with pytest.raises(Exception, match="1 instances train together, wanted are 2"):
-        _grow(deferrable=False, wait_timeout_s=0.05).execute(context)
-
-
 async def test_a_silent_redis_makes_no_event_and_no_end(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher that ended would never come back."""
     monkeypatch.setattr("edl_airflow.triggers.checkpoint.RETRY_EVERY_S", 0.01)
@@ -353,25 +315,6 @@ async def test_a_silent_redis_makes_no_event_and_no_end(site: MadeUpSite, monkey
         await site.followed.wait()
         site.landed = [landed(1)]
         assert [event["checkpoint"] for event in await watched.fired(1)] == ["/c/1"]
-
-
-async def test_a_watcher_waits_for_a_connection_that_is_missing(
-    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Airflow would start one that raises again at once, without end."""
-    monkeypatch.setattr("edl_airflow.triggers.base.LOOK_UP_AGAIN_S", 0.01)
-    given = json.dumps({"conn_type": "edl", "host": "127.0.0.1", "port": 1})
-    AssetStates(monkeypatch)
-    trigger = EdlCheckpointTrigger(stream="nightly/train", edl_conn_id="elsewhere")
-    with capture_logs() as said:
-        async with watching(trigger) as watched:
-            while not said:  # noqa: ASYNC110 (what is logged has no events)
-                await asyncio.sleep(0.01)
-            assert not site.followed.is_set()
-            monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", given)
-            await site.followed.wait()
-            site.landed = [landed(1)]
-            assert [event["checkpoint"] for event in await watched.fired(1)] == ["/c/1"]
 
 
 def test_a_watcher_is_the_same_in_every_process() -> None:

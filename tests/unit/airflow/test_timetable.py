@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -232,14 +229,6 @@ def test_mistakes_are_found_when_the_dag_is_read(windows: Any, only: Any, mistak
     assert str(caught.value).startswith(mistake)
 
 
-def test_a_relative_path_starts_from_the_dags_file(tmp_path: Path) -> None:
-    """Wherever Airflow was started."""
-    (tmp_path / "w.yaml").write_text(json.dumps(NIGHTS))
-    made: dict[str, Any] = {"Timetable": TrafficWindowTimetable, "Path": Path}
-    exec(compile('found = Timetable(Path("w.yaml"))', tmp_path / "dag.py", "exec"), made)
-    assert made["found"].serialize() == TrafficWindowTimetable(NIGHTS).serialize()
-
-
 def test_airflow_keeps_it_with_the_dag(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes back has the same runs and words; a Variable is as it was when the file was read."""
     assert EdlPlugin.timetables == [TrafficWindowTimetable]
@@ -260,21 +249,3 @@ def test_it_can_stand_beside_assets() -> None:
     found = DagSerialization.from_dict(DagSerialization.to_dict(DAG("nights", schedule=both))).timetable
     assert found.summary.endswith(TrafficWindowTimetable(NIGHTS).summary)
     assert len(found.description) <= 1000
-
-
-@pytest.mark.deep
-def test_a_dag_is_the_same_in_every_process() -> None:
-    """Airflow makes a new version of a DAG that is not; sets have another order in each."""
-    code = f"""
-import json
-from airflow.sdk import DAG
-from airflow.serialization.serialized_objects import DagSerialization
-from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
-print(json.dumps(DagSerialization.to_dict(DAG("d", schedule=TrafficWindowTimetable({OFFICE!r}))), sort_keys=True))
-"""
-    said = set()
-    for seed in ("1", "2"):
-        words = [sys.executable, "-c", code]
-        done = subprocess.run(words, env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True)
-        said.add(done.stdout.splitlines()[-1])
-    assert len(said) == 1

@@ -75,20 +75,6 @@ def test_a_trigger_comes_back_from_its_serialized_form(trigger: Any) -> None:
     assert again.serialize() == (path, kwargs)
 
 
-async def test_a_job_is_followed_to_its_end(site: MadeUpSite) -> None:
-    """Teachers come, the student starts, and its result is the event."""
-
-    async def events() -> None:
-        site.registered = ["a:1"]
-        while "student" not in site.backend.jobs:  # noqa: ASYNC110 (the made-up backend has no events)
-            await asyncio.sleep(0.01)
-        site.backend.jobs["student"] = job_status("student", phase="succeeded", result={"checkpoint": "c"})
-
-    trigger = _job_trigger()
-    outcome, _ = await asyncio.gather(_only_event(trigger), events())
-    assert (outcome.ended, outcome.result) == ("succeeded", {"checkpoint": "c"})
-
-
 @pytest.mark.parametrize(
     ("trouble", "passing"),
     [(BackendError("disk is full"), False), (ClusterUnavailableError("https://a:6443", "disk is full"), True)],
@@ -245,20 +231,6 @@ async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: MadeU
     assert not waiting.done()
     site.backend.jobs = {}
     assert await waiting == Outcome(ended="gone", name="digits", reason=GONE)
-
-
-async def test_cleanup_and_a_restart_stop_nothing(site: MadeUpSite) -> None:
-    """A triggerer that ends leaves the job running, and the next one goes on with it."""
-    site.backend.jobs = {"student": job_status("student")}
-    trigger = _job_trigger()
-    waiting = asyncio.ensure_future(_only_event(trigger))
-    await _looked(site)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    await trigger.cleanup()
-    assert site.backend.deeds == []
-    site.backend.jobs["student"] = job_status("student", phase="succeeded")
-    assert (await _only_event(_job_trigger())).ended == "succeeded"
 
 
 async def test_the_first_event_comes_late_enough(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
