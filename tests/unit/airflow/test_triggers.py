@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pkgutil import resolve_name
 from typing import Any
@@ -13,26 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 import stamina
-from support.airflow.fakes import POOL, STUDENT, MadeUpSite, job_status
+from airflow.sdk.exceptions import AirflowNotFoundException
+from support.airflow.fakes import POOL, MadeUpSite, job_status, work_of
 
 from edl_airflow.hooks.edl import EdlHook, Surroundings
-from edl_airflow.pool_wait import GONE, PoolView, PoolWait
 from edl_airflow.triggers.job import EdlJobTrigger
-from edl_airflow.triggers.wait import EdlWaitTrigger
-from edl_airflow.waiting import judge
-from edl_airflow.work import LocalPlace, Outcome, Work
+from edl_airflow.work import LocalPlace, Outcome
 from edl_runtime.errors import BackendError, ClusterError, ClusterUnavailableError
 
-WORK = Work(
-    conn_id="edl_default",
-    place=LocalPlace("/w"),
-    token="try-1",
-    pool="digits",
-    pool_deadline=1e12,
-    waits_s=60,
-    trainer_job=STUDENT,
-)
-WAIT = PoolWait(conn_id="edl_default", pool="digits", until=1e12, waits_s=60)
+WORK = work_of(pool_job=None, at_least=1)
 
 
 @pytest.fixture
@@ -54,50 +43,35 @@ def _job_trigger(**changes: Any) -> EdlJobTrigger:
     return EdlJobTrigger(msgspec.to_builtins(msgspec.structs.replace(WORK, **changes)))
 
 
-async def _looked(site: MadeUpSite) -> None:
-    """Wait until somebody has looked at all there is now, and looks again."""
-    seen = site.backend.looks
-    while site.backend.looks < seen + 2:  # noqa: ASYNC110 (the made-up backend has no events)
-        await asyncio.sleep(0.01)
-
-
 async def _only_event(trigger: Any) -> Outcome:
     events = [event async for event in trigger.run()]
     assert len(events) == 1
     return msgspec.convert(json.loads(json.dumps(events[0].payload)), Outcome)
 
 
-@pytest.mark.parametrize("trigger", [_job_trigger(), EdlWaitTrigger(msgspec.to_builtins(WAIT))])
-def test_a_trigger_comes_back_from_its_serialized_form(trigger: Any) -> None:
-    """Another process makes the same trigger of JSON."""
-    path, kwargs = trigger.serialize()
-    again = resolve_name(path)(**json.loads(json.dumps(kwargs)))
-    assert again.serialize() == (path, kwargs)
-
-
 @pytest.mark.parametrize(
-    ("trouble", "passing"),
-    [(BackendError("disk is full"), False), (ClusterUnavailableError("https://a:6443", "disk is full"), True)],
+    ("looks_up", "trouble", "ended"),
+    [
+        (False, BackendError("disk is full"), ("failed", False, False)),
+        (False, ClusterUnavailableError("https://a:6443", "disk is full"), ("failed", False, True)),
+        (True, AirflowNotFoundException("disk is full"), ("failed", True, False)),
+        (True, ConnectionError("disk is full"), ("failed", False, False)),
+    ],
+    ids=["the backend", "the cluster is away", "the connection is gone", "the API server stays away"],
 )
 async def test_trouble_is_an_event(
-    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch, trouble: Exception, *, passing: bool
+    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch, looks_up: object, trouble: Exception, ended: tuple[Any, ...]
 ) -> None:
-    """A trigger that raised would leave no chance to stop what was started; a retry waits for a cluster."""
+    """A trigger that raised would leave no chance to stop what was started; the event says whether a retry may help."""
 
-    async def get(_: str) -> None:
+    async def fails(*_: object) -> None:
         raise trouble
 
-    monkeypatch.setattr(site.backend, "get", get)
-    outcome = await _only_event(_job_trigger())
-    assert (outcome.ended, outcome.permanent, outcome.passing) == ("failed", False, passing)
+    monkeypatch.setattr(*((EdlHook, "asurroundings") if looks_up else (site.backend, "get")), fails)
+    with stamina.set_testing(True, attempts=3):
+        outcome = await _only_event(_job_trigger())
+    assert (outcome.ended, outcome.permanent, outcome.passing) == ended
     assert "disk is full" in outcome.reason
-
-
-async def test_a_connection_that_is_gone_is_an_event_that_says_so(site: MadeUpSite) -> None:  # noqa: ARG001
-    """And one that no retry follows."""
-    outcome = await _only_event(_job_trigger(conn_id="elsewhere"))
-    assert (outcome.ended, outcome.permanent) == ("failed", True)
-    assert "elsewhere" in outcome.reason
 
 
 async def test_on_kill_works_in_a_fresh_process_and_spares_the_next_try(site: MadeUpSite) -> None:
@@ -194,19 +168,6 @@ async def test_an_api_server_that_restarts_is_waited_for(site: MadeUpSite, monke
     assert failures == []
 
 
-async def test_one_that_does_not_come_back_is_an_event(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    """After some minutes, and a retry may help."""
-
-    async def down(_: EdlHook) -> Surroundings:
-        raise ConnectionError("refused")
-
-    monkeypatch.setattr(EdlHook, "asurroundings", down)
-    with stamina.set_testing(True, attempts=3):
-        outcome = await _only_event(_job_trigger())
-    assert (outcome.ended, outcome.permanent) == ("failed", False)
-    assert "refused" in outcome.reason
-
-
 async def test_the_job_is_followed_where_it_was_begun(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when its connection leads to another folder by now."""
     opened: list[Surroundings] = []
@@ -222,17 +183,6 @@ async def test_the_job_is_followed_where_it_was_begun(site: MadeUpSite, monkeypa
     assert [surroundings.place for surroundings in opened] == [LocalPlace("/begun/here")]
 
 
-async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: MadeUpSite) -> None:
-    """Long before the time is up; one that was never there is waited for."""
-    waiting = asyncio.ensure_future(_only_event(EdlWaitTrigger(msgspec.to_builtins(WAIT))))
-    await _looked(site)
-    site.backend.jobs = {"digits": job_status("digits", kind="pool")}
-    await _looked(site)
-    assert not waiting.done()
-    site.backend.jobs = {}
-    assert await waiting == Outcome(ended="gone", name="digits", reason=GONE)
-
-
 async def test_the_first_event_comes_late_enough(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler may still be busy with the half of the task that has deferred."""
     slept, sleep = list[float](), asyncio.sleep
@@ -246,39 +196,3 @@ async def test_the_first_event_comes_late_enough(site: MadeUpSite, monkeypatch: 
     site.backend.jobs = {"student": job_status("student", phase="succeeded")}
     assert (await _only_event(_job_trigger())).ended == "succeeded"
     assert 5.0 in slept
-
-
-async def test_a_pool_is_waited_for(site: MadeUpSite) -> None:
-    """A silent Redis in between is ridden out."""
-    site.away = True
-
-    async def events() -> None:
-        await _looked(site)
-        site.registered, site.away = ["a:1"], False
-
-    outcome, _ = await asyncio.gather(_only_event(EdlWaitTrigger(msgspec.to_builtins(WAIT))), events())
-    assert outcome == Outcome(ended="ready", name="digits", teachers=("a:1",))
-
-
-@pytest.mark.parametrize(
-    ("changes", "teachers", "students", "ended"),
-    [
-        ({"at_least": 2}, ("a",), 0, None),
-        ({"at_least": 2}, ("a", "b", "c"), 0, "ready"),
-        ({"at_least": 2, "at_most": 2}, ("a", "b", "c"), 0, None),
-        ({"at_least": 2, "at_most": 2}, ("a", "b"), 0, "ready"),
-        ({"students": 1}, ("a",), 0, None),
-        ({"students": 1}, ("a",), 1, "ready"),
-        ({"until": 5}, (), 0, "no_teacher"),
-        ({"until": 5}, None, 0, "no_teacher"),
-        ({"until": 5, "deadline": 5}, (), 0, "timed_out"),
-        ({"seen": True}, ("a",), 0, "gone"),
-    ],
-)
-def test_what_a_wait_is_for(
-    changes: Mapping[str, Any], teachers: tuple[str, ...] | None, students: int, ended: str | None
-) -> None:
-    """At least, exactly, with students, or too late; what was seen and is there no more has ended."""
-    view = PoolView(teachers=teachers or (), students=students, trouble="" if teachers is not None else "away")
-    outcome = judge(msgspec.structs.replace(WAIT, **changes), view, now=5)
-    assert (outcome.ended if outcome else None) == ended

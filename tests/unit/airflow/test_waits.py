@@ -1,24 +1,42 @@
-"""Waits for jobs and checkpoints: the sensors, the resize of a job, and the events that checkpoints make."""
+"""Waits for pools, jobs and checkpoints: sensors, resizes, and the events that checkpoints make."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import msgspec
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 from support.airflow.asset_watcher import AssetStates, watching
-from support.airflow.fakes import MadeUpSite, deferred_by, event_of, failed_status, job_status, landed, rendered
+from support.airflow.fakes import (
+    MadeUpSite,
+    deferred_by,
+    event_of,
+    failed_status,
+    job_status,
+    landed,
+    rendered,
+    work_of,
+)
 
 from edl_airflow.checkpoint_wait import CheckpointView, CheckpointWait, Threshold
+from edl_airflow.failures import GoneError
 from edl_airflow.job_wait import JobView, JobWait
 from edl_airflow.operators.resize import EdlResizeOperator
+from edl_airflow.pool_wait import GONE, PoolView, PoolWait
 from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
 from edl_airflow.sensors.job import EdlJobSensor
+from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
 from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
+from edl_airflow.triggers.job import EdlJobTrigger
+from edl_airflow.triggers.wait import EdlWaitTrigger
 from edl_airflow.waiting import judge
 from edl_airflow.work import Outcome, Training
 from edl_runtime.backends.base import InstanceStatus, JobStatus
@@ -26,6 +44,7 @@ from edl_runtime.errors import BackendError, SpecError, UnknownJobError
 
 RUNS = JobWait(conn_id="edl_default", job="student", until=10.0, waits_s=5, began_at=50.0)
 SUCCEEDS = msgspec.structs.replace(RUNS, phase="succeeded")
+POOL = PoolWait(conn_id="edl_default", pool="digits", until=1e12, waits_s=60)
 LANDS = CheckpointWait(conn_id="edl_default", stream="nightly/train", until=10.0, waits_s=5, began_at=50.0)
 JOB, DONE = job_status("student"), job_status("student", phase="succeeded")
 PLAIN = job_status("student", elastic=False)
@@ -83,16 +102,41 @@ def test_what_a_wait_for_a_job_is_for(
 
 
 @pytest.mark.parametrize(
-    ("view", "lack"),
+    ("changes", "teachers", "students", "ended"),
     [
-        (JobView(), "there is no such job"),
-        (JobView(job=JOB), "0 instances train together, wanted are 1 or more"),
-        (JobView(trouble="away"), "Redis does not answer"),
+        ({"at_least": 2}, ("a",), 0, None),
+        ({"at_least": 2}, ("a", "b", "c"), 0, "ready"),
+        ({"at_least": 2, "at_most": 2}, ("a", "b", "c"), 0, None),
+        ({"at_least": 2, "at_most": 2}, ("a", "b"), 0, "ready"),
+        ({"students": 1}, ("a",), 0, None),
+        ({"students": 1}, ("a",), 1, "ready"),
+        ({"until": 5}, (), 0, "no_teacher"),
+        ({"until": 5}, None, 0, "no_teacher"),
+        ({"until": 5, "deadline": 5}, (), 0, "timed_out"),
+        ({"seen": True}, ("a",), 0, "gone"),
     ],
 )
-def test_what_a_wait_for_a_job_lacks_is_said(view: JobView, lack: str) -> None:
+def test_what_a_wait_for_a_pool_is_for(
+    changes: Mapping[str, Any], teachers: tuple[str, ...] | None, students: int, ended: str | None
+) -> None:
+    """At least, exactly, with students, or too late; what was seen and is there no more has ended."""
+    view = PoolView(teachers=teachers or (), students=students, trouble="" if teachers is not None else "away")
+    outcome = judge(msgspec.structs.replace(POOL, **changes), view, now=5)
+    assert (outcome.ended if outcome else None) == ended
+
+
+@pytest.mark.parametrize(
+    ("wait", "view", "lack"),
+    [
+        (RUNS, JobView(), "there is no such job"),
+        (RUNS, JobView(job=JOB), "0 instances train together, wanted are 1 or more"),
+        (msgspec.structs.replace(RUNS, at_most=1), JobView(job=JOB), "0 instances train together, wanted are 1"),
+        (RUNS, JobView(trouble="away"), "Redis does not answer"),
+    ],
+)
+def test_what_a_wait_for_a_job_lacks_is_said(wait: JobWait, view: JobView, lack: str) -> None:
     """When its time is up."""
-    outcome = judge(RUNS, view, now=10)
+    outcome = judge(wait, view, now=10)
     assert outcome
     assert (outcome.ended, outcome.reason) == ("not_yet", lack)
 
@@ -232,14 +276,13 @@ def test_the_sensor_of_a_job(context: Any, site: MadeUpSite) -> None:
         EdlJobSensor(task_id="wait", job="student").execute_complete(context, late)
 
 
-@pytest.mark.parametrize("deferrable", [False, True])
-def test_a_job_without_agents_is_not_waited_for(context: Any, site: MadeUpSite, deferrable: bool) -> None:  # noqa: FBT001
+def test_a_job_without_agents_is_not_waited_for(context: Any, site: MadeUpSite) -> None:
     """A student that is one process will never be seen to train; the error says what would."""
     site.backend.jobs = {"student": PLAIN}
     with pytest.raises(AirflowFailException, match=r"'student': it is no job of elastic trainers.*`students`"):
-        EdlJobSensor(task_id="wait", job="student", deferrable=deferrable).execute(context)
+        EdlJobSensor(task_id="wait", job="student").execute(context)
     with pytest.raises(AirflowFailException, match="'student': it is no job of elastic trainers"):
-        _grow(instances=1, deferrable=deferrable).execute(context)
+        _grow(instances=1).execute(context)
     assert _grow(instances=1, wait=False).execute(context) == {"job": "student", "instances": 0}
 
 
@@ -257,13 +300,6 @@ def test_the_sensor_of_a_checkpoint(context: Any, site: MadeUpSite) -> None:
     event = event_of(deferred, Outcome(ended="ready", name="nightly/train", landed=landed(4)))
     fresh = EdlCheckpointSensor(task_id="wait", stream="nightly/train")
     assert fresh.execute_complete(context, json.loads(json.dumps(event))) == landed(4)
-
-
-def test_a_silent_redis_is_waited_for(context: Any, site: MadeUpSite) -> None:
-    """By both."""
-    site.away = True
-    deferred_by(EdlJobSensor(task_id="wait", job="student", deferrable=True), context)
-    deferred_by(EdlCheckpointSensor(task_id="wait", stream="nightly/train", deferrable=True), context)
 
 
 def _grow(**changes: Any) -> EdlResizeOperator:
@@ -317,10 +353,99 @@ async def test_a_silent_redis_makes_no_event_and_no_end(site: MadeUpSite, monkey
         assert [event["checkpoint"] for event in await watched.fired(1)] == ["/c/1"]
 
 
-def test_a_watcher_is_the_same_in_every_process() -> None:
-    """Airflow tells by class and arguments whether it is."""
-    path, kwargs = EdlCheckpointTrigger(stream="nightly/train").serialize()
-    assert path == "edl_airflow.triggers.checkpoint.EdlCheckpointTrigger"
-    assert EdlCheckpointTrigger(**kwargs).serialize() == (path, kwargs)
+def test_a_silent_redis_is_waited_for(context: Any, site: MadeUpSite) -> None:
+    """By all in the triggerer; a new size is recorded at once."""
+    site.backend.jobs, site.away = {"digits": job_status("digits", kind="pool")}, True
+    deferred_by(_grow(teacher_pool="digits", job=None), context)
+    assert ("resize to 2", "digits") in site.backend.deeds
+    deferred_by(EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", deferrable=True), context)
+    deferred_by(EdlJobSensor(task_id="wait", job="student", deferrable=True), context)
+    deferred_by(EdlCheckpointSensor(task_id="wait", stream="nightly/train", deferrable=True), context)
+    assert not EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").poke(context).is_done
+
+
+def test_waits_heed_the_tasks_time(context: Any, site: MadeUpSite) -> None:
+    """Airflow forgets `execution_timeout` on deferral, so the wait carries it."""
+    site.backend.jobs = {"digits": job_status("digits", kind="pool")}
+    sensor = EdlTeacherPoolSensor(
+        task_id="wait", teacher_pool="digits", deferrable=True, execution_timeout=timedelta(seconds=9)
+    )
+    for operator in (sensor, _grow(teacher_pool="digits", job=None, execution_timeout=timedelta(seconds=9))):
+        before = time.time()
+        wait = deferred_by(operator, context).trigger.serialize()[1]["wait"]
+        assert before <= wait["deadline"] - 9 <= time.time()
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+@pytest.mark.parametrize("lenient", [{}, {"soft_fail": True}, {"never_fail": True}])
+def test_what_can_not_come_any_more_fails_the_sensor_or_skips_it(
+    context: Any,
+    site: MadeUpSite,
+    lenient: dict[str, bool],
+    deferrable: bool,  # noqa: FBT001
+) -> None:
+    """At the first look, at a later one, and in the triggerer."""
+    given: dict[str, Any] = {"task_id": "wait", "teacher_pool": "digits", "poke_interval": 0.01, "timeout": 100}
+    sensor = EdlTeacherPoolSensor(**given, deferrable=deferrable, **lenient)
+    site.backend.jobs = {"digits": failed_status("digits", 78, "no such model")}
+    with pytest.raises(AirflowSkipException if lenient else AirflowFailException, match=r"no such model|_fail"):
+        sensor.execute(context)
+    site.backend.jobs = {"digits": job_status("digits", kind="pool")}
+    if deferrable:
+        ended = Outcome(ended="gone", name="digits", reason="it is no more")
+        event = {"event": event_of(deferred_by(sensor, context), ended)}
+        go_on = partial(sensor.resume_execution, "execute_complete", event, context)
+    else:
+        site.backend.forget_after("digits", looks=2)
+        go_on = partial(sensor.execute, context)
+    with pytest.raises(AirflowSkipException if lenient else GoneError, match=r"'digits' has ended|_fail"):
+        go_on()
+
+
+def test_the_sensor_of_a_pool(context: Any, site: MadeUpSite) -> None:
+    """Then it needs no worker until the pool is there, or its time is up."""
+    sensor = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", at_least="{{ params.high }}", deferrable=True)
+    deferred = deferred_by(rendered(sensor, context), context)
+    assert deferred.trigger.serialize()[1]["wait"]["at_least"] == 3
+    site.registered = ["a", "b", "c"]
+    assert sensor.execute(context) == {"pool": "digits", "teachers": ["a", "b", "c"]}
+    late = event_of(deferred, Outcome(ended="no_teacher", name="digits"))
+    with pytest.raises(AirflowSensorTimeout, match="digits"):
+        EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").execute_complete(context, late)
+
+
+async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: MadeUpSite) -> None:
+    """Long before the time is up; one that was never there is waited for."""
+    events: Any = EdlWaitTrigger(msgspec.to_builtins(POOL)).run()
+    waiting = asyncio.ensure_future(anext(events))
+    for jobs in ({}, {"digits": job_status("digits", kind="pool")}):
+        site.backend.jobs, seen = jobs, site.backend.looks
+        while site.backend.looks < seen + 2:  # noqa: ASYNC110 (the made-up backend has no events)
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+    site.backend.jobs = {}
+    outcome = msgspec.convert((await waiting).payload, Outcome, strict=False)
+    assert outcome == Outcome(ended="gone", name="digits", reason=GONE)
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        *(EdlWaitTrigger(msgspec.to_builtins(wait)) for wait in (POOL, RUNS, LANDS)),
+        EdlWaitTrigger(msgspec.to_builtins(msgspec.structs.replace(LANDS, threshold=BETTER))),
+        EdlJobTrigger(msgspec.to_builtins(work_of(deadline=5.5))),
+        EdlCheckpointTrigger(stream="nightly/train"),
+    ],
+)
+def test_a_trigger_comes_back_from_its_serialized_form(trigger: Any) -> None:
+    """Another process makes the same trigger of JSON, and tells by class and arguments that it is."""
+    path, kwargs = trigger.serialize()
+    again = resolve_name(path)(**json.loads(json.dumps(kwargs)))
+    assert again.serialize() == (path, kwargs)
+    assert getattr(again, "wait", None) == getattr(trigger, "wait", None)
+
+
+def test_a_watcher_needs_a_stream() -> None:
+    """Each would have none to watch."""
     with pytest.raises(SpecError, match="stream"):
         EdlCheckpointTrigger(stream="")
