@@ -100,15 +100,9 @@ def test_a_pool_in_steps(world: World) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deferrable", [False, pytest.param(True, marks=pytest.mark.deep)])
-def test_a_bad_model_fails_the_task_at_once_in_the_teachers_words(
-    world: World,
-    deferrable: bool,  # noqa: FBT001
-) -> None:
+def test_a_bad_model_fails_the_task_at_once_in_the_teachers_words(world: World) -> None:
     """However long the wait limit is, with no retry, and nothing is left."""
-    operator = distill(
-        world, teacher_pool=None, teacher=world.teacher("no/such/folder"), deferrable=deferrable, wait_timeout_s=1e6
-    )
+    operator = distill(world, teacher_pool=None, teacher=world.teacher("no/such/folder"), wait_timeout_s=1e6)
     with pytest.raises(AirflowFailException, match="no/such/folder"):
         run_task(operator, world.context())
     assert world.jobs() == {}
@@ -123,24 +117,18 @@ def test_redis_down_at_the_start(world: World) -> None:
     assert world.jobs() == {}
 
 
-@pytest.mark.parametrize("deferrable", [False, pytest.param(True, marks=pytest.mark.deep)])
-def test_a_student_that_fails_says_why_in_the_tasks_error(world: World, deferrable: bool) -> None:  # noqa: FBT001
+def test_a_student_that_fails_says_why_in_the_tasks_error(world: World) -> None:
     """Its last lines are there, a retry is allowed, and nothing is left."""
-    operator = distill(world, "fails", deferrable=deferrable)
+    operator = distill(world, "fails")
     with registered(world, "digits", "a:1"), pytest.raises(JobFailedError, match="loss is not a number"):
         run_task(operator, world.context())
     assert world.jobs() == {}
 
 
-@pytest.mark.parametrize("deferrable", [False, True])
-def test_progress_is_in_the_log_and_answers_in_the_result(
-    world: World,
-    capsys: pytest.CaptureFixture[str],
-    deferrable: bool,  # noqa: FBT001
-) -> None:
-    """As the student has reported it, in the worker and in the triggerer."""
+def test_progress_is_in_the_log_and_answers_in_the_result(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the student has reported it."""
     script = TrainerSpec(command=("python", str(world.folder / "reports.py")))
-    operator = distill(world, student=script, deferrable=deferrable)
+    operator = distill(world, student=script, deferrable=True)
     with registered(world, "digits", "a:1"):
         result = run_task(operator, world.context())
     assert result["answered"] == {"a:1": 3}
@@ -209,12 +197,18 @@ def test_training_goes_on_while_redis_is_away(
     world.redis_url = own_redis.url
     world.connect_to(own_redis.url)
     operator, context = distill(world, "waits", deferrable=True, progress_every_s=0.1), world.context()
+    said: list[str] = []
+
+    def says_that_it_goes_on() -> bool:
+        said.extend(line for line in capsys.readouterr().out.splitlines() if "The training goes on" in line)
+        return bool(said)
+
     with registered(world, "digits", "a:1"):
         deferred = defer(operator, context)
 
         def lose_redis() -> None:
             own_redis.kill()
-            until(lambda: "The training goes on" in capsys.readouterr().out)
+            until(says_that_it_goes_on)
             world.go()
 
         thread = _when_started(world, lose_redis)
@@ -223,6 +217,8 @@ def test_training_goes_on_while_redis_is_away(
     result = resume(distill(world, "waits"), context, deferred, event)
     assert result["metrics"] == {"accuracy": 0.5}
     assert world.jobs() == {}
+    says_that_it_goes_on()
+    assert len(said) == 1
 
 
 def test_a_trigger_does_not_block_its_loop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,3 +248,39 @@ def test_a_trigger_does_not_block_its_loop(world: World, monkeypatch: pytest.Mon
         with socket.create_connection((urlsplit(world.redis_url).hostname, urlsplit(world.redis_url).port)):
             assert blocks == ["sleep", "connect"], "what watches is there"
     assert resume(operator, context, deferred, event)["metrics"] == {"accuracy": 0.5}
+
+
+def test_clearing_a_deferred_task_spares_the_next_try(world: World) -> None:
+    """Airflow runs try 2's execute before try 1's on_kill: try 2 has the student by then, the same process."""
+    with registered(world, "digits", "a:1"):
+        first = defer(distill(world, "waits", deferrable=True), world.context("try-1"))
+
+        asyncio.run(follow_until_started(world, first))
+        context = world.context("try-2")
+        second = defer(distill(world, "waits", deferrable=True), context)
+        asyncio.run(trigger_of(first).on_kill())
+        assert set(world.jobs().values()) == {"running"}
+        world.go()
+        event = asyncio.run(fired(trigger_of(second)))
+        result = resume(distill(world, "waits"), context, second, event)
+    assert result["metrics"] == {"accuracy": 0.5}
+    assert len(world.starts()) == 1
+    assert world.jobs() == {}
+
+
+@pytest.mark.slow
+def test_growing_by_another_model_fails_at_once_and_spares_the_teachers_there_are(world: World) -> None:
+    """The model has changed on disk since the pool was started; the error says so, and the old teacher serves on."""
+    context = world.context()
+    start = EdlTeacherPoolOperator(
+        task_id="start", dag=world.dag(), teacher_pool="digits", teacher=world.teacher(), teachers="1:2"
+    )
+    (before,) = start.execute(context)["teachers"]
+    module = world.folder / "answers.py"
+    module.write_text(module.read_text().replace("* 2", "* 3"))
+    grow = EdlResizeOperator(task_id="grow", teacher_pool="digits", instances=2, wait_timeout_s=1e6, deferrable=True)
+    with pytest.raises(AirflowFailException, match=r"differs from pool 'digits'"):
+        run_task(grow, context)
+    shrunk = EdlResizeOperator(task_id="shrink", teacher_pool="digits", instances=1).execute(context)
+    assert shrunk["teachers"] == [before]
+    EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits").execute(context)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from support.airflow.asset_watcher import AssetStates, watching
-from support.airflow.world import World, defer, distill, fired, resume, run_task, trigger_of, until
+from support.airflow.world import World, defer, fired, resume, run_task, trigger_of, until
 from support.depth import examples
 from support.object_store import SECRET, files
 from support.paths import DAGS
@@ -69,37 +69,11 @@ for batch in run.data(list(samples), global_batch=8, epochs=int(sys.argv[1])):
         print("stepped", run.step_number, flush=True)
 """
 
-DISTILS = """
-import os, sys, time
-from pathlib import Path
-import numpy as np
-import paddle
-from edl_runtime import elastic
-from edl_runtime.distill import DistillReader
-
-samples = [(np.array([number, 1], "float32"), np.int64(number)) for number in range(64)]
-run = elastic.init()
-model = paddle.nn.Linear(2, 2)
-model, optimizer = run.wrap(model, paddle.optimizer.SGD(1e-6, parameters=model.parameters()))
-data = run.data(samples, global_batch=8, epochs=int(sys.argv[1]))
-seen, go = Path(__file__).with_name("seen-" + os.environ["EDL_INSTANCE"]), Path(__file__).with_name("go")
-with DistillReader(data.local, inputs=["x", None], outputs=["y"], teacher_batch_size=4) as reader:
-    for inputs, numbers, answers in data.through(reader):
-        assert (answers == 2 * inputs).all()
-        time.sleep(0.0 if go.exists() else 0.3)
-        loss = ((model(paddle.to_tensor(inputs)) - paddle.to_tensor(answers)) ** 2).mean()
-        loss.backward()
-        run.step(loss=loss)
-        with seen.open("a") as file:
-            print(*numbers, sep="\\n", file=file)
-"""
-
 
 @pytest.fixture
 def trains(world: World) -> World:
     """A world with a training script, whose folder is that of the DAG."""
     (world.folder / "trains.py").write_text(TRAINS)
-    (world.folder / "distils.py").write_text(DISTILS)
     return world
 
 
@@ -133,11 +107,10 @@ def _steps_shown(log: str) -> list[int]:
     return [int(step) for step in re.findall(r"rank 0\] stepped (\d+)", log)]
 
 
-@pytest.mark.parametrize("deferrable", [pytest.param(False, marks=pytest.mark.deep), True])
-def test_a_training_in_one_task(trains: World, capsys: pytest.CaptureFixture[str], deferrable: bool) -> None:  # noqa: FBT001
+def test_a_training_in_one_task(trains: World, capsys: pytest.CaptureFixture[str]) -> None:
     """It ends by itself; the result says how far it came, and each of its lines is in the task's log once."""
     context = trains.context()
-    result = run_task(_train(trains, 3, deferrable=deferrable), context)
+    result = run_task(_train(trains, 3, deferrable=True), context)
     assert (result["job"], result["step"], result["stopped"], result["reason"]) == ("digits", 24, False, "")
     assert Path(result["checkpoint"]).is_relative_to(trains.folder / "checkpoints")
     assert result["metrics"]["accuracy"] == pytest.approx(0.023)
@@ -290,43 +263,6 @@ def test_a_training_goes_on_from_an_object_store(
     told = json.dumps([deferred.trigger.serialize(), event, result, context["xcoms"]])
     assert SECRET not in told + shown + shown_again
     assert SECRET.encode() not in kept + written()
-    assert trains.jobs() == {}
-
-
-@pytest.mark.deep
-def test_students_come_while_they_distil(trains: World) -> None:
-    """Each of several has its own reader, one joins meanwhile, and each sample counts exactly once an epoch."""
-    epochs = 60
-    script = TrainerSpec(command=("python", str(trains.folder / "distils.py"), str(epochs)))
-    operator = distill(
-        trains,
-        student=script,
-        students="1:2",
-        checkpoint="checkpoints",
-        job="student",
-        deferrable=True,
-        teacher_pool=None,
-        teacher=trains.teacher(),
-        wait_timeout_s=200,
-    )
-    context = trains.context()
-    deferred = defer(operator, context)
-    events: list[dict[str, Any]] = []
-    following = threading.Thread(target=lambda: events.append(asyncio.run(fired(trigger_of(deferred)))))
-    following.start()
-    try:
-        run_task(EdlJobSensor(task_id="wait", job="student", timeout=200, deferrable=True), context)
-        grow = EdlResizeOperator(task_id="grow", job="student", instances=2, deferrable=True)
-        assert run_task(grow, context) == {"job": "student", "instances": 2}
-    finally:
-        (trains.folder / "go").touch()
-        following.join()
-    result = resume(operator, context, deferred, events[0])
-    seen = [(trains.folder / f"seen-{instance}").read_text().split() for instance in (0, 1)]
-    assert all(seen)
-    assert Counter(seen[0] + seen[1]) == {str(number): epochs for number in range(64)}
-    assert Path(result["checkpoint"]).is_relative_to(trains.folder / "checkpoints")
-    assert sum(result["answered"].values()) > 0
     assert trains.jobs() == {}
 
 

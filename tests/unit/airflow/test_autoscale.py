@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 from support.airflow.fakes import MadeUpSite, rendered
 
 from edl_airflow.approval import table, targets_in
@@ -53,3 +54,20 @@ def test_a_reason_does_not_add_rows_or_columns_to_the_table() -> None:
     odd = RescalingTarget(name="a", kind="trainer", instances=5, target=3, reason="no\n| b | 5 | 0 | room |")
     assert targets_in(table([odd])) == {"a": 3}
     assert r"| a | 5 | 3 | a \| b |" in table([RescalingTarget(**{**odd, "reason": "a | b"})])
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"windows": "variable:nobody-has-set-this"}, "an Airflow Variable that there is"),
+        ({"policy": "no.such.module:decide"}, "no.such.module"),
+        ({"policy": "edl_runtime.autoscale.policy:REST_S"}, "a function"),
+        ({"max_load": "{{ 'high' }}"}, "max_load"),
+        ({"edl_conn_id": "none"}, "none"),
+    ],
+)
+def test_mistakes_fail_the_task_at_once(context: dict[str, Any], given: dict[str, Any], words: str) -> None:
+    """Trying again can't help, and the error names what to mend."""
+    with pytest.raises(AirflowFailException, match=words):
+        rendered(_operator(**given), context).execute(context)

@@ -30,7 +30,8 @@ from edl_airflow.sensors.traffic import EdlTrafficSensor
 from edl_airflow.work import Outcome
 from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError, SpecError
 from edl_runtime.progress import Progress
-from edl_runtime.specs import Bounds, TeacherSpec, TrainerSpec
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Bounds, Checkpoint, TeacherSpec, TrainerSpec
 
 
 def test_an_unknown_connection_fails_at_once(context: Any) -> None:
@@ -159,6 +160,15 @@ def test_a_retry_with_another_teacher_does_not_adopt_the_student(context: Any) -
         for model in ("models:add", "models:double")
     }
     assert len(digests) == 2
+
+
+def test_students_may_be_elastic_trainers(context: Any) -> None:
+    """Agents run each, which knows the pool and where its checkpoints are."""
+    operator = rendered(distill(students="1:2", checkpoint="/ck", teacher_pool="digits"), context)
+    job = operator.plan(context, SURROUNDINGS).trainer_job
+    settings = RuntimeSettings.from_env(job.env)
+    assert (job.elastic, job.bounds, job.command[4:7]) == (True, Bounds(1, 2), ("agent", "--instances", "1:2"))
+    assert (settings.pool, settings.checkpoint_spec()) == ("digits", Checkpoint(url="/ck"))
 
 
 def test_all_jobs_of_a_task_have_its_priority_and_weight(context: Any) -> None:
