@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 from airflow.sdk.execution_time.task_runner import _run_execute_callable
+from support.airflow.fakes import deferred_by
 from support.airflow.world import (
     World,
-    defer,
     distill,
     fired,
     follow_until_started,
@@ -167,7 +167,7 @@ def test_a_deferred_task_times_out_too(world: World, monkeypatch: pytest.MonkeyP
     operator = distill(world, "waits", deferrable=True, execution_timeout=timedelta(hours=1))
     context = world.context()
     with registered(world, "digits", "a:1"):
-        deferred = defer(operator, context)
+        deferred = deferred_by(operator, context)
         thread = _when_started(
             world, lambda: monkeypatch.setattr("edl_airflow.conductor.clock", lambda: time.time() + 3600)
         )
@@ -176,17 +176,6 @@ def test_a_deferred_task_times_out_too(world: World, monkeypatch: pytest.MonkeyP
     with pytest.raises(AirflowTaskTimeout):
         resume(distill(world, "waits"), context, deferred, event)
     assert world.jobs() == {}
-
-
-def test_a_deferred_task_that_is_marked_failed_leaves_nothing(world: World) -> None:
-    """All of the trigger's on_kill works from its serialized form."""
-    operator = distill(world, "waits", deferrable=True)
-    with registered(world, "digits", "a:1"):
-        deferred = defer(operator, world.context())
-        asyncio.run(follow_until_started(world, deferred))
-        asyncio.run(trigger_of(deferred).on_kill())
-    assert world.jobs() == {}
-    assert world.processes() == []
 
 
 @pytest.mark.slow
@@ -204,7 +193,7 @@ def test_training_goes_on_while_redis_is_away(
         return bool(said)
 
     with registered(world, "digits", "a:1"):
-        deferred = defer(operator, context)
+        deferred = deferred_by(operator, context)
 
         def lose_redis() -> None:
             own_redis.kill()
@@ -238,7 +227,7 @@ def test_a_trigger_does_not_block_its_loop(world: World, monkeypatch: pytest.Mon
 
     operator, context = distill(world, deferrable=True), world.context()
     with registered(world, "digits", "a:1"):
-        deferred = defer(operator, context)
+        deferred = deferred_by(operator, context)
         for name in ("connect", "send", "sendall", "recv", "recv_into"):
             watch(socket.socket, name)
         watch(time, "sleep")
@@ -253,11 +242,11 @@ def test_a_trigger_does_not_block_its_loop(world: World, monkeypatch: pytest.Mon
 def test_clearing_a_deferred_task_spares_the_next_try(world: World) -> None:
     """Airflow runs try 2's execute before try 1's on_kill: try 2 has the student by then, the same process."""
     with registered(world, "digits", "a:1"):
-        first = defer(distill(world, "waits", deferrable=True), world.context("try-1"))
+        first = deferred_by(distill(world, "waits", deferrable=True), world.context("try-1"))
 
         asyncio.run(follow_until_started(world, first))
         context = world.context("try-2")
-        second = defer(distill(world, "waits", deferrable=True), context)
+        second = deferred_by(distill(world, "waits", deferrable=True), context)
         asyncio.run(trigger_of(first).on_kill())
         assert set(world.jobs().values()) == {"running"}
         world.go()

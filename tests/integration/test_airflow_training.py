@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from support.airflow.asset_watcher import AssetStates, watching
-from support.airflow.world import World, defer, fired, resume, run_task, trigger_of, until
+from support.airflow.fakes import deferred_by
+from support.airflow.world import World, fired, resume, run_task, trigger_of, until
 from support.depth import examples
 from support.object_store import SECRET, files
 from support.paths import DAGS
@@ -107,21 +108,6 @@ def _steps_shown(log: str) -> list[int]:
     return [int(step) for step in re.findall(r"rank 0\] stepped (\d+)", log)]
 
 
-def test_a_training_in_one_task(trains: World, capsys: pytest.CaptureFixture[str]) -> None:
-    """It ends by itself; the result says how far it came, and each of its lines is in the task's log once."""
-    context = trains.context()
-    result = run_task(_train(trains, 3, deferrable=True), context)
-    assert (result["job"], result["step"], result["stopped"], result["reason"]) == ("digits", 24, False, "")
-    assert Path(result["checkpoint"]).is_relative_to(trains.folder / "checkpoints")
-    assert result["metrics"]["accuracy"] == pytest.approx(0.023)
-    assert (result["instances"], result["generations"]) == (1, 1)
-    assert _steps_shown(capsys.readouterr().out) == list(range(1, 25))
-    assert trains.jobs() == {}
-    newest = _newest(trains)
-    assert newest
-    assert (newest.url, newest.step, newest.job) == (result["checkpoint"], 24, "digits")
-
-
 def test_a_training_that_is_ended_by_force_returns_what_it_left_in_the_end(
     trains: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +174,7 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
     running = EdlJobSensor(task_id="wait", job="digits", at_least=1, timeout=200, deferrable=True)
     waits_for = {"stream": STREAM, "job": "digits", "step": 3, "metric": "accuracy>=0.002"}
     landing = EdlCheckpointSensor(task_id="reached", timeout=200, deferrable=True, **waits_for)
-    runs, lands = defer(running, context), defer(landing, context)  # long before the job is there
+    runs, lands = deferred_by(running, context), deferred_by(landing, context)  # long before the job is there
     windows = {
         "windows": [{"name": "rush", "start": "07:00", "end": "22:00", "sizes": {"jobs": {"digits": 0}}}],
         "default": {"jobs": {"digits": 2}},
@@ -197,7 +183,7 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
     quiet = EdlResizeOperator(task_id="grow", window="default", **follow)
     rush = EdlResizeOperator(task_id="shut", window="rush", **follow)
     training = _train(trains, epochs, step_s=0.5, deferrable=True)
-    deferred = defer(training, context)
+    deferred = deferred_by(training, context)
     told = ""
 
     def tells_that_it_waits() -> bool:
@@ -245,12 +231,17 @@ def test_a_training_goes_on_from_an_object_store(
         return b"".join(file.read_bytes() for file in trains.work_dir.rglob("*") if file.is_file())
 
     context = trains.context("night-1")
-    deferred = defer(_train(trains, 3, **given), context)
+    deferred = deferred_by(_train(trains, 3, **given), context)
     event = asyncio.run(fired(trigger_of(deferred)))
     kept = written()
     result = resume(_train(trains, 3, **given), context, deferred, event)
     assert (result["job"], result["step"]) == ("digits", 24)
     assert result["checkpoint"].startswith(f"{bucket}/step-000000024-")
+    assert (result["stopped"], result["reason"], result["instances"], result["generations"]) == (False, "", 1, 1)
+    assert result["metrics"]["accuracy"] == pytest.approx(0.023)
+    newest = _newest(trains)
+    assert newest
+    assert (newest.url, newest.step, newest.job) == (result["checkpoint"], 24, "digits")
     assert files().exists(f"{result['checkpoint']}/{MANIFEST}")
     shown = capsys.readouterr().out
     assert _steps_shown(shown) == list(range(1, 25))

@@ -56,10 +56,11 @@ async def test_of_many_lines_the_newest_are_shown_and_it_is_said_how_many_are_no
     assert long == f"[0] {'x' * LONGEST_LINE} … (7 letters more)"
 
 
-async def test_without_redis_lines_are_shown_all_the_same(site: MadeUpSite) -> None:
+async def test_without_redis_lines_and_disruptions_are_shown_all_the_same(site: MadeUpSite) -> None:
     """Only nobody will know which."""
     site.away = True
     assert await _shown(site, _lines(2)) == ["[0] line 0", "[0] line 1"]
+    assert len(await _counted(site, _hit(1), _hit(1))) == 3, "a disruption once by each who looks, and both lines"
 
 
 async def test_a_log_that_can_not_be_shown_is_missed_aloud(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,13 +137,6 @@ async def test_an_instance_that_has_left_and_come_back_is_counted_from_one(
     assert first == ["1 of at most 5", "2 of at most 5", "3 of at most 5"]
     again = [line[-14:] for line in await _counted(site, _hit(0, 1), _hit(0, 2))]
     assert again == ["1 of at most 5", "2 of at most 5"]
-
-
-async def test_without_redis_disruptions_are_counted_all_the_same(site: MadeUpSite) -> None:
-    """Once by each who looks."""
-    site.away = True
-    assert len(await _counted(site, _hit(1), _hit(1))) == 1
-    assert len(await _counted(site, _hit(1), _hit(2))) == 2
 
 
 async def test_lines_come_in_bunches(site: MadeUpSite) -> None:

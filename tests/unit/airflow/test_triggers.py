@@ -85,27 +85,6 @@ async def test_on_kill_works_in_a_fresh_process_and_spares_the_next_try(site: Ma
     assert site.backend.jobs == {}
 
 
-async def test_what_on_kill_has_begun_goes_on_when_airflow_waits_no_longer(
-    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody else would end the jobs once the cluster is back."""
-    back, delete = asyncio.Event(), site.backend.delete
-
-    async def delete_late(name: str, *, token: str) -> bool:
-        await back.wait()
-        deleted: bool = await delete(name, token=token)
-        return deleted
-
-    monkeypatch.setattr(site.backend, "delete", delete_late)
-    site.backend.jobs["student"] = job_status("student")
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(_job_trigger().on_kill(), timeout=0.05)
-    back.set()
-    async with asyncio.timeout(60):
-        while site.backend.jobs:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 async def test_what_on_kill_has_begun_is_tried_again_until_the_cluster_is_back(
     site: MadeUpSite, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
@@ -129,7 +108,7 @@ async def test_what_on_kill_has_begun_is_tried_again_until_the_cluster_is_back(
     assert "a:6443" in line
 
 
-async def test_jobs_that_can_not_be_stopped_are_named_when_airflow_waits_no_longer(
+async def test_what_on_kill_has_begun_goes_on_and_names_jobs_that_can_not_be_stopped_when_airflow_waits_no_longer(
     site: MadeUpSite, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     """Nobody is there any more to raise it to; with what is to be done."""
