@@ -54,11 +54,20 @@ FAILED = Training(ended="failed", reason="a script failed", heard_at=60.0)
 BEFORE_IT_BEGAN = {"heard_at": 40.0}
 
 
+LEFT = msgspec.structs.replace(JOB, phase="pending", wanted=0)
+LEAVING = msgspec.structs.replace(LEFT, instances=(InstanceStatus(index=0, phase="running", started_at=1.0),))
+NOBODY = msgspec.structs.replace(RUNS, at_least=0, at_most=0, seen=True)
 RESUMED = msgspec.structs.replace(JOB, instances=(InstanceStatus(index=0, phase="running", started_at=5.0),))
 
 
+def ended(wait: Any, view: Any, now: float = 5) -> str | None:
+    """How a wait has ended, None if it has not."""
+    outcome = judge(wait, view, now)
+    return outcome.ended if outcome else None
+
+
 @pytest.mark.parametrize(
-    ("wait", "job", "training", "ended"),
+    ("wait", "job", "training", "how"),
     [
         (RUNS, None, None, None),
         (RUNS, JOB, None, None),
@@ -70,6 +79,8 @@ RESUMED = msgspec.structs.replace(JOB, instances=(InstanceStatus(index=0, phase=
         (RUNS, msgspec.structs.replace(JOB, wanted=0), TWO, None),  # as it was before it was suspended
         (RUNS, RESUMED, msgspec.structs.replace(TWO, heard_at=4.0), None),  # its agents have yet to come
         (RUNS, RESUMED, msgspec.structs.replace(TWO, heard_at=5.5), "ready"),
+        (NOBODY, LEAVING, msgspec.structs.replace(TWO, members=(0,)), None),
+        (NOBODY, None, None, "gone"),
         (RUNS, PLAIN, None, "impossible"),
         (SUCCEEDS, PLAIN, None, None),
         (SUCCEEDS, msgspec.structs.replace(PLAIN, phase="succeeded"), None, "ready"),
@@ -94,15 +105,14 @@ RESUMED = msgspec.structs.replace(JOB, instances=(InstanceStatus(index=0, phase=
     ],
 )
 def test_what_a_wait_for_a_job_is_for(
-    wait: JobWait, job: JobStatus | None, training: Training | None, ended: str | None
+    wait: JobWait, job: JobStatus | None, training: Training | None, how: str | None
 ) -> None:
     """So many that train together, or success; what can't come any more ends it."""
-    outcome = judge(wait, JobView(job=job, training=training), now=5)
-    assert (outcome.ended if outcome else None) == ended
+    assert ended(wait, JobView(job=job, training=training)) == how
 
 
 @pytest.mark.parametrize(
-    ("changes", "teachers", "students", "ended"),
+    ("changes", "teachers", "students", "how"),
     [
         ({"at_least": 2}, ("a",), 0, None),
         ({"at_least": 2}, ("a", "b", "c"), 0, "ready"),
@@ -117,12 +127,11 @@ def test_what_a_wait_for_a_job_is_for(
     ],
 )
 def test_what_a_wait_for_a_pool_is_for(
-    changes: Mapping[str, Any], teachers: tuple[str, ...] | None, students: int, ended: str | None
+    changes: Mapping[str, Any], teachers: tuple[str, ...] | None, students: int, how: str | None
 ) -> None:
     """At least, exactly, with students, or too late; what was seen and is there no more has ended."""
     view = PoolView(teachers=teachers or (), students=students, trouble="" if teachers is not None else "away")
-    outcome = judge(msgspec.structs.replace(POOL, **changes), view, now=5)
-    assert (outcome.ended if outcome else None) == ended
+    assert ended(msgspec.structs.replace(POOL, **changes), view) == how
 
 
 @pytest.mark.parametrize(
@@ -132,6 +141,7 @@ def test_what_a_wait_for_a_pool_is_for(
         (RUNS, JobView(job=JOB), "0 instances train together, wanted are 1 or more"),
         (msgspec.structs.replace(RUNS, at_most=1), JobView(job=JOB), "0 instances train together, wanted are 1"),
         (RUNS, JobView(trouble="away"), "Redis does not answer"),
+        (NOBODY, JobView(job=LEAVING), "1 instances have yet to leave"),
     ],
 )
 def test_what_a_wait_for_a_job_lacks_is_said(wait: JobWait, view: JobView, lack: str) -> None:
@@ -139,6 +149,18 @@ def test_what_a_wait_for_a_job_lacks_is_said(wait: JobWait, view: JobView, lack:
     outcome = judge(wait, view, now=10)
     assert outcome
     assert (outcome.ended, outcome.reason) == ("not_yet", lack)
+
+
+def test_a_job_or_pool_is_suspended_when_nobody_is_left() -> None:
+    """Though the last that trained are known still, or Redis is away."""
+    for view in (JobView(job=LEFT, training=TWO), JobView(job=LEFT), JobView(job=LEFT, trouble="away")):
+        outcome = judge(NOBODY, view, 5)
+        assert outcome
+        assert (outcome.ended, outcome.running_job()) == ("ready", {"job": "student", "instances": 0})
+    no_teachers = msgspec.structs.replace(POOL, at_least=0, at_most=0, seen=True)
+    pool = job_status("digits", kind="pool", phase="pending", wanted=0)
+    assert ended(no_teachers, PoolView(pool=pool, teachers=("a:1",))) is None
+    assert ended(no_teachers, PoolView(pool=pool)) == "ready"
 
 
 @pytest.mark.parametrize(
@@ -201,18 +223,14 @@ def test_a_job_that_has_ended_without_such_a_checkpoint_ends_the_wait() -> None:
         "gone",
         "the job has ended, and no checkpoint of it has step 9 or later, accuracy >= 0.5",
     )
-    assert judge(wait, CheckpointView(), now=5) is None
-    gone = judge(wait.after(CheckpointView(job=JOB)), CheckpointView(), now=5)
-    assert gone
-    assert gone.ended == "gone"
-    assert judge(wait, CheckpointView(job=DONE, trouble="away"), now=5) is None
-    failed = judge(wait, CheckpointView(job=failed_status("student", 1)), now=5)
-    assert failed
-    assert failed.ended == "failed"
+    assert ended(wait, CheckpointView()) is None
+    assert ended(wait.after(CheckpointView(job=JOB)), CheckpointView()) == "gone"
+    assert ended(wait, CheckpointView(job=DONE, trouble="away")) is None
+    assert ended(wait, CheckpointView(job=failed_status("student", 1))) == "failed"
 
 
 @pytest.mark.parametrize(
-    ("job", "training", "ended"),
+    ("job", "training", "how"),
     [
         (None, STOPPED, "gone"),
         (None, FAILED, "failed"),
@@ -223,18 +241,15 @@ def test_a_job_that_has_ended_without_such_a_checkpoint_ends_the_wait() -> None:
     ],
 )
 async def test_a_job_that_was_removed_is_not_waited_for_to_write_a_checkpoint(
-    site: MadeUpSite, job: JobStatus | None, training: Training, ended: str | None
+    site: MadeUpSite, job: JobStatus | None, training: Training, how: str | None
 ) -> None:
     """What its agents have left says how it ended, unless that was before this run began."""
     site.backend.jobs, site.trainings = {"student": job} if job else {}, {"student": training}
     site.landed = [landed(3)]
     wait = msgspec.structs.replace(LANDS, job="student", step=9)
-    outcome = judge(wait, await wait.look(site), now=5)  # type: ignore[arg-type]
-    assert (outcome.ended if outcome else None) == ended
-    reached = msgspec.structs.replace(wait, step=3)
-    found = judge(reached, await reached.look(site), now=5)  # type: ignore[arg-type]
-    assert found
-    assert found.ended == "ready"
+    view = await wait.look(site)  # type: ignore[arg-type]
+    assert ended(wait, view) == how
+    assert ended(msgspec.structs.replace(wait, step=3), view) == "ready"
 
 
 async def test_what_can_not_be_read_of_a_stream_is_passed_by(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from support.airflow.fakes import MadeUpSite, deferred_by, event_of, job_status, rendered
 
-from edl_airflow.job_wait import JobView, JobWait
 from edl_airflow.operators.resize import EdlResizeOperator
-from edl_airflow.pool_wait import PoolView, PoolWait
 from edl_airflow.sensors.traffic import EdlTrafficSensor
 from edl_airflow.traffic_wait import TrafficWait
 from edl_airflow.triggers.traffic import EdlTrafficTrigger
@@ -35,7 +33,7 @@ from edl_airflow.windows import (
 from edl_airflow.work import Outcome, Training
 from edl_runtime.autoscale.traffic import DAYS, Span
 from edl_runtime.autoscale.traffic_schema import to_windows
-from edl_runtime.backends.base import Capacity, InstanceStatus, NodeCapacity, Scaling
+from edl_runtime.backends.base import Capacity, NodeCapacity, Scaling
 from edl_runtime.errors import SpecError, UnknownJobError
 from edl_runtime.specs import Bounds
 
@@ -241,7 +239,6 @@ NIGHT_RUN = {
     "data_interval_end": datetime(2999, 1, 2, 7, tzinfo=UTC),
 }
 LEFT = msgspec.structs.replace(STUDENT, phase="pending", wanted=0)
-LEAVING = msgspec.structs.replace(LEFT, instances=(InstanceStatus(index=0, phase="running", started_at=1.0),))
 
 
 def resize(**changes: Any) -> EdlResizeOperator:
@@ -353,38 +350,6 @@ def test_what_has_ended_is_not_resized(context: Any, site: MadeUpSite) -> None:
     with pytest.raises(UnknownJobError):
         resize(job="stodent").execute(context)
     assert site.backend.deeds == []
-
-
-NOBODY = JobWait(conn_id="c", until=10, waits_s=10, job="student", at_least=0, at_most=0, seen=True)
-
-
-@pytest.mark.parametrize(
-    ("view", "now", "ended"),
-    [
-        (JobView(job=LEAVING, training=Training(members=(0,))), 5, None),
-        (JobView(job=LEFT, training=Training(members=(0,))), 5, "ready"),  # the last that trained are known still
-        (JobView(job=LEFT), 5, "ready"),
-        (JobView(job=LEFT, trouble="away"), 5, "ready"),
-        (JobView(job=LEAVING), 10, "not_yet"),
-        (JobView(), 5, "gone"),
-    ],
-)
-def test_a_suspended_job_has_no_instances(view: JobView, now: float, ended: str | None) -> None:
-    """It is waited for until the last has left."""
-    outcome = judge(NOBODY, view, now)
-    assert (outcome.ended if outcome else None) == ended
-    assert not outcome or outcome.ended != "ready" or outcome.running_job() == {"job": "student", "instances": 0}
-    assert not outcome or outcome.ended != "not_yet" or outcome.reason == "1 instances have yet to leave"
-
-
-def test_a_suspended_pool_has_no_teachers() -> None:
-    """It is waited for until the last is unregistered."""
-    wait = PoolWait(conn_id="c", until=10, waits_s=10, pool="digits", at_least=0, at_most=0, seen=True)
-    pool = msgspec.structs.replace(POOL, phase="pending", wanted=0)
-    assert judge(wait, PoolView(pool=pool, teachers=("a:1",)), 5) is None
-    outcome = judge(wait, PoolView(pool=pool), 5)
-    assert outcome
-    assert outcome.ended == "ready"
 
 
 SHARES = as_windows(
