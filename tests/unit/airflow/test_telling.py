@@ -154,6 +154,13 @@ async def test_how_far_it_came_is_said_at_the_end(site: MadeUpSite) -> None:
         assert [line.partition(" · ")[0] for line in said] == ([] if is_away else ["step 7"])
 
 
+async def test_that_redis_is_away_is_said_once(site: MadeUpSite) -> None:
+    """However often it is looked."""
+    site.away = True
+    (line,) = await _said_of(site, VIEW, VIEW, VIEW)
+    assert "The training goes on" in line
+
+
 async def test_that_a_job_is_suspended_is_said_once(site: MadeUpSite) -> None:
     """And again when it is for another time; of a pool as well as of trainers."""
     waits = {"wanted": 0, "phase": "pending", "reason": SUSPENDED}

@@ -63,17 +63,11 @@ def test_windows_are_the_same_however_they_are_given(tmp_path: Path, monkeypatch
     monkeypatch.setenv("AIRFLOW_VAR_JSON", '{"windows": [], "default": {}}')
     given: list[Any] = [WINDOWS, as_data(WINDOWS), tmp_path / "w.yaml", "variable:traffic"]
     assert [as_windows(each) for each in given] == [WINDOWS] * 4
+    made: dict[str, Any] = {"as_windows": as_windows, "Path": Path}
+    exec(compile('found = as_windows(Path("w.yaml"))', tmp_path / "dag.py", "exec"), made)
+    assert made["found"] == WINDOWS, "a relative path starts from the file that calls"
     assert as_windows(Path("w.yaml"), folder=tmp_path) == WINDOWS
     assert as_windows("variable:json") == as_windows('{"windows": [], "default": {}}')
-
-
-def test_a_relative_path_starts_from_the_file_that_calls(tmp_path: Path) -> None:
-    """As a DAG's file, wherever Airflow was started."""
-    (tmp_path / "w.yaml").write_text(TEXT)
-    dag = compile('found = as_windows(Path("w.yaml"))', tmp_path / "dag.py", "exec")
-    made: dict[str, Any] = {"as_windows": as_windows, "Path": Path}
-    exec(dag, made)
-    assert made["found"] == WINDOWS
 
 
 @pytest.mark.parametrize(
@@ -289,12 +283,8 @@ def test_how_many_a_window_has(sizes: dict[str, Any], scaling: Scaling, instance
     found = to_windows({"default": sizes}).sizes_at(datetime.now(UTC))
     room = left_to_training(found, {"gpu": 8.0, "cpu": 16.0}, {})
     assert wanted_in("night", found, STUDENT, scaling, room) == (instances, reason)
-
-
-def test_what_is_suspended_is_not_resumed_below_its_minimum() -> None:
-    """Though it would not go on where it was: it has nothing to lose any more."""
-    found = to_windows({"default": {"jobs": {"student": 1}}}).sizes_at(datetime.now(UTC))
-    assert wanted_in("night", found, LEFT, msgspec.structs.replace(GPUS, resumes=False), {}).instances == 0
+    if not scaling.resumes:  # but who is suspended already has nothing to lose
+        assert wanted_in("night", found, LEFT, scaling, room).instances == 0
 
 
 def test_the_runs_window_says_how_many(
