@@ -19,15 +19,22 @@ def _lines(count: int, instance: int = 0) -> list[LogLine]:
     return [LogLine(instance, f"line {number}") for number in range(count)]
 
 
-async def _shown(site: MadeUpSite, written: Sequence[LogLine]) -> list[str]:
-    """What somebody who follows the job from now on to its end shows."""
+async def _counted(site: MadeUpSite, *looks: JobStatus) -> list[str]:
+    """What somebody says who looks so often, and follows the job from now on to its end."""
     said: list[str] = []
     site.backend.ended = {"student"}
-    site.backend.written = list(written)
     log = JobLog(JOB, site, said.append, 0.0)
+    for look in looks:
+        await log.tell_disruptions(look)
     await log.finish(is_over=True)
     await log.close()
     return said
+
+
+async def _shown(site: MadeUpSite, written: Sequence[LogLine]) -> list[str]:
+    """What somebody says who follows it when this has been written."""
+    site.backend.written = list(written)
+    return await _counted(site)
 
 
 async def test_lines_stand_behind_instance_and_rank(site: MadeUpSite) -> None:
@@ -90,18 +97,6 @@ def _hit(*counts: int, going: bool = False) -> JobStatus:
         for index, count in enumerate(counts)
     )
     return job_status("student", instances=instances, most_disruptions=5)
-
-
-async def _counted(site: MadeUpSite, *looks: JobStatus) -> list[str]:
-    """What somebody says who looks so often."""
-    said: list[str] = []
-    site.backend.ended = {"student"}
-    log = JobLog(JOB, site, said.append, 0.0)
-    for look in looks:
-        await log.tell_disruptions(look)
-    await log.finish(is_over=True)
-    await log.close()
-    return said
 
 
 async def test_each_time_that_the_cluster_ends_an_instance_is_counted_once(site: MadeUpSite) -> None:

@@ -430,11 +430,11 @@ def test_the_sensor_of_a_pool(context: Any, site: MadeUpSite) -> None:
 
 
 async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: MadeUpSite) -> None:
-    """Long before the time is up; one that was never there is waited for."""
+    """Long before the time is up; one that was never there is waited for, and so is a Redis that is away."""
     events: Any = EdlWaitTrigger(msgspec.to_builtins(POOL)).run()
     waiting = asyncio.ensure_future(anext(events))
     for jobs in ({}, {"digits": job_status("digits", kind="pool")}):
-        site.backend.jobs, seen = jobs, site.backend.looks
+        site.backend.jobs, site.away, seen = jobs, not jobs, site.backend.looks
         while site.backend.looks < seen + 2:  # noqa: ASYNC110 (the made-up backend has no events)
             await asyncio.sleep(0.01)
         assert not waiting.done()
