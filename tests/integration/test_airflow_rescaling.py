@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
+from airflow.sdk.exceptions import TaskAwaitingInput
 from structlog.testing import capture_logs
 from support.airflow.human_questions import ShownQuestions
 from support.airflow.rescaling_task import context, supervisor
@@ -25,12 +25,10 @@ from edl_airflow.operators.autoscale import EdlAutoscaleOperator
 from edl_runtime.autoscale.jobs import Job, Node, Target
 from edl_runtime.autoscale.policy import decide
 from edl_runtime.autoscale.rescale import last_plan
-from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.pods import Pod
 from edl_runtime.specs import Bounds, JobSpec
 from edl_runtime.store import keys
 from edl_runtime.store.client import connect
-from edl_runtime.store.server import RedisServer
 
 TASK = SUPPORT / "airflow" / "rescaling_task.py"
 LITTLE = "1m"
@@ -97,10 +95,6 @@ def _targets(result: Mapping[str, Any]) -> dict[str, int]:
     return {one["name"]: one["target"] for one in result["targets"]}
 
 
-def _counts(result: Mapping[str, Any]) -> dict[str, int]:
-    return {one["name"]: one["instances"] for one in result["targets"]}
-
-
 def test_a_pass_resizes_jobs_and_says_why(
     world: World, jobs: Jobs, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,7 +149,8 @@ def test_a_pass_that_is_killed_half_way_is_completed_by_the_next(world: World, j
     result = _task(world, max_load=load).execute(context())
     assert _targets(result) == meant
     assert jobs.wanted() == meant
-    assert not [one for one in _task(world, max_load=load).execute(context())["targets"] if _changes(one)]
+    settled = _task(world, max_load=load).execute(context())["targets"]
+    assert all(one["instances"] == one["target"] for one in settled)
 
 
 async def _let_time_pass(world: World, key: str, *, most_s: int) -> None:
@@ -163,10 +158,6 @@ async def _let_time_pass(world: World, key: str, *, most_s: int) -> None:
     async with connect(world.redis_url) as client:
         assert 0 < await client.pttl(key) <= most_s * 1000
         await client.delete(key)
-
-
-def _changes(one: Mapping[str, Any]) -> bool:
-    return bool(one["instances"] != one["target"])
 
 
 _meanwhile: Callable[[], None] = print
@@ -207,8 +198,7 @@ def test_two_runs_at_once_come_one_after_the_other(world: World, jobs: Jobs, mon
     assert len(waits()) == 1
     earlier, later = sorted(results, key=lambda result: float(result["at"]))
     assert _targets(earlier) == _targets(later) == {"first": 3, "second": 3}
-    assert _counts(earlier) == {"first": 5, "second": 1}
-    assert _counts(later) == {"first": 3, "second": 3}
+    assert [one["instances"] for one in (*earlier["targets"], *later["targets"])] == [5, 1, 3, 3]
     assert jobs.wanted() == {"first": 3, "second": 3}
 
 
@@ -227,50 +217,6 @@ def test_a_job_that_ends_meanwhile_is_told_and_keeps_nobody(
     assert jobs.wanted() == {"second": 3}
     assert list(result["refused"]) == ["first"]
     assert "no job or pool named 'first'" in result["refused"]["first"]
-
-
-def test_without_redis_nothing_is_changed_and_the_next_run_works(
-    world: World, jobs: Jobs, own_redis: RedisServer
-) -> None:
-    """The error is one that passes: Airflow tries again."""
-    world.connect_to(own_redis.url)
-    jobs.submit(first=5)
-    task = _task(world, max_load=jobs.load_of(3))
-    own_redis.stop()
-    with pytest.raises(RegistryUnavailableError, match=r"127\.0\.0\.1"):
-        task.execute(context())
-    assert jobs.wanted() == {"first": 5}
-    own_redis.start()
-    task.execute(context())
-    assert jobs.wanted() == {"first": 3}
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"windows": "variable:nobody-has-set-this"}, "nobody has set"),
-        ({"policy": "no.such.module:decide"}, "no.such.module"),
-        ({"policy": "edl_runtime.autoscale.policy:REST_S"}, "a function"),
-        ({"max_load": "{{ 'high' }}"}, "max_load"),
-        ({"edl_conn_id": "none"}, "none"),
-    ],
-)
-def test_mistakes_fail_the_task_at_once(
-    world: World, given: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Trying again can't help, and the error names what to mend."""
-    from airflow.sdk import Variable
-    from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
-    from airflow.sdk.execution_time.comms import ErrorResponse
-
-    def unset(_: str) -> str:
-        raise AirflowRuntimeError(ErrorResponse(error=ErrorType.VARIABLE_NOT_FOUND))
-
-    monkeypatch.setattr(Variable, "get", unset)
-    task = _task(world, **given)
-    task.render_template_fields(context())
-    with pytest.raises(AirflowFailException, match=words):
-        task.execute(context())
 
 
 @pytest.fixture

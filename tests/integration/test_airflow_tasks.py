@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 from airflow.sdk.execution_time.task_runner import _run_execute_callable
+from support.airflow.fakes import deferred_by
 from support.airflow.world import (
     World,
-    defer,
     distill,
     fired,
     follow_until_started,
@@ -100,15 +100,9 @@ def test_a_pool_in_steps(world: World) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deferrable", [False, pytest.param(True, marks=pytest.mark.deep)])
-def test_a_bad_model_fails_the_task_at_once_in_the_teachers_words(
-    world: World,
-    deferrable: bool,  # noqa: FBT001
-) -> None:
+def test_a_bad_model_fails_the_task_at_once_in_the_teachers_words(world: World) -> None:
     """However long the wait limit is, with no retry, and nothing is left."""
-    operator = distill(
-        world, teacher_pool=None, teacher=world.teacher("no/such/folder"), deferrable=deferrable, wait_timeout_s=1e6
-    )
+    operator = distill(world, teacher_pool=None, teacher=world.teacher("no/such/folder"), wait_timeout_s=1e6)
     with pytest.raises(AirflowFailException, match="no/such/folder"):
         run_task(operator, world.context())
     assert world.jobs() == {}
@@ -123,24 +117,18 @@ def test_redis_down_at_the_start(world: World) -> None:
     assert world.jobs() == {}
 
 
-@pytest.mark.parametrize("deferrable", [False, pytest.param(True, marks=pytest.mark.deep)])
-def test_a_student_that_fails_says_why_in_the_tasks_error(world: World, deferrable: bool) -> None:  # noqa: FBT001
+def test_a_student_that_fails_says_why_in_the_tasks_error(world: World) -> None:
     """Its last lines are there, a retry is allowed, and nothing is left."""
-    operator = distill(world, "fails", deferrable=deferrable)
+    operator = distill(world, "fails")
     with registered(world, "digits", "a:1"), pytest.raises(JobFailedError, match="loss is not a number"):
         run_task(operator, world.context())
     assert world.jobs() == {}
 
 
-@pytest.mark.parametrize("deferrable", [False, True])
-def test_progress_is_in_the_log_and_answers_in_the_result(
-    world: World,
-    capsys: pytest.CaptureFixture[str],
-    deferrable: bool,  # noqa: FBT001
-) -> None:
-    """As the student has reported it, in the worker and in the triggerer."""
+def test_progress_is_in_the_log_and_answers_in_the_result(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the student has reported it."""
     script = TrainerSpec(command=("python", str(world.folder / "reports.py")))
-    operator = distill(world, student=script, deferrable=deferrable)
+    operator = distill(world, student=script, deferrable=True)
     with registered(world, "digits", "a:1"):
         result = run_task(operator, world.context())
     assert result["answered"] == {"a:1": 3}
@@ -179,7 +167,7 @@ def test_a_deferred_task_times_out_too(world: World, monkeypatch: pytest.MonkeyP
     operator = distill(world, "waits", deferrable=True, execution_timeout=timedelta(hours=1))
     context = world.context()
     with registered(world, "digits", "a:1"):
-        deferred = defer(operator, context)
+        deferred = deferred_by(operator, context)
         thread = _when_started(
             world, lambda: monkeypatch.setattr("edl_airflow.conductor.clock", lambda: time.time() + 3600)
         )
@@ -188,17 +176,6 @@ def test_a_deferred_task_times_out_too(world: World, monkeypatch: pytest.MonkeyP
     with pytest.raises(AirflowTaskTimeout):
         resume(distill(world, "waits"), context, deferred, event)
     assert world.jobs() == {}
-
-
-def test_a_deferred_task_that_is_marked_failed_leaves_nothing(world: World) -> None:
-    """All of the trigger's on_kill works from its serialized form."""
-    operator = distill(world, "waits", deferrable=True)
-    with registered(world, "digits", "a:1"):
-        deferred = defer(operator, world.context())
-        asyncio.run(follow_until_started(world, deferred))
-        asyncio.run(trigger_of(deferred).on_kill())
-    assert world.jobs() == {}
-    assert world.processes() == []
 
 
 @pytest.mark.slow
@@ -210,7 +187,7 @@ def test_training_goes_on_while_redis_is_away(
     world.connect_to(own_redis.url)
     operator, context = distill(world, "waits", deferrable=True, progress_every_s=0.1), world.context()
     with registered(world, "digits", "a:1"):
-        deferred = defer(operator, context)
+        deferred = deferred_by(operator, context)
 
         def lose_redis() -> None:
             own_redis.kill()
@@ -242,7 +219,7 @@ def test_a_trigger_does_not_block_its_loop(world: World, monkeypatch: pytest.Mon
 
     operator, context = distill(world, deferrable=True), world.context()
     with registered(world, "digits", "a:1"):
-        deferred = defer(operator, context)
+        deferred = deferred_by(operator, context)
         for name in ("connect", "send", "sendall", "recv", "recv_into"):
             watch(socket.socket, name)
         watch(time, "sleep")
@@ -252,3 +229,39 @@ def test_a_trigger_does_not_block_its_loop(world: World, monkeypatch: pytest.Mon
         with socket.create_connection((urlsplit(world.redis_url).hostname, urlsplit(world.redis_url).port)):
             assert blocks == ["sleep", "connect"], "what watches is there"
     assert resume(operator, context, deferred, event)["metrics"] == {"accuracy": 0.5}
+
+
+def test_clearing_a_deferred_task_spares_the_next_try(world: World) -> None:
+    """Airflow runs try 2's execute before try 1's on_kill: try 2 has the student by then, the same process."""
+    with registered(world, "digits", "a:1"):
+        first = deferred_by(distill(world, "waits", deferrable=True), world.context("try-1"))
+
+        asyncio.run(follow_until_started(world, first))
+        context = world.context("try-2")
+        second = deferred_by(distill(world, "waits", deferrable=True), context)
+        asyncio.run(trigger_of(first).on_kill())
+        assert set(world.jobs().values()) == {"running"}
+        world.go()
+        event = asyncio.run(fired(trigger_of(second)))
+        result = resume(distill(world, "waits"), context, second, event)
+    assert result["metrics"] == {"accuracy": 0.5}
+    assert len(world.starts()) == 1
+    assert world.jobs() == {}
+
+
+@pytest.mark.slow
+def test_growing_by_another_model_fails_at_once_and_spares_the_teachers_there_are(world: World) -> None:
+    """The model has changed on disk since the pool was started; the error says so, and the old teacher serves on."""
+    context = world.context()
+    start = EdlTeacherPoolOperator(
+        task_id="start", dag=world.dag(), teacher_pool="digits", teacher=world.teacher(), teachers="1:2"
+    )
+    (before,) = start.execute(context)["teachers"]
+    module = world.folder / "answers.py"
+    module.write_text(module.read_text().replace("* 2", "* 3"))
+    grow = EdlResizeOperator(task_id="grow", teacher_pool="digits", instances=2, wait_timeout_s=1e6, deferrable=True)
+    with pytest.raises(AirflowFailException, match=r"differs from pool 'digits'"):
+        run_task(grow, context)
+    shrunk = EdlResizeOperator(task_id="shrink", teacher_pool="digits", instances=1).execute(context)
+    assert shrunk["teachers"] == [before]
+    EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits").execute(context)

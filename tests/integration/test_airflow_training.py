@@ -18,9 +18,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
+from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from support.airflow.asset_watcher import AssetStates, watching
-from support.airflow.world import World, defer, distill, fired, resume, run_task, trigger_of, until
+from support.airflow.fakes import deferred_by
+from support.airflow.world import World, fired, resume, run_task, trigger_of, until
 from support.depth import examples
 from support.object_store import SECRET, files
 from support.paths import DAGS
@@ -35,7 +36,6 @@ from edl_runtime.backends.base import SUSPENDED
 from edl_runtime.checkpoint import landed
 from edl_runtime.checkpoint.landed import Landed
 from edl_runtime.checkpoint.manifest import MANIFEST
-from edl_runtime.errors import JobFailedError
 from edl_runtime.specs import Checkpoint, TrainerSpec
 from edl_runtime.store.client import connect
 
@@ -70,37 +70,11 @@ for batch in run.data(list(samples), global_batch=8, epochs=int(sys.argv[1])):
         print("stepped", run.step_number, flush=True)
 """
 
-DISTILS = """
-import os, sys, time
-from pathlib import Path
-import numpy as np
-import paddle
-from edl_runtime import elastic
-from edl_runtime.distill import DistillReader
-
-samples = [(np.array([number, 1], "float32"), np.int64(number)) for number in range(64)]
-run = elastic.init()
-model = paddle.nn.Linear(2, 2)
-model, optimizer = run.wrap(model, paddle.optimizer.SGD(1e-6, parameters=model.parameters()))
-data = run.data(samples, global_batch=8, epochs=int(sys.argv[1]))
-seen, go = Path(__file__).with_name("seen-" + os.environ["EDL_INSTANCE"]), Path(__file__).with_name("go")
-with DistillReader(data.local, inputs=["x", None], outputs=["y"], teacher_batch_size=4) as reader:
-    for inputs, numbers, answers in data.through(reader):
-        assert (answers == 2 * inputs).all()
-        time.sleep(0.0 if go.exists() else 0.3)
-        loss = ((model(paddle.to_tensor(inputs)) - paddle.to_tensor(answers)) ** 2).mean()
-        loss.backward()
-        run.step(loss=loss)
-        with seen.open("a") as file:
-            print(*numbers, sep="\\n", file=file)
-"""
-
 
 @pytest.fixture
 def trains(world: World) -> World:
     """A world with a training script, whose folder is that of the DAG."""
     (world.folder / "trains.py").write_text(TRAINS)
-    (world.folder / "distils.py").write_text(DISTILS)
     return world
 
 
@@ -132,22 +106,6 @@ def _step(world: World, stream: str = STREAM) -> int:
 
 def _steps_shown(log: str) -> list[int]:
     return [int(step) for step in re.findall(r"rank 0\] stepped (\d+)", log)]
-
-
-@pytest.mark.parametrize("deferrable", [pytest.param(False, marks=pytest.mark.deep), True])
-def test_a_training_in_one_task(trains: World, capsys: pytest.CaptureFixture[str], deferrable: bool) -> None:  # noqa: FBT001
-    """It ends by itself; the result says how far it came, and each of its lines is in the task's log once."""
-    context = trains.context()
-    result = run_task(_train(trains, 3, deferrable=deferrable), context)
-    assert (result["job"], result["step"], result["stopped"], result["reason"]) == ("digits", 24, False, "")
-    assert Path(result["checkpoint"]).is_relative_to(trains.folder / "checkpoints")
-    assert result["metrics"]["accuracy"] == pytest.approx(0.023)
-    assert (result["instances"], result["generations"]) == (1, 1)
-    assert _steps_shown(capsys.readouterr().out) == list(range(1, 25))
-    assert trains.jobs() == {}
-    newest = _newest(trains)
-    assert newest
-    assert (newest.url, newest.step, newest.job) == (result["checkpoint"], 24, "digits")
 
 
 def test_a_training_that_is_ended_by_force_returns_what_it_left_in_the_end(
@@ -216,7 +174,7 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
     running = EdlJobSensor(task_id="wait", job="digits", at_least=1, timeout=200, deferrable=True)
     waits_for = {"stream": STREAM, "job": "digits", "step": 3, "metric": "accuracy>=0.002"}
     landing = EdlCheckpointSensor(task_id="reached", timeout=200, deferrable=True, **waits_for)
-    runs, lands = defer(running, context), defer(landing, context)  # long before the job is there
+    runs, lands = deferred_by(running, context), deferred_by(landing, context)  # long before the job is there
     windows = {
         "windows": [{"name": "rush", "start": "07:00", "end": "22:00", "sizes": {"jobs": {"digits": 0}}}],
         "default": {"jobs": {"digits": 2}},
@@ -225,7 +183,7 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
     quiet = EdlResizeOperator(task_id="grow", window="default", **follow)
     rush = EdlResizeOperator(task_id="shut", window="rush", **follow)
     training = _train(trains, epochs, step_s=0.5, deferrable=True)
-    deferred = defer(training, context)
+    deferred = deferred_by(training, context)
     told = ""
 
     def tells_that_it_waits() -> bool:
@@ -260,27 +218,6 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
         EdlResizeOperator(task_id="late", job="digits", instances=1).execute(context)
 
 
-def test_a_job_that_failed_and_was_removed_is_known(trains: World) -> None:
-    """Sensors that start after it has failed fail at once; in the next run of the DAG they wait for its own job."""
-    with pytest.raises(AirflowFailException, match="epochs"):
-        run_task(_train(trains, 0, deferrable=True), trains.context())
-    assert trains.jobs() == {}
-    sensors = (
-        EdlJobSensor(task_id="wait", job="digits", timeout=200),
-        EdlJobSensor(task_id="wait", job="digits", phase="succeeded", timeout=200),
-        EdlCheckpointSensor(task_id="wait", stream=STREAM, job="digits", timeout=200),
-    )
-    for sensor in sensors:
-        for start, fails in ((datetime.now(UTC) - timedelta(minutes=10), True), (datetime.now(UTC), False)):
-            context = {**trains.context(), "dag_run": SimpleNamespace(start_date=start)}
-            sensor._wait = None
-            if fails:
-                with pytest.raises(JobFailedError, match="epochs"):
-                    sensor.poke(context)
-            else:
-                assert not sensor.poke(context)
-
-
 def test_a_training_goes_on_from_an_object_store(
     bucket: str, trains: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,12 +231,17 @@ def test_a_training_goes_on_from_an_object_store(
         return b"".join(file.read_bytes() for file in trains.work_dir.rglob("*") if file.is_file())
 
     context = trains.context("night-1")
-    deferred = defer(_train(trains, 3, **given), context)
+    deferred = deferred_by(_train(trains, 3, **given), context)
     event = asyncio.run(fired(trigger_of(deferred)))
     kept = written()
     result = resume(_train(trains, 3, **given), context, deferred, event)
     assert (result["job"], result["step"]) == ("digits", 24)
     assert result["checkpoint"].startswith(f"{bucket}/step-000000024-")
+    assert (result["stopped"], result["reason"], result["instances"], result["generations"]) == (False, "", 1, 1)
+    assert result["metrics"]["accuracy"] == pytest.approx(0.023)
+    newest = _newest(trains)
+    assert newest
+    assert (newest.url, newest.step, newest.job) == (result["checkpoint"], 24, "digits")
     assert files().exists(f"{result['checkpoint']}/{MANIFEST}")
     shown = capsys.readouterr().out
     assert _steps_shown(shown) == list(range(1, 25))
@@ -312,43 +254,6 @@ def test_a_training_goes_on_from_an_object_store(
     told = json.dumps([deferred.trigger.serialize(), event, result, context["xcoms"]])
     assert SECRET not in told + shown + shown_again
     assert SECRET.encode() not in kept + written()
-    assert trains.jobs() == {}
-
-
-@pytest.mark.deep
-def test_students_come_while_they_distil(trains: World) -> None:
-    """Each of several has its own reader, one joins meanwhile, and each sample counts exactly once an epoch."""
-    epochs = 60
-    script = TrainerSpec(command=("python", str(trains.folder / "distils.py"), str(epochs)))
-    operator = distill(
-        trains,
-        student=script,
-        students="1:2",
-        checkpoint="checkpoints",
-        job="student",
-        deferrable=True,
-        teacher_pool=None,
-        teacher=trains.teacher(),
-        wait_timeout_s=200,
-    )
-    context = trains.context()
-    deferred = defer(operator, context)
-    events: list[dict[str, Any]] = []
-    following = threading.Thread(target=lambda: events.append(asyncio.run(fired(trigger_of(deferred)))))
-    following.start()
-    try:
-        run_task(EdlJobSensor(task_id="wait", job="student", timeout=200, deferrable=True), context)
-        grow = EdlResizeOperator(task_id="grow", job="student", instances=2, deferrable=True)
-        assert run_task(grow, context) == {"job": "student", "instances": 2}
-    finally:
-        (trains.folder / "go").touch()
-        following.join()
-    result = resume(operator, context, deferred, events[0])
-    seen = [(trains.folder / f"seen-{instance}").read_text().split() for instance in (0, 1)]
-    assert all(seen)
-    assert Counter(seen[0] + seen[1]) == {str(number): epochs for number in range(64)}
-    assert Path(result["checkpoint"]).is_relative_to(trains.folder / "checkpoints")
-    assert sum(result["answered"].values()) > 0
     assert trains.jobs() == {}
 
 

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import TaskDeferred
+from support.airflow.fakes import deferred_by
 
 from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.work import Outcome
@@ -179,13 +180,6 @@ async def follow_until_started(world: World, deferred: TaskDeferred) -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
-def defer(operator: Any, context: Any) -> TaskDeferred:
-    """Run the first half of a task that defers."""
-    with pytest.raises(TaskDeferred) as caught:
-        operator.execute(context)
-    return caught.value
-
-
 def trigger_of(deferred: TaskDeferred) -> Any:
     """The trigger as another process makes it, from JSON."""
     path, kwargs = deferred.trigger.serialize()
@@ -209,7 +203,7 @@ def run_task(operator: Any, context: Any) -> Any:
     """Run a task to its end, through a trigger if it is deferrable."""
     if not operator.deferrable:
         return operator.execute(context)
-    deferred = defer(operator, context)
+    deferred = deferred_by(operator, context)
     return resume(operator, context, deferred, asyncio.run(fired(trigger_of(deferred))))
 
 

@@ -1,13 +1,17 @@
-"""Which failures are tried again."""
+"""Which failures are tried again, and when."""
 
 from __future__ import annotations
 
+import json
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
+from airflow.sdk import DAG, ExceptionRetryPolicy, RetryAction, RetryDecision, task
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException, AirflowTaskTimeout
-from support.airflow.fakes import landed
+from airflow.serialization.serialized_objects import DagSerialization
+from support.airflow.templates import STUDENT, distill
 
 from edl_airflow.failures import (
     GoneError,
@@ -17,17 +21,33 @@ from edl_airflow.failures import (
     failing_clearly,
     failure_of,
 )
+from edl_airflow.operators.resize import EdlResizeOperator
+from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator
+from edl_airflow.operators.train import EdlTrainOperator
+from edl_airflow.retry_policy import EdlRetryPolicy
+from edl_airflow.sensors.job import EdlJobSensor
 from edl_airflow.work import Outcome
 from edl_runtime.errors import (
+    ClusterUnavailableError,
+    DatasetChangedError,
+    DiscoveryUnavailableError,
     JobFailedError,
     ModelError,
     NoTeacherError,
     OwnedElsewhereError,
     PoolMismatchError,
     RegistryUnavailableError,
+    SampleError,
     SpecError,
     SubmitError,
 )
+
+POLICY = EdlRetryPolicy()
+AWAY = RegistryUnavailableError("redis:6379", "refused")
+
+
+def decided(error: BaseException, policy: EdlRetryPolicy = POLICY, **given: Any) -> RetryDecision:
+    return policy.evaluate(error, **{"try_number": 1, "max_tries": 3, **given})
 
 
 @pytest.mark.parametrize(
@@ -36,24 +56,20 @@ from edl_runtime.errors import (
         SpecError("bounds", "3:1", "min at most max"),
         PoolMismatchError("p", ["inputs"]),
         ModelError("m", "is no folder"),
+        SampleError("x", 3, "a tuple", "arrays"),
+        DatasetChangedError(5, 6),
         AirflowNotFoundException("no such connection"),
+        UsersMistakeError("exit 78"),
     ],
 )
-def test_the_users_mistakes_are_not_tried_again(mistake: Exception) -> None:
-    """They fail at once, in their own words."""
+def test_the_users_mistakes_fail_at_once(mistake: Exception) -> None:
+    """In their own words, in operators of ours and by the policy of others."""
     with pytest.raises(AirflowFailException) as caught, failing_clearly():
         raise mistake
     assert str(caught.value) == str(mistake)
-
-
-@pytest.mark.parametrize(
-    "trouble", [RegistryUnavailableError("a:1", "refused"), SubmitError("j", "no disk"), OSError()]
-)
-def test_infrastructure_is(trouble: Exception) -> None:
-    """They pass as they are, and Airflow's retries apply."""
-    with pytest.raises(type(trouble)) as caught, failing_clearly():
-        raise trouble
-    assert caught.value is trouble
+    decision = decided(mistake)
+    assert (decision.action, decision.retry_delay) == (RetryAction.FAIL, None)
+    assert decision.reason == f"trying again can't help: {mistake}"
 
 
 @pytest.mark.parametrize(("kind", "argument"), [("pool", "teacher_pool"), ("trainer", "job")])
@@ -65,41 +81,100 @@ def test_whose_job_it_is_and_how_to_have_ones_own_is_said(kind: Any, argument: s
         assert part in str(caught.value)
 
 
-def test_each_outcome_has_its_error() -> None:
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        AWAY,
+        DiscoveryUnavailableError("http://a", "refused"),
+        ClusterUnavailableError("https://a:6443", "refused"),
+        NoTeacherError("digits", 300),
+        JobInterruptedError("student", "evicted 3 times"),
+    ],
+)
+def test_what_passes_is_waited_for(trouble: Exception) -> None:
+    """Twice as long each time, up to a limit."""
+    for try_number, seconds in ((1, 30), (2, 60), (3, 120), (5, 480), (6, 600), (4000, 600)):
+        decision = decided(trouble, try_number=try_number)
+        assert (decision.action, decision.retry_delay) == (RetryAction.RETRY, timedelta(seconds=seconds))
+        assert decision.reason == f"it may pass within {seconds} s: {trouble}"
+
+
+def test_the_wait_is_no_longer_at_first_than_the_tasks_own() -> None:
+    """Nor than the policy says, which survives JSON as Airflow's own do."""
+    hasty: Any = {"task": SimpleNamespace(retry_delay=timedelta(seconds=2))}
+    patient: Any = {"task": SimpleNamespace(retry_delay=timedelta(minutes=5))}
+    assert decided(AWAY, context=hasty, try_number=3).retry_delay == timedelta(seconds=8)
+    assert decided(AWAY, context=patient).retry_delay == timedelta(seconds=30)
+    own = EdlRetryPolicy(first_delay=timedelta(seconds=1.5), longest_delay=timedelta(seconds=2))
+    own = EdlRetryPolicy.deserialize(json.loads(json.dumps(own.serialize())))
+    delays = [decided(AWAY, own, try_number=number).retry_delay for number in (1, 2)]
+    assert delays == [timedelta(seconds=1.5), timedelta(seconds=2)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [JobFailedError("student", "exit 1"), SubmitError("j", "no disk"), ValueError(), ConnectionError(), OSError()],
+)
+def test_all_else_is_left_to_the_task(other: Exception) -> None:
+    """As it is."""
+    assert decided(other) == RetryDecision.default()
+    with pytest.raises(type(other)) as caught, failing_clearly():
+        raise other
+    assert caught.value is other
+
+
+def test_our_operators_and_sensors_have_the_policy_unless_they_are_given_another() -> None:
+    """Also by `default_args`, and also none at all."""
+    made = [
+        distill(),
+        EdlTrainOperator(task_id="train", trainer=STUDENT),
+        EdlResizeOperator(task_id="grow", job="night", instances=2),
+        EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits"),
+        EdlJobSensor(task_id="wait", job="night"),
+    ]
+    assert [operator.retry_policy for operator in made] == [POLICY] * len(made)
+    other = ExceptionRetryPolicy(rules=[])
+    with DAG("nightly", schedule=None, default_args={"retry_policy": other}):
+        assert EdlTrainOperator(task_id="train", trainer=STUDENT).retry_policy is other
+    assert EdlTrainOperator(task_id="train", trainer=STUDENT, retry_policy=None).retry_policy is None
+
+
+def test_the_policy_is_there_again_when_a_worker_reads_the_dag() -> None:
+    """What is serialized is only that there is one; mapped tasks have it too."""
+    with DAG("nightly", schedule=None) as dag:
+        EdlTrainOperator(task_id="train", trainer=STUDENT)
+        EdlTrainOperator.partial(task_id="each", trainer=STUDENT).expand(job=["a", "b"])
+
+        @task(retry_policy=POLICY)
+        def report() -> None: ...
+
+        report()
+    plain = json.loads(json.dumps(DagSerialization.to_dict(dag)))
+    again = DagSerialization.from_dict(plain)
+    assert "EdlRetryPolicy" not in json.dumps(plain)
+    assert [again.get_task(name).has_retry_policy for name in ("train", "each", "report")] == [True] * 3
+    mapped: Any = dag.get_task("each")
+    assert mapped.unmap({"job": "a"}).retry_policy == POLICY
+
+
+@pytest.mark.parametrize(
+    ("ended", "changes", "error", "words"),
+    [
+        ("ready", {}, None, ""),
+        ("succeeded", {}, None, ""),
+        ("failed", {"reason": "exit 1", "last_lines": ("Traceback", "boom")}, JobFailedError, "boom"),
+        ("failed", {"last_lines": ("boom",), "permanent": True}, UsersMistakeError, "boom"),
+        ("failed", {"last_lines": ("boom",), "passing": True}, JobInterruptedError, "boom"),
+        ("no_teacher", {}, NoTeacherError, "'j' after 5 s"),
+        ("timed_out", {}, AirflowTaskTimeout, "execution_timeout"),
+        ("gone", {"reason": "it was there"}, GoneError, "'j' has ended: it was there"),
+        ("impossible", {"reason": "it has no agents"}, UsersMistakeError, "'j': it has no agents"),
+        ("not_yet", {"reason": "it is still running"}, NotInTimeError, "5 s for 'j': it is still running"),
+        ("taken_over", {}, JobFailedError, "a later try"),
+    ],
+)
+def test_each_outcome_has_its_error(ended: Any, changes: Any, error: type[Exception] | None, words: str) -> None:
     """What went well has none."""
-    assert failure_of(Outcome(ended="ready", name="p"), 5) is None
-    assert failure_of(Outcome(ended="succeeded", name="j"), 5) is None
-    failed = Outcome(ended="failed", name="j", reason="exit 1", last_lines=("Traceback", "boom"))
-    error = failure_of(failed, 5)
-    assert isinstance(error, JobFailedError)
-    assert "boom" in str(error)
-    permanent = failure_of(Outcome(ended="failed", name="j", last_lines=("boom",), permanent=True), 5)
-    assert isinstance(permanent, UsersMistakeError)
-    assert "boom" in str(permanent)
-    assert not isinstance(error, JobInterruptedError)
-    passing = failure_of(Outcome(ended="failed", name="j", reason="evicted", last_lines=("boom",), passing=True), 5)
-    assert isinstance(passing, JobInterruptedError)
-    assert "boom" in str(passing)
-    nobody = failure_of(Outcome(ended="no_teacher", name="p"), 5)
-    assert isinstance(nobody, NoTeacherError)
-    assert "'p' after 5 s" in str(nobody)
-    assert isinstance(failure_of(Outcome(ended="timed_out", name="j"), 5), AirflowTaskTimeout)
-    gone = failure_of(Outcome(ended="gone", name="p", reason="it was there"), 5)
-    assert isinstance(gone, GoneError)
-    assert "'p' has ended: it was there" in str(gone)
-    never = failure_of(Outcome(ended="impossible", name="j", reason="it has no agents"), 5)
-    assert isinstance(never, UsersMistakeError)
-    assert str(never) == "'j': it has no agents"
-    late = failure_of(Outcome(ended="not_yet", name="j", reason="it is still running"), 5)
-    assert isinstance(late, NotInTimeError)
-    assert "5 s for 'j': it is still running" in str(late)
-    assert isinstance(failure_of(Outcome(ended="taken_over", name="j"), 5), JobFailedError)
-
-
-def test_a_training_that_was_stopped_has_gone_well_if_it_has_left_something() -> None:
-    """Else it has failed, and may be tried again."""
-    stopped = Outcome(ended="stopped", name="student", reason="it did not end by itself", landed=landed(7))
-    assert failure_of(stopped, 5) is None
-    error = failure_of(msgspec.structs.replace(stopped, landed=None), 5)
-    assert isinstance(error, JobFailedError)
-    assert "left no checkpoint" in str(error)
+    found = failure_of(Outcome(ended=ended, name="j", **changes), 5)
+    assert type(found) is (error or type(None))
+    assert words in str(found or "")

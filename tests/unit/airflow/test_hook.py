@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,32 +45,46 @@ def test_every_field_counts() -> None:
     assert (given.namespace, given.place) == ("team", LocalPlace("/w"))
 
 
+ON_KUBERNETES: list[tuple[dict[str, Any], str]] = [
+    ({"kubernetes_namespace": "A b"}, "Kubernetes namespace"),
+    ({"kubernetes_conn_id": "a b"}, "Kubernetes connection"),
+    ({"redis_for_pods": "redis://x"}, "Redis for pods"),
+    ({"pod": "{"}, "Pod"),
+    ({"pod": "[]"}, "Pod"),
+    ({"pod": {"image": 7}}, "Pod"),
+    ({"pod": {"resources": {"gpus": 1}}}, "Pod.*pod.resources"),
+]
+
+
 @pytest.mark.parametrize(
     ("mistake", "field"),
     [
         ({"host": ""}, "Redis host"),
         ({"host": None}, "Redis host"),
         ({"conn_type": "redis"}, "type"),
-        ({"host": "redis://127.0.0.1"}, "Redis host"),
+        ({"host": "redis://:top-secret@127.0.0.1"}, "Redis host"),
         ({"host": "127.0.0.1/0"}, "Redis host"),
         ({"host": "a b"}, "Redis host"),
         ({"port": 70000}, "Redis port"),
         ({"port": -1}, "Redis port"),
+        ({"password": "", "extra": {"backend": "kubernetes"}}, "Redis password"),
         ({"extra": {"backend": "mars"}}, "Backend"),
         ({"extra": {"work_dir": 5}}, "Working folder"),
         ({"extra": {"work_dir": "relative/one"}}, "Working folder"),
         ({"extra": {"namespace": "a b}"}}, "Namespace"),
         ({"extra": {"namespace": 7}}, "Namespace"),
-        ({"extra": {"pass_on": "*"}}, "Variables to pass on"),
-        ({"extra": {"pass_on": "AWS_PROFILE; HOME"}}, "Variables to pass on"),
-        ({"extra": {"pass_on": "HOME, EDL_JOB"}}, "Variables to pass on"),
-        ({"extra": {"pass_on": "AWS_SECRET_ACCESS_KEY=x"}}, "Variables to pass on"),
+        *(
+            ({"extra": {"pass_on": words}}, "Variables to pass on")
+            for words in ("*", "AWS_PROFILE; HOME", "HOME, EDL_JOB", "AWS_SECRET_ACCESS_KEY=x")
+        ),
+        *(({"extra": {"backend": "kubernetes", **extra}}, field) for extra, field in ON_KUBERNETES),
     ],
 )
 def test_a_mistake_names_the_field_to_fill(mistake: dict[str, Any], field: str) -> None:
-    """And the connection that has it."""
-    with pytest.raises(SpecError, match=f"connection 'c'.*{field}"):
-        _surroundings(**mistake)
+    """And the connection that has it, and shows no password, which is no part of its repr either."""
+    with pytest.raises(SpecError, match=f"connection 'c'.*{field}") as caught:
+        _surroundings(**{"password": "top-secret", **mistake})
+    assert "top-secret" not in str(caught.value) + repr(_surroundings(password="top-secret"))
 
 
 def test_instances_see_the_variables_that_are_to_be_passed_on() -> None:
@@ -83,14 +98,6 @@ def test_instances_see_the_variables_that_are_to_be_passed_on() -> None:
         "EDL_REDIS_URL": "redis://redis.example:6379/0",
     }
     assert _surroundings().secrets(environ) == {"EDL_REDIS_URL": "redis://redis.example:6379/0"}
-
-
-def test_nothing_shows_the_password() -> None:
-    """Neither what a connection says, printed by accident, nor the error for a host that is a URL."""
-    assert "top-secret" not in repr(_surroundings(password="top-secret"))
-    with pytest.raises(SpecError) as caught:
-        _surroundings(host="redis://:top-secret@127.0.0.1")
-    assert "top-secret" not in str(caught.value)
 
 
 def _cluster(extra: dict[str, Any] | None = None, **given: Any) -> Surroundings:
@@ -126,26 +133,6 @@ def test_students_and_teachers_in_pods_have_a_token_in_common() -> None:
     assert "EDL_TEACHER_TOKEN" not in _surroundings(password="top-secret").secrets({})
 
 
-@pytest.mark.parametrize(
-    ("mistake", "field"),
-    [
-        ({"password": ""}, "Redis password"),
-        ({"extra": {"kubernetes_namespace": "A b"}}, "Kubernetes namespace"),
-        ({"extra": {"kubernetes_conn_id": "a b"}}, "Kubernetes connection"),
-        ({"extra": {"redis_for_pods": "redis://x"}}, "Redis for pods"),
-        ({"extra": {"pod": "{"}}, "Pod"),
-        ({"extra": {"pod": "[]"}}, "Pod"),
-        ({"extra": {"pod": {"image": 7}}}, "Pod"),
-        ({"extra": {"pod": {"resources": {"gpus": 1}}}}, "Pod.*pod.resources"),
-    ],
-)
-def test_a_mistake_about_a_cluster_names_the_field_to_fill(mistake: dict[str, Any], field: str) -> None:
-    """And shows no password."""
-    with pytest.raises(SpecError, match=f"connection 'c'.*{field}") as caught:
-        _cluster(**mistake)
-    assert "top-secret" not in str(caught.value)
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "redis.example", "my_redis-1", "::1", "fe80::1%eth0"])
 def test_names_and_addresses_are_hosts(host: str) -> None:
     """With and without colons."""
@@ -162,21 +149,28 @@ async def test_it_is_looked_up_from_both_worlds() -> None:
         await EdlHook("elsewhere").asurroundings()
 
 
-def _connect(monkeypatch: pytest.MonkeyPatch, redis_url: str, work_dir: Path) -> None:
-    url = urlsplit(redis_url)
-    given: dict[str, Any] = {"conn_type": "edl", "host": url.hostname, "port": url.port, "password": url.password}
-    given |= {"login": url.username or None, "extra": {"work_dir": str(work_dir)}}
-    monkeypatch.setenv("AIRFLOW_CONN_EDL_DEFAULT", json.dumps(given))
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], tuple[bool, str]]:
+    """Test a connection to this Redis and folder."""
+
+    def test(redis_url: str, work_dir: Path) -> tuple[bool, str]:
+        url = urlsplit(redis_url)
+        given: dict[str, Any] = {"conn_type": "edl", "host": url.hostname, "port": url.port, "password": url.password}
+        given |= {"login": url.username or None, "extra": {"work_dir": str(work_dir)}}
+        monkeypatch.setenv("AIRFLOW_CONN_EDL_DEFAULT", json.dumps(given))
+        return EdlHook().test_connection()
+
+    return test
 
 
-def test_a_good_connection_passes_the_test(monkeypatch: pytest.MonkeyPatch, redis_url: str, work_dir: Path) -> None:
+def test_a_good_connection_passes_the_test(connect: Any, redis_url: str, work_dir: Path) -> None:
     """Redis answers and is new enough, and the work folder can be written to."""
-    _connect(monkeypatch, redis_url, work_dir)
-    assert EdlHook().test_connection()[0], EdlHook().test_connection()[1]
+    passed, message = connect(redis_url, work_dir)
+    assert passed, message
     assert stat.S_IMODE(work_dir.stat().st_mode) == 0o700  # made by the test, and the owner's only as by the backend
 
 
-def test_a_bad_one_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch, redis_url: str, work_dir: Path) -> None:
+def test_a_bad_one_says_what_is_wrong(connect: Any, redis_url: str, work_dir: Path) -> None:
     """A Redis that is away, a wrong password, a folder that is a file: never the password itself."""
     good = urlsplit(redis_url)
     file = work_dir.parent / "file"
@@ -186,20 +180,18 @@ def test_a_bad_one_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch, redis_url
         (f"redis://:wrong-one@127.0.0.1:{good.port}/0", work_dir, "password"),
         (redis_url, file, str(file)),
     ):
-        _connect(monkeypatch, url, folder)
-        passed, message = EdlHook().test_connection()
-        assert not passed
-        assert word in message
-        assert "wrong-one" not in message
+        passed, message = connect(url, folder)
+        assert (passed, word in message, "wrong-one" in message) == (False, True, False)
         assert not good.password or good.password not in message
 
 
-def test_a_redis_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, redis_url: str, work_dir: Path) -> None:
+def test_a_redis_that_is_too_old_is_named(
+    connect: Any, redis_url: str, work_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Streams and scripts need 6.2."""
 
     async def old(_: Surroundings) -> tuple[int, ...]:
         return (6, 0, 16)
 
-    _connect(monkeypatch, redis_url, work_dir)
     monkeypatch.setattr("edl_airflow.hooks.edl._redis_version", old)
-    assert EdlHook().test_connection() == (False, "Redis is 6.0.16, needed is 6.2 or newer")
+    assert connect(redis_url, work_dir) == (False, "Redis is 6.0.16, needed is 6.2 or newer")

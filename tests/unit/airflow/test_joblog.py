@@ -19,15 +19,22 @@ def _lines(count: int, instance: int = 0) -> list[LogLine]:
     return [LogLine(instance, f"line {number}") for number in range(count)]
 
 
-async def _shown(site: MadeUpSite, written: Sequence[LogLine]) -> list[str]:
-    """What somebody who follows the job from now on to its end shows."""
+async def _counted(site: MadeUpSite, *looks: JobStatus) -> list[str]:
+    """What somebody says who looks so often, and follows the job from now on to its end."""
     said: list[str] = []
     site.backend.ended = {"student"}
-    site.backend.written = list(written)
     log = JobLog(JOB, site, said.append, 0.0)
+    for look in looks:
+        await log.tell_disruptions(look)
     await log.finish(is_over=True)
     await log.close()
     return said
+
+
+async def _shown(site: MadeUpSite, written: Sequence[LogLine]) -> list[str]:
+    """What somebody says who follows it when this has been written."""
+    site.backend.written = list(written)
+    return await _counted(site)
 
 
 async def test_lines_stand_behind_instance_and_rank(site: MadeUpSite) -> None:
@@ -56,10 +63,11 @@ async def test_of_many_lines_the_newest_are_shown_and_it_is_said_how_many_are_no
     assert long == f"[0] {'x' * LONGEST_LINE} … (7 letters more)"
 
 
-async def test_without_redis_lines_are_shown_all_the_same(site: MadeUpSite) -> None:
+async def test_without_redis_lines_and_disruptions_are_shown_all_the_same(site: MadeUpSite) -> None:
     """Only nobody will know which."""
     site.away = True
     assert await _shown(site, _lines(2)) == ["[0] line 0", "[0] line 1"]
+    assert len(await _counted(site, _hit(1), _hit(1))) == 3, "a disruption once by each who looks, and both lines"
 
 
 async def test_a_log_that_can_not_be_shown_is_missed_aloud(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,18 +97,6 @@ def _hit(*counts: int, going: bool = False) -> JobStatus:
         for index, count in enumerate(counts)
     )
     return job_status("student", instances=instances, most_disruptions=5)
-
-
-async def _counted(site: MadeUpSite, *looks: JobStatus) -> list[str]:
-    """What somebody says who looks so often."""
-    said: list[str] = []
-    site.backend.ended = {"student"}
-    log = JobLog(JOB, site, said.append, 0.0)
-    for look in looks:
-        await log.tell_disruptions(look)
-    await log.finish(is_over=True)
-    await log.close()
-    return said
 
 
 async def test_each_time_that_the_cluster_ends_an_instance_is_counted_once(site: MadeUpSite) -> None:
@@ -136,13 +132,6 @@ async def test_an_instance_that_has_left_and_come_back_is_counted_from_one(
     assert first == ["1 of at most 5", "2 of at most 5", "3 of at most 5"]
     again = [line[-14:] for line in await _counted(site, _hit(0, 1), _hit(0, 2))]
     assert again == ["1 of at most 5", "2 of at most 5"]
-
-
-async def test_without_redis_disruptions_are_counted_all_the_same(site: MadeUpSite) -> None:
-    """Once by each who looks."""
-    site.away = True
-    assert len(await _counted(site, _hit(1), _hit(1))) == 1
-    assert len(await _counted(site, _hit(1), _hit(2))) == 2
 
 
 async def test_lines_come_in_bunches(site: MadeUpSite) -> None:

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
+from airflow.serialization.serialized_objects import DagSerialization
 from support.airflow.fakes import MadeUpSite, deferred_by, event_of, job_status, rendered
-from support.airflow.templates import SURROUNDINGS, TEACHER, distill
+from support.airflow.templates import STUDENT, SURROUNDINGS, TEACHER, distill
 
 from edl_airflow.failures import TaskKilledError
 from edl_airflow.identity import job_name, pool_name, try_token
+from edl_airflow.operators.autoscale import EdlAutoscaleOperator
 from edl_airflow.operators.distill import EdlDistillOperator
-from edl_airflow.operators.teacher_pool import EdlTeacherPoolOperator
+from edl_airflow.operators.resize import EdlResizeOperator
+from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
+from edl_airflow.operators.train import EdlTrainOperator
+from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
+from edl_airflow.sensors.job import EdlJobSensor
+from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
+from edl_airflow.sensors.traffic import EdlTrafficSensor
 from edl_airflow.work import Outcome
-from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError
+from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError, SpecError
 from edl_runtime.progress import Progress
-from edl_runtime.specs import TeacherSpec, TrainerSpec
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Bounds, Checkpoint, TeacherSpec, TrainerSpec
 
 
 def test_an_unknown_connection_fails_at_once(context: Any) -> None:
@@ -66,17 +78,6 @@ def test_a_task_killed_before_it_began_starts_nothing(
     assert site.backend.deeds == []
 
 
-def test_a_pool_that_is_ready_is_not_killed_any_more(context: Any, site: MadeUpSite) -> None:
-    """Airflow ends the process of a finished task by force when it lingers."""
-    site.registered = ["127.0.0.1:1"]
-    start = EdlTeacherPoolOperator(
-        task_id="start", teacher_pool="digits", teacher=TeacherSpec(model="/m"), teachers="1"
-    )
-    start.execute(context)
-    start.on_kill()
-    assert "digits" in site.backend.jobs
-
-
 def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: MadeUpSite) -> None:
     """It stops the pool, forgets the student and returns the typed result."""
     deferred = deferred_by(rendered(distill(), context), context)
@@ -94,54 +95,36 @@ def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: MadeUpSite
     assert site.backend.jobs == {}
 
 
-def test_a_failed_student_leaves_nothing_and_its_last_lines(context: Any, site: MadeUpSite) -> None:
-    """The task's error is what the script said."""
+def test_a_failed_student_leaves_nothing_and_its_last_lines(
+    context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task's error is what the script said, also when the connection has been removed since."""
     deferred = deferred_by(rendered(distill(), context), context)
+    monkeypatch.delenv("AIRFLOW_CONN_EDL_DEFAULT")
     event = event_of(deferred, Outcome(ended="failed", name="job", reason="exit 1", last_lines=("KeyError: 'x'",)))
     with pytest.raises(JobFailedError, match="KeyError: 'x'"):
         distill().execute_complete(context, event)
     assert site.backend.jobs == {}
 
 
-def test_what_has_ended_already_is_not_deferred(context: Any, site: MadeUpSite) -> None:
-    """A trigger that fires at once would race with the scheduler."""
+start = partial(EdlTeacherPoolOperator, task_id="start", teacher_pool="digits", teacher=TEACHER, teachers="2:3")
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_pool_that_is_ready_is_neither_deferred_nor_killed(context: Any, site: MadeUpSite, deferrable: bool) -> None:  # noqa: FBT001
+    """A trigger that fires at once would race with the scheduler; Airflow ends a finished process that lingers."""
     site.registered = ["127.0.0.1:1", "127.0.0.1:2"]
-    operator = EdlTeacherPoolOperator(
-        task_id="start", teacher_pool="digits", teacher=TeacherSpec(model="/m"), teachers="2:3", deferrable=True
-    )
+    operator = rendered(start(deferrable=deferrable), context)
     assert operator.execute(context) == {"pool": "digits", "teachers": site.registered}
-    assert "digits" in site.backend.jobs, "a pool that is ready goes on"
+    operator.on_kill()
+    assert "digits" in site.backend.jobs
 
 
 def test_a_pool_that_is_not_ready_in_time_is_stopped(context: Any, site: MadeUpSite) -> None:
     """A failed task leaves no pool behind."""
-    operator = EdlTeacherPoolOperator(
-        task_id="start", teacher_pool="digits", teacher=TeacherSpec(model="/m"), teachers="1", wait_timeout_s=0.05
-    )
     with pytest.raises(NoTeacherError, match=r"'digits' after 0 s.*edl pools"):
-        operator.execute(context)
+        start(wait_timeout_s=0.05).execute(context)
     assert site.backend.jobs == {}
-
-
-def test_execution_timeout_travels_along(context: Any) -> None:
-    """Airflow forgets it when a task defers, so the work carries it."""
-
-    def start(**changes: Any) -> EdlTeacherPoolOperator:
-        return EdlTeacherPoolOperator(task_id="start", teacher_pool="digits", teacher=TEACHER, teachers="1", **changes)
-
-    for operator in (distill, start):
-        assert operator().plan(context, SURROUNDINGS).deadline is None
-        before = time.time()
-        deadline = operator(execution_timeout=timedelta(seconds=90)).plan(context, SURROUNDINGS).deadline
-        assert before <= deadline - 90 <= time.time()
-
-
-def _left_by_an_earlier_try(context: Any, site: MadeUpSite) -> None:
-    """A student and a pool whose worker was lost, beside another task's."""
-    before = try_token(context["ti"]).replace("try-1", "try-0")
-    names = job_name(context["ti"]), pool_name(context["ti"])
-    site.backend.jobs = {name: job_status(name, before) for name in names}
-    site.backend.jobs["else"] = job_status("else", "other/1")
 
 
 @pytest.mark.parametrize("trouble", ["bad params", "no redis"])
@@ -149,13 +132,15 @@ def test_a_try_that_can_not_begin_leaves_nothing_of_the_tries_before(
     context: Any, site: MadeUpSite, trouble: str
 ) -> None:
     """Nobody else would stop it, and what others own goes on."""
-    _left_by_an_earlier_try(context, site)
+    before = try_token(context["ti"]).replace("try-1", "try-0")
+    site.backend.jobs = {name: job_status(name, before) for name in (job_name(context["ti"]), pool_name(context["ti"]))}
+    site.backend.jobs |= {"else": job_status("else", "other/1"), "made": job_status("made", "by-hand")}
     site.away = trouble == "no redis"
     context["params"] = {"low": 3, "high": 1 if trouble == "bad params" else 3}
     operator = rendered(distill(teachers="{{ params.low }}:{{ params.high }}"), context)
     with pytest.raises((AirflowFailException, RegistryUnavailableError)):
         operator.execute(context)
-    assert list(site.backend.jobs) == ["else"]
+    assert list(site.backend.jobs) == ["else", "made"]
 
 
 def test_a_kill_between_the_question_and_the_deferral_is_heeded(context: Any, site: MadeUpSite) -> None:
@@ -168,25 +153,6 @@ def test_a_kill_between_the_question_and_the_deferral_is_heeded(context: Any, si
     assert site.backend.jobs == {}
 
 
-def test_the_second_half_needs_no_connection(context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have been removed since; the pool is stopped all the same."""
-    deferred = deferred_by(rendered(distill(), context), context)
-    monkeypatch.delenv("AIRFLOW_CONN_EDL_DEFAULT")
-    event = event_of(deferred, Outcome(ended="failed", name="job", reason="exit 1"))
-    with pytest.raises(JobFailedError):
-        distill().execute_complete(context, event)
-    assert site.backend.jobs == {}
-
-
-@pytest.mark.parametrize("deferrable", [False, True])
-def test_a_pool_of_another_running_task_is_refused(context: Any, site: MadeUpSite, deferrable: bool) -> None:  # noqa: FBT001
-    """As mapped tasks with one name would have it; the other's pool goes on."""
-    site.backend.jobs = {"digits": job_status("digits", "nightly-distill-0-abc/try-9", kind="pool")}
-    with pytest.raises(AirflowFailException, match=r"belongs to 'nightly-distill-0-abc'.*ti\.map_index"):
-        distill(teacher_pool="digits", deferrable=deferrable).execute(context)
-    assert list(site.backend.jobs) == ["digits"]
-
-
 def test_a_retry_with_another_teacher_does_not_adopt_the_student(context: Any) -> None:
     """What the old teacher has taught is not what the task shall return: it is another job, by its digest."""
     digests = {
@@ -196,17 +162,213 @@ def test_a_retry_with_another_teacher_does_not_adopt_the_student(context: Any) -
     assert len(digests) == 2
 
 
-def test_pool_and_student_have_the_priority_and_weight_of_their_task(context: Any) -> None:
-    """A task is one matter, whatever it runs."""
-    teacher = TeacherSpec(model="models:add")
+def test_students_may_be_elastic_trainers(context: Any) -> None:
+    """Agents run each, which knows the pool and where its checkpoints are."""
+    operator = rendered(distill(students="1:2", checkpoint="/ck", teacher_pool="digits"), context)
+    job = operator.plan(context, SURROUNDINGS).trainer_job
+    settings = RuntimeSettings.from_env(job.env)
+    assert (job.elastic, job.bounds, job.command[4:7]) == (True, Bounds(1, 2), ("agent", "--instances", "1:2"))
+    assert (settings.pool, settings.checkpoint_spec()) == ("digits", Checkpoint(url="/ck"))
+
+
+def test_all_jobs_of_a_task_have_its_priority_and_weight(context: Any) -> None:
+    """A task is one matter, whatever it runs; nothing special unless that is said."""
     sharing: dict[str, Any] = {"priority": 4, "weight": 0.5}
-    student = TrainerSpec(command=("s",))
-    own = EdlDistillOperator(task_id="d", student=student, students="1:2", teacher=teacher, **sharing)
-    pool = EdlTeacherPoolOperator(task_id="p", teacher_pool="digits", teacher=teacher, teachers="1", **sharing)
-    works = [rendered(operator, context).plan(context, SURROUNDINGS) for operator in (own, pool)]
+    made = [distill(students="1:2", **sharing), start(**sharing), train(**sharing), train()]
+    works = [rendered(operator, context).plan(context, SURROUNDINGS) for operator in made]
     jobs = [job for work in works for job in (work.pool_job, work.trainer_job) if job]
     assert [(job.kind, job.priority, job.weight) for job in jobs] == [
-        ("pool", 4, 0.5),
-        ("trainer", 4, 0.5),
-        ("pool", 4, 0.5),
+        *(("pool", 4, 0.5), ("trainer", 4, 0.5), ("pool", 4, 0.5), ("trainer", 4, 0.5)),
+        ("trainer", 0, 1.0),
     ]
+
+
+train = partial(EdlTrainOperator, task_id="train", trainer=STUDENT)
+
+
+def test_templates_inside_specs_are_rendered(context: Any) -> None:
+    """Any text in a spec may hold one, and bounds may come from params."""
+    operator = rendered(distill(teachers="{{ params.low }}:{{ params.high }}"), context)
+    assert operator.teacher == TeacherSpec(model="/models/3", outputs=("logits",))
+    assert operator.student == TrainerSpec(command=("python", "s.py", "manual__1"), env={"LOW": "1"})
+    assert operator.plan(context, SURROUNDINGS).pool_job.bounds == Bounds(1, 3)
+    with DAG("d", schedule=None) as dag:
+        distill()
+    plain = json.dumps(DagSerialization.to_dict(dag))
+    assert "TeacherSpec(model='/models/{{ params.high }}', outputs=('logits',)" in plain, "people can read them"
+
+
+@pytest.mark.parametrize(
+    ("operator", "mistake", "words"),
+    [
+        (distill, {"teachers": "{{ params.high }}:{{ params.low }}"}, "bounds"),
+        (distill, {"teachers": "{{ run_id }}"}, "bounds"),
+        (distill, {"teachers": "{{ '' }}"}, "bounds"),
+        (train, {"trainers": "{{ run_id }}"}, "bounds"),
+        (train, {"ends_by": "{{ run_id }}"}, "ends_by"),
+        (train, {"job": "{{ 'A b' }}"}, "job"),
+    ],
+)
+def test_what_a_template_makes_is_checked_before_anything_starts(
+    operator: Any, mistake: dict[str, Any], words: str, context: Any, site: MadeUpSite
+) -> None:
+    """Bad params fail the task at once and leave nothing."""
+    with pytest.raises(AirflowFailException, match=words):
+        rendered(operator(**mistake), context).execute(context)
+    assert site.backend.deeds == []
+
+
+def test_templates_make_text_where_the_dag_makes_objects(context: Any) -> None:
+    """`render_template_as_native_obj` would make a command's "24" a number."""
+    with DAG("native", schedule=None, render_template_as_native_obj=True):
+        student = TrainerSpec(command=("python", "s.py", "--epochs", "{{ params.high }}"), env={"N": "{{ 2 }}"})
+        operator = rendered(distill(student=student, teacher_pool="{{ 20260101 }}", teachers="{{ 2 }}"), context)
+        sensor = rendered(EdlTeacherPoolSensor(task_id="wait", teacher_pool="{{ 5 }}"), context)
+    assert operator.student == TrainerSpec(command=("python", "s.py", "--epochs", "3"), env={"N": "2"})
+    assert (operator.plan(context, SURROUNDINGS).pool, sensor.teacher_pool) == ("20260101", "5")
+
+
+DAY = {"name": "day", "start": "08:00", "end": "20:00", "sizes": {"cluster": "50%"}}
+WINDOWS = {"windows": [DAY], "default": {}}
+MARS = {**WINDOWS, "time_zone": "Mars/Phobos"}
+
+Mistakes = list[tuple[dict[str, Any], str]]
+
+MISTAKES: list[tuple[Callable[..., Any], dict[str, Any], Mistakes]] = [
+    (
+        EdlTrainOperator,
+        {"trainer": STUDENT, "trainers": "1:3"},
+        [
+            ({"trainers": "3:1"}, "bounds"),
+            ({"trainers": 0}, "bounds"),
+            ({"gear": "fast"}, "gear"),
+            ({"job": "No Name"}, "job"),
+            ({"ends_by": "soon"}, "ends_by"),
+            ({"stop_grace_s": 0}, "stop_grace_s"),
+            ({"priority": 1.5}, "priority"),
+            ({"weight": 0}, "weight"),
+            ({"progress_every_s": "5"}, "progress_every_s"),
+            ({"checkpoint": ""}, "checkpoint"),
+        ],
+    ),
+    (
+        EdlDistillOperator,
+        {"student": STUDENT, "teacher": TEACHER, "teachers": "1:3"},
+        [
+            ({"teachers": "3:1"}, "bounds"),
+            ({"teachers": "0:1"}, "bounds"),
+            ({"teachers": "few"}, "bounds"),
+            ({"teacher_pool": "No Name"}, "teacher_pool"),
+            ({"teacher": None}, "teacher_pool"),
+            ({"wait_timeout_s": 0}, "wait_timeout_s"),
+            ({"wait_timeout_s": "300"}, "wait_timeout_s"),
+            ({"progress_every_s": -1}, "progress_every_s"),
+            ({"priority": "high"}, "priority"),
+            ({"weight": -1}, "weight"),
+        ],
+    ),
+    (
+        EdlTeacherPoolOperator,
+        {"teacher_pool": "digits", "teacher": TEACHER, "teachers": 1},
+        [
+            ({"wait_timeout_s": float("nan")}, "wait_timeout_s"),
+            ({"priority": "high"}, "priority"),
+            ({"weight": -1}, "weight"),
+        ],
+    ),
+    (
+        EdlResizeOperator,
+        {"job": "student"},
+        [
+            *(({"instances": count}, "instances") for count in (0, -1, "many", "1.5")),
+            ({"instances": 1, "wait_timeout_s": float("inf")}, "wait_timeout_s"),
+            ({"instances": 1, "job": None}, "teacher_pool, job"),
+            ({"instances": 1, "teacher_pool": "digits"}, "teacher_pool, job"),
+            ({"instances": 2, "windows": WINDOWS}, "instances, windows: got"),
+            ({}, "instances, windows: got (None, None), allowed is a number or traffic windows, one of them"),
+            ({"instances": 2, "window": "day"}, "window: got 'day', allowed is the name of one of `windows`"),
+            ({"windows": WINDOWS, "window": "dya"}, "window: got 'dya', allowed is one of 'day', 'default'"),
+            ({"windows": MARS}, "windows, time_zone: got 'Mars/Phobos'"),
+        ],
+    ),
+    (
+        EdlAutoscaleOperator,
+        {},
+        [
+            ({"windows": MARS}, "Mars/Phobos"),
+            ({"max_load": 1.5}, "max_load"),
+            ({"max_load": "high"}, "max_load"),
+            *(({"lead_s": seconds}, "lead_s") for seconds in (-1, "soon", None)),
+            ({"lead_s": -1, "max_load": "{{ params.max_load }}"}, "lead_s"),
+            ({"lead_s": -1, "windows": "variable:windows"}, "lead_s"),
+            ({"max_load": 1.5, "windows": "{{ params.windows }}"}, "max_load"),
+            ({"policy": "decide"}, "policy"),
+            ({"policy": print}, "policy"),
+            ({"dry_run": "perhaps"}, "dry_run"),
+            ({"approve_shrinks": 2}, "approve_shrinks"),
+            ({"approval_timeout_s": 0}, "approval_timeout_s"),
+            ({"unanswered": "ask again"}, "unanswered"),
+        ],
+    ),
+    (EdlTeacherPoolSensor, {"teacher_pool": "digits"}, [({"students": each}, "students") for each in (-1, "one")]),
+    (
+        EdlJobSensor,
+        {"job": "student"},
+        [({"job": "No Name"}, "job"), ({"phase": "failed"}, "phase"), ({"at_least": 0}, "at_least")],
+    ),
+    (
+        EdlCheckpointSensor,
+        {"stream": "s"},
+        [
+            ({"stream": ""}, "stream"),
+            ({"stream": "a {b}"}, "stream"),
+            ({"job": "No Name"}, "job"),
+            ({"step": -1}, "step"),
+            ({"epoch": "first"}, "epoch"),
+            ({"metric": "accuracy"}, "metric"),
+            *(({"max_age": age}, "max_age") for age in (0, timedelta(0), "1 h")),
+        ],
+    ),
+    (
+        EdlTrafficSensor,
+        {"windows": WINDOWS},
+        [
+            ({}, "window, at_least: got None"),
+            ({"window": "dya"}, "window: got 'dya', allowed is one of 'day', 'default'"),
+            ({"at_least": {}}, "at_least: got {}"),
+            ({"at_least": {"gpu": 0}}, "at_least.gpu: got 0"),
+            ({"at_least": {"gpu": "four"}}, "at_least.gpu: got 'four'"),
+            ({"at_least": 4}, "at_least: got 4"),
+            ({"window": "day", "windows": MARS}, "windows, time_zone: got 'Mars/Phobos'"),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("operator", "given", "words"),
+    [(operator, {**base, **mistake}, words) for operator, base, found in MISTAKES for mistake, words in found],
+)
+def test_the_dags_import_error_names_the_argument(
+    operator: Callable[..., Any], given: dict[str, Any], words: str
+) -> None:
+    """Before any run, also where other arguments are known only when the task runs."""
+    with pytest.raises(SpecError) as caught:
+        operator(task_id="t", **given)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("operator", "given"), [(operator, base) for operator, base, _ in MISTAKES])
+def test_without_the_mistake_there_is_none(operator: Callable[..., Any], given: dict[str, Any]) -> None:
+    """What is beside each of them is good."""
+    also = {EdlResizeOperator: {"instances": 1}, EdlTrafficSensor: {"window": "day"}}.get(operator, {})  # type: ignore[call-overload]
+    assert operator(task_id="t", **given, **also)
+
+
+@pytest.mark.parametrize("operator", [EdlStopTeacherPoolOperator, *(operator for operator, _, _ in MISTAKES)])
+def test_our_arguments_are_not_airflows(operator: type[Any]) -> None:
+    """`pool`, for one, is the name of Airflow's slot pool: a task of ours would never be scheduled."""
+    ours, airflows = (set(inspect.signature(one).parameters) - {"kwargs"} for one in (operator, BaseOperator))
+    assert {"pool", "queue"} <= airflows
+    assert "edl_conn_id" in ours
+    assert not ours & airflows

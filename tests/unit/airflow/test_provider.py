@@ -53,16 +53,6 @@ def test_the_provider_is_an_entry_point() -> None:
     assert {point.load() for point in found} == {get_provider_info}
 
 
-@pytest.mark.deep
-@pytest.mark.slow
-def test_airflow_lists_the_provider() -> None:
-    """Airflow's own command does."""
-    listed = subprocess.run(
-        [sys.executable, "-m", "airflow", "providers", "list", "-o", "json"], capture_output=True, text=True, check=True
-    )
-    assert "edl-airflow" in {provider["package_name"] for provider in json.loads(listed.stdout)}
-
-
 def test_importing_an_operator_is_cheap() -> None:
     """It loads no heavy library, and takes 0.1 s of the processor's time at most beyond Airflow's own SDK, at best."""
     code = """

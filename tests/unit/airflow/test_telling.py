@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 from support.airflow.fakes import MadeUpSite, job_status, work_of
 
 from edl_airflow.decisions import View
@@ -110,14 +111,14 @@ async def test_teachers_that_their_nodes_have_evicted_are_counted(site: MadeUpSi
     ]
 
 
-async def test_what_is_wrong_with_a_job_is_said_once_each_time(site: MadeUpSite) -> None:
+@pytest.mark.parametrize(("about", "name"), [("trainer", "'student'"), ("pool", "Pool 'digits'")])
+async def test_what_is_wrong_is_said_once_each_time(site: MadeUpSite, about: str, name: str) -> None:
     """However often it is looked at meanwhile; the same trouble may come again."""
-    said: list[str] = []
-    async with Teller(work_of(), site, said.append) as teller:
-        for reason in ("nobody answers", "nobody answers", "", "nobody answers"):
-            job = msgspec.structs.replace(job_status("student"), reason=reason)
-            await teller.tell(View(trainer=job, started=True))
-    assert said == ["'student': nobody answers"] * 2
+    views = [
+        View(**{"trainer": job_status("student"), about: job_status(name.split("'")[1], reason=reason)}, started=True)
+        for reason in ("nobody answers", "nobody answers", "", "nobody answers")
+    ]
+    assert await _said_of(site, *views) == [f"{name}: nobody answers"] * 2
 
 
 async def test_the_last_words_are_said_unless_a_later_try_says_them(site: MadeUpSite) -> None:
@@ -151,6 +152,13 @@ async def test_how_far_it_came_is_said_at_the_end(site: MadeUpSite) -> None:
             for _ in range(2):
                 await teller.finish(VIEW, is_over=False)
         assert [line.partition(" · ")[0] for line in said] == ([] if is_away else ["step 7"])
+
+
+async def test_that_redis_is_away_is_said_once(site: MadeUpSite) -> None:
+    """However often it is looked."""
+    site.away = True
+    (line,) = await _said_of(site, VIEW, VIEW, VIEW)
+    assert "The training goes on" in line
 
 
 async def test_that_a_job_is_suspended_is_said_once(site: MadeUpSite) -> None:

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-from support.airflow.fakes import MadeUpSite, deferred_by, event_of, job_status, landed, rendered, work_of
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowSkipException
+from support.airflow.fakes import MadeUpSite, deferred_by, event_of, landed, rendered
 from support.airflow.templates import SURROUNDINGS
+from support.paths import EXAMPLES
 
-from edl_airflow.decisions import View
-from edl_airflow.identity import checkpoint_stream, job_name
+from edl_airflow.ends import end_of
+from edl_airflow.identity import job_name
 from edl_airflow.operators.train import EdlTrainOperator
 from edl_airflow.work import LandedCheckpoint, Outcome, Training, Work
-from edl_runtime.errors import JobFailedError
+from edl_runtime.errors import JobFailedError, SpecError
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.specs import Bounds, Checkpoint, TrainerSpec
+from edl_runtime.specs import Bounds, Checkpoint, JobSpec, TrainerSpec
 
 SCRIPT = TrainerSpec(command=("python", "train.py", "{{ run_id }}"), env={"LOW": "{{ params.low }}"})
 EVENING = datetime(2026, 1, 31, 22, 0, tzinfo=UTC)
-ALONE = work_of(pool="", pool_job=None, stream="nightly/train", ends_at=1000.0, stop_grace_s=60.0)
-RUNNING = View(trainer=job_status("student"), started=True)
 
 
 def _train(**changes: Any) -> EdlTrainOperator:
@@ -57,22 +59,6 @@ def test_the_job_is_agents_that_run_the_script(context: Any) -> None:
     assert (work.stream, work.pool, work.ends_at, work.name) == ("nightly/distill", "", None, job.name)
 
 
-@pytest.mark.parametrize(("trainers", "bounds"), [(2, Bounds(2, 2)), ("2", Bounds(2, 2)), (Bounds(1, 4), Bounds(1, 4))])
-def test_how_many_trainers(trainers: Any, bounds: Bounds, context: Any) -> None:
-    """A number, its text or bounds."""
-    job = _plan(context, trainers=trainers).trainer_job
-    assert job
-    assert job.bounds == bounds
-
-
-def test_a_job_has_the_priority_and_weight_of_its_task(context: Any) -> None:
-    """Nothing special unless that is said."""
-    job, plain = _plan(context, priority=-2, weight=3).trainer_job, _plan(context).trainer_job
-    assert job
-    assert plain
-    assert (job.priority, job.weight, plain.priority, plain.weight) == (-2, 3.0, 0, 1.0)
-
-
 def test_templates_in_what_a_pod_needs_are_rendered(context: Any) -> None:
     """All else of it comes through as it was."""
     pod = Pod(
@@ -84,12 +70,6 @@ def test_templates_in_what_a_pod_needs_are_rendered(context: Any) -> None:
     job = _plan(context, trainer=TrainerSpec(command=("a",), pod=pod)).trainer_job
     assert job
     assert job.pod == msgspec.structs.replace(pod, image="registry.example/train:manual__1")
-
-
-def test_a_stream_is_of_a_dag_and_task_and_outlives_the_run() -> None:
-    """Each mapped task has one of its own."""
-    assert checkpoint_stream("nightly", "train", -1) == "nightly/train"
-    assert checkpoint_stream("nightly", "train", 0) == "nightly/train/0"
 
 
 @pytest.mark.parametrize(
@@ -122,16 +102,6 @@ def test_a_scheduled_run_that_comes_too_late_is_skipped(
         with pytest.raises(AirflowSkipException, match="the time to train was over before the run began"):
             rendered(_train(ends_by="07:00"), context).execute(context)
         assert site.backend.deeds == []
-
-
-@pytest.mark.parametrize("mistake", [{"trainers": "{{ run_id }}"}, {"ends_by": "{{ run_id }}"}, {"job": "{{ 'A b' }}"}])
-def test_what_a_template_makes_is_checked_before_anything_starts(
-    mistake: dict[str, Any], context: Any, site: MadeUpSite
-) -> None:
-    """The task fails at once, and there is nothing to clean up."""
-    with pytest.raises(AirflowFailException):
-        rendered(_train(**mistake), context).execute(context)
-    assert site.backend.deeds == []
 
 
 def test_the_first_half_starts_the_training_and_defers(context: Any, site: MadeUpSite) -> None:
@@ -196,3 +166,136 @@ def test_one_that_does_not_end_is_ended_by_force(context: Any, site: MadeUpSite)
         _train(job="digits").execute_complete(
             context, event_of(deferred, msgspec.structs.replace(stopped, landed=None))
         )
+
+
+BERLIN = ZoneInfo("Europe/Berlin")  # an hour ahead in winter, two in summer
+
+
+@pytest.mark.parametrize(
+    ("start", "ends_by", "end"),
+    [
+        ("2026-01-31T22:00Z", "07:00", "2026-02-01T06:00Z"),
+        ("2026-01-31T22:00Z", "7:00", "2026-02-01T06:00Z"),
+        ("2026-01-31T22:00Z", "23:30:15", "2026-01-31T22:30:15Z"),
+        ("2026-01-31T22:00Z", "23:00", "2026-02-01T22:00Z"),
+        ("2026-01-31T22:00Z", timedelta(hours=9), "2026-02-01T07:00Z"),
+        ("2026-01-31T22:00Z", "PT9H", "2026-02-01T07:00Z"),
+        ("2026-01-31T22:00Z", "PT1M30S", "2026-01-31T22:01:30Z"),
+        ("2026-01-31T22:00Z", "2026-02-01T07:00", "2026-02-01T06:00Z"),
+        ("2026-01-31T22:00Z", "2026-02-01T07:00+02:00", "2026-02-01T05:00Z"),
+        ("2026-01-31T22:00Z", datetime(2026, 2, 1, 7, 0, tzinfo=UTC), "2026-02-01T07:00Z"),
+        ("2026-01-31T22:00Z", "2026-01-01T00:00Z", "2026-01-01T00:00Z"),
+        ("2026-01-31T22:00Z", "2026-01-31 22:00:00.5+00:00", "2026-01-31T22:00:00.5Z"),
+        ("2026-02-01T05:59Z", "07:00", "2026-02-01T06:00Z"),
+        ("2026-03-28T21:00Z", "07:00", "2026-03-29T05:00Z"),  # the night of 23 hours
+        ("2026-03-28T21:00Z", "2026-03-29T07:00", "2026-03-29T05:00Z"),
+        ("2026-10-24T20:00Z", "07:00", "2026-10-25T06:00Z"),  # the one of 25
+        ("2026-10-24T20:00Z", "2026-10-25T07:00", "2026-10-25T06:00Z"),
+        ("2026-10-25T01:20Z", "02:45", "2026-10-25T01:45Z"),  # 02:20 for the second time
+        ("2026-10-25T00:50Z", "02:10", "2026-10-25T01:10Z"),  # 02:50 for the first time
+        ("2026-10-24T22:00Z", "02:10", "2026-10-25T00:10Z"),
+        ("2026-10-25T01:10Z", "02:10", "2026-10-26T01:10Z"),
+        ("2026-03-28T22:00Z", "02:30", "2026-03-29T01:30Z"),  # is 03:30, for there is no 02:30
+    ],
+)
+def test_when_it_ends(start: str, ends_by: object, end: str) -> None:
+    """The next such time in the DAG's zone after the run has started, so long after that, or just then."""
+    assert end_of(ends_by, start=datetime.fromisoformat(start), zone=BERLIN) == datetime.fromisoformat(end)
+
+
+def test_a_time_of_day_counts_from_when_the_run_was_to_start() -> None:
+    """So it has passed for one that starts too late; a duration begins with the run."""
+    morning = datetime(2026, 2, 1, 7, 0, 5, tzinfo=UTC)
+    assert end_of("07:00", start=morning, due=EVENING) == datetime(2026, 2, 1, 7, 0, tzinfo=UTC)
+    assert end_of("PT9H", start=morning, due=EVENING) == morning + timedelta(hours=9)
+
+
+@pytest.mark.parametrize(
+    "ends_by",
+    [
+        "",
+        "soon",
+        "25:00",
+        "7",
+        timedelta(0),
+        "PT0S",
+        "PT",
+        7,
+        None,
+        "20260101",
+        "2026-W01",
+        "2026-01-31",
+        "20260131T0700",
+    ],
+)
+def test_what_means_no_moment_is_refused(ends_by: object) -> None:
+    """The error names the field."""
+    with pytest.raises(SpecError, match="ends_by"):
+        end_of(ends_by, start=EVENING)
+
+
+EXAMPLE = EXAMPLES / "training_job" / "examplejob.yaml"
+
+
+def manifest(name: str) -> str:
+    return f"""
+apiVersion: paddlepaddle.org/v1
+kind: TrainingJob
+metadata: {{name: {name}}}
+spec:
+  image: registry.example/{name}:1
+  fault_tolerant: true
+  trainer:
+    entrypoint: python train.py
+    workspace: src
+    min-instance: 2
+    max-instance: 6
+  pserver: {{min-instance: 2, max-instance: 2}}
+"""
+
+
+def of_manifest(operator: EdlTrainOperator, context: Any) -> JobSpec:
+    """Return the job that the task would run, of a DAG in the folder /dags."""
+    dag = DAG("nightly", schedule=None)
+    dag.add_task(operator)
+    dag.fileloc = "/dags/nightly.py"
+    job = rendered(operator, context).plan(context, SURROUNDINGS).trainer_job
+    assert job
+    return job
+
+
+def test_the_task_trains_what_the_manifest_says(context: Any) -> None:
+    """Its command, environment, bounds and pod; as many instances as there must be at least to begin with."""
+    job = of_manifest(EdlTrainOperator.from_manifest(EXAMPLE, task_id="train"), context)
+    assert job.command[-4:] == ("python", "train.py", "--epochs", "2")
+    assert (job.bounds, job.instances, job.elastic) == (Bounds(1, 4), 1, True)
+    assert job.cwd == "/workspace/elastic_train"
+    assert job.env["PADDLE_INIT_NUM_PASSES"] == "2"
+    assert job.pod == Pod(image="edl-examples:cpu", resources={"cpu": "250m", "memory": "2Gi"})
+
+
+def test_a_relative_workspace_is_below_the_dags_folder(tmp_path: Path, context: Any) -> None:
+    """As any trainer's folder is, wherever the manifest lies."""
+    (tmp_path / "job.yaml").write_text(manifest("digits"))
+    for given in (tmp_path / "job.yaml", manifest("digits")):
+        assert of_manifest(EdlTrainOperator.from_manifest(given, task_id="train"), context).cwd == "/dags/src"
+
+
+def test_what_is_outdated_stands_in_the_tasks_documentation_and_what_is_given_comes_first() -> None:
+    """Where the DAG's reader sees it; a DAG that is parsed every minute would only fill a log."""
+    operator = EdlTrainOperator.from_manifest(manifest("digits"), task_id="train", checkpoint="c", trainers="1:2")
+    assert (operator.checkpoint, operator.trainers) == ("c", "1:2")
+    assert operator.doc_md
+    assert operator.doc_md.startswith("From the TrainingJob `digits`.\n\n- ")
+    assert "- spec.pserver means nothing any more: every trainer holds" in operator.doc_md
+    assert EdlTrainOperator.from_manifest(manifest("digits"), task_id="train", doc_md="Ours.").doc_md == "Ours."
+
+
+def test_one_of_several_is_named() -> None:
+    """Without a name, or with another, the error says which there are."""
+    both = manifest("digits") + "---" + manifest("letters")
+    operator = EdlTrainOperator.from_manifest(both, task_id="train", name="letters")
+    assert operator.trainer.env["PADDLE_JOB_NAME"] == "letters"
+    for name in ("", "words"):
+        with pytest.raises(SpecError, match=rf"name: got '{name}', allowed is one of .* 'digits', 'letters'"):
+            EdlTrainOperator.from_manifest(both, task_id="train", name=name)

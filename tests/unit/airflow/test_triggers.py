@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pkgutil import resolve_name
 from typing import Any
@@ -13,26 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 import stamina
-from support.airflow.fakes import POOL, STUDENT, MadeUpSite, job_status
+from airflow.sdk.exceptions import AirflowNotFoundException
+from support.airflow.fakes import POOL, MadeUpSite, job_status, work_of
 
 from edl_airflow.hooks.edl import EdlHook, Surroundings
-from edl_airflow.pool_wait import GONE, PoolView, PoolWait
 from edl_airflow.triggers.job import EdlJobTrigger
-from edl_airflow.triggers.wait import EdlWaitTrigger
-from edl_airflow.waiting import judge
-from edl_airflow.work import LocalPlace, Outcome, Work
+from edl_airflow.work import LocalPlace, Outcome
 from edl_runtime.errors import BackendError, ClusterError, ClusterUnavailableError
 
-WORK = Work(
-    conn_id="edl_default",
-    place=LocalPlace("/w"),
-    token="try-1",
-    pool="digits",
-    pool_deadline=1e12,
-    waits_s=60,
-    trainer_job=STUDENT,
-)
-WAIT = PoolWait(conn_id="edl_default", pool="digits", until=1e12, waits_s=60)
+WORK = work_of(pool_job=None, at_least=1)
 
 
 @pytest.fixture
@@ -54,64 +43,35 @@ def _job_trigger(**changes: Any) -> EdlJobTrigger:
     return EdlJobTrigger(msgspec.to_builtins(msgspec.structs.replace(WORK, **changes)))
 
 
-async def _looked(site: MadeUpSite) -> None:
-    """Wait until somebody has looked at all there is now, and looks again."""
-    seen = site.backend.looks
-    while site.backend.looks < seen + 2:  # noqa: ASYNC110 (the made-up backend has no events)
-        await asyncio.sleep(0.01)
-
-
 async def _only_event(trigger: Any) -> Outcome:
     events = [event async for event in trigger.run()]
     assert len(events) == 1
     return msgspec.convert(json.loads(json.dumps(events[0].payload)), Outcome)
 
 
-@pytest.mark.parametrize("trigger", [_job_trigger(), EdlWaitTrigger(msgspec.to_builtins(WAIT))])
-def test_a_trigger_comes_back_from_its_serialized_form(trigger: Any) -> None:
-    """Another process makes the same trigger of JSON."""
-    path, kwargs = trigger.serialize()
-    again = resolve_name(path)(**json.loads(json.dumps(kwargs)))
-    assert again.serialize() == (path, kwargs)
-
-
-async def test_a_job_is_followed_to_its_end(site: MadeUpSite) -> None:
-    """Teachers come, the student starts, and its result is the event."""
-
-    async def events() -> None:
-        site.registered = ["a:1"]
-        while "student" not in site.backend.jobs:  # noqa: ASYNC110 (the made-up backend has no events)
-            await asyncio.sleep(0.01)
-        site.backend.jobs["student"] = job_status("student", phase="succeeded", result={"checkpoint": "c"})
-
-    trigger = _job_trigger()
-    outcome, _ = await asyncio.gather(_only_event(trigger), events())
-    assert (outcome.ended, outcome.result) == ("succeeded", {"checkpoint": "c"})
-
-
 @pytest.mark.parametrize(
-    ("trouble", "passing"),
-    [(BackendError("disk is full"), False), (ClusterUnavailableError("https://a:6443", "disk is full"), True)],
+    ("looks_up", "trouble", "ended"),
+    [
+        (False, BackendError("disk is full"), ("failed", False, False)),
+        (False, ClusterUnavailableError("https://a:6443", "disk is full"), ("failed", False, True)),
+        (True, AirflowNotFoundException("disk is full"), ("failed", True, False)),
+        (True, ConnectionError("disk is full"), ("failed", False, False)),
+    ],
+    ids=["the backend", "the cluster is away", "the connection is gone", "the API server stays away"],
 )
 async def test_trouble_is_an_event(
-    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch, trouble: Exception, *, passing: bool
+    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch, looks_up: object, trouble: Exception, ended: tuple[Any, ...]
 ) -> None:
-    """A trigger that raised would leave no chance to stop what was started; a retry waits for a cluster."""
+    """A trigger that raised would leave no chance to stop what was started; the event says whether a retry may help."""
 
-    async def get(_: str) -> None:
+    async def fails(*_: object) -> None:
         raise trouble
 
-    monkeypatch.setattr(site.backend, "get", get)
-    outcome = await _only_event(_job_trigger())
-    assert (outcome.ended, outcome.permanent, outcome.passing) == ("failed", False, passing)
+    monkeypatch.setattr(*((EdlHook, "asurroundings") if looks_up else (site.backend, "get")), fails)
+    with stamina.set_testing(True, attempts=3):
+        outcome = await _only_event(_job_trigger())
+    assert (outcome.ended, outcome.permanent, outcome.passing) == ended
     assert "disk is full" in outcome.reason
-
-
-async def test_a_connection_that_is_gone_is_an_event_that_says_so(site: MadeUpSite) -> None:  # noqa: ARG001
-    """And one that no retry follows."""
-    outcome = await _only_event(_job_trigger(conn_id="elsewhere"))
-    assert (outcome.ended, outcome.permanent) == ("failed", True)
-    assert "elsewhere" in outcome.reason
 
 
 async def test_on_kill_works_in_a_fresh_process_and_spares_the_next_try(site: MadeUpSite) -> None:
@@ -123,27 +83,6 @@ async def test_on_kill_works_in_a_fresh_process_and_spares_the_next_try(site: Ma
     site.backend.jobs = {"student": job_status("student", "try-1")}
     await resolve_name(path)(**kwargs).on_kill()
     assert site.backend.jobs == {}
-
-
-async def test_what_on_kill_has_begun_goes_on_when_airflow_waits_no_longer(
-    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody else would end the jobs once the cluster is back."""
-    back, delete = asyncio.Event(), site.backend.delete
-
-    async def delete_late(name: str, *, token: str) -> bool:
-        await back.wait()
-        deleted: bool = await delete(name, token=token)
-        return deleted
-
-    monkeypatch.setattr(site.backend, "delete", delete_late)
-    site.backend.jobs["student"] = job_status("student")
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(_job_trigger().on_kill(), timeout=0.05)
-    back.set()
-    async with asyncio.timeout(60):
-        while site.backend.jobs:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_what_on_kill_has_begun_is_tried_again_until_the_cluster_is_back(
@@ -169,7 +108,7 @@ async def test_what_on_kill_has_begun_is_tried_again_until_the_cluster_is_back(
     assert "a:6443" in line
 
 
-async def test_jobs_that_can_not_be_stopped_are_named_when_airflow_waits_no_longer(
+async def test_what_on_kill_has_begun_goes_on_and_names_jobs_that_can_not_be_stopped_when_airflow_waits_no_longer(
     site: MadeUpSite, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     """Nobody is there any more to raise it to; with what is to be done."""
@@ -208,19 +147,6 @@ async def test_an_api_server_that_restarts_is_waited_for(site: MadeUpSite, monke
     assert failures == []
 
 
-async def test_one_that_does_not_come_back_is_an_event(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    """After some minutes, and a retry may help."""
-
-    async def down(_: EdlHook) -> Surroundings:
-        raise ConnectionError("refused")
-
-    monkeypatch.setattr(EdlHook, "asurroundings", down)
-    with stamina.set_testing(True, attempts=3):
-        outcome = await _only_event(_job_trigger())
-    assert (outcome.ended, outcome.permanent) == ("failed", False)
-    assert "refused" in outcome.reason
-
-
 async def test_the_job_is_followed_where_it_was_begun(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when its connection leads to another folder by now."""
     opened: list[Surroundings] = []
@@ -236,31 +162,6 @@ async def test_the_job_is_followed_where_it_was_begun(site: MadeUpSite, monkeypa
     assert [surroundings.place for surroundings in opened] == [LocalPlace("/begun/here")]
 
 
-async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: MadeUpSite) -> None:
-    """Long before the time is up; one that was never there is waited for."""
-    waiting = asyncio.ensure_future(_only_event(EdlWaitTrigger(msgspec.to_builtins(WAIT))))
-    await _looked(site)
-    site.backend.jobs = {"digits": job_status("digits", kind="pool")}
-    await _looked(site)
-    assert not waiting.done()
-    site.backend.jobs = {}
-    assert await waiting == Outcome(ended="gone", name="digits", reason=GONE)
-
-
-async def test_cleanup_and_a_restart_stop_nothing(site: MadeUpSite) -> None:
-    """A triggerer that ends leaves the job running, and the next one goes on with it."""
-    site.backend.jobs = {"student": job_status("student")}
-    trigger = _job_trigger()
-    waiting = asyncio.ensure_future(_only_event(trigger))
-    await _looked(site)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    await trigger.cleanup()
-    assert site.backend.deeds == []
-    site.backend.jobs["student"] = job_status("student", phase="succeeded")
-    assert (await _only_event(_job_trigger())).ended == "succeeded"
-
-
 async def test_the_first_event_comes_late_enough(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler may still be busy with the half of the task that has deferred."""
     slept, sleep = list[float](), asyncio.sleep
@@ -274,39 +175,3 @@ async def test_the_first_event_comes_late_enough(site: MadeUpSite, monkeypatch: 
     site.backend.jobs = {"student": job_status("student", phase="succeeded")}
     assert (await _only_event(_job_trigger())).ended == "succeeded"
     assert 5.0 in slept
-
-
-async def test_a_pool_is_waited_for(site: MadeUpSite) -> None:
-    """A silent Redis in between is ridden out."""
-    site.away = True
-
-    async def events() -> None:
-        await _looked(site)
-        site.registered, site.away = ["a:1"], False
-
-    outcome, _ = await asyncio.gather(_only_event(EdlWaitTrigger(msgspec.to_builtins(WAIT))), events())
-    assert outcome == Outcome(ended="ready", name="digits", teachers=("a:1",))
-
-
-@pytest.mark.parametrize(
-    ("changes", "teachers", "students", "ended"),
-    [
-        ({"at_least": 2}, ("a",), 0, None),
-        ({"at_least": 2}, ("a", "b", "c"), 0, "ready"),
-        ({"at_least": 2, "at_most": 2}, ("a", "b", "c"), 0, None),
-        ({"at_least": 2, "at_most": 2}, ("a", "b"), 0, "ready"),
-        ({"students": 1}, ("a",), 0, None),
-        ({"students": 1}, ("a",), 1, "ready"),
-        ({"until": 5}, (), 0, "no_teacher"),
-        ({"until": 5}, None, 0, "no_teacher"),
-        ({"until": 5, "deadline": 5}, (), 0, "timed_out"),
-        ({"seen": True}, ("a",), 0, "gone"),
-    ],
-)
-def test_what_a_wait_is_for(
-    changes: Mapping[str, Any], teachers: tuple[str, ...] | None, students: int, ended: str | None
-) -> None:
-    """At least, exactly, with students, or too late; what was seen and is there no more has ended."""
-    view = PoolView(teachers=teachers or (), students=students, trouble="" if teachers is not None else "away")
-    outcome = judge(msgspec.structs.replace(WAIT, **changes), view, now=5)
-    assert (outcome.ended if outcome else None) == ended

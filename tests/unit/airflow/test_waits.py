@@ -1,26 +1,41 @@
-"""Waits for jobs and checkpoints: the sensors, the resize of a job, and the events that checkpoints make."""
+"""Waits for pools, jobs and checkpoints: sensors, resizes, and the events that checkpoints make."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import msgspec
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
-from structlog.testing import capture_logs
 from support.airflow.asset_watcher import AssetStates, watching
-from support.airflow.fakes import MadeUpSite, deferred_by, event_of, failed_status, job_status, landed, rendered
+from support.airflow.fakes import (
+    MadeUpSite,
+    deferred_by,
+    event_of,
+    failed_status,
+    job_status,
+    landed,
+    rendered,
+    work_of,
+)
 
 from edl_airflow.checkpoint_wait import CheckpointView, CheckpointWait, Threshold
 from edl_airflow.failures import GoneError
 from edl_airflow.job_wait import JobView, JobWait
 from edl_airflow.operators.resize import EdlResizeOperator
+from edl_airflow.pool_wait import GONE, PoolView, PoolWait
 from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
 from edl_airflow.sensors.job import EdlJobSensor
+from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
 from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
+from edl_airflow.triggers.job import EdlJobTrigger
 from edl_airflow.triggers.wait import EdlWaitTrigger
 from edl_airflow.waiting import judge
 from edl_airflow.work import Outcome, Training
@@ -29,6 +44,7 @@ from edl_runtime.errors import BackendError, SpecError, UnknownJobError
 
 RUNS = JobWait(conn_id="edl_default", job="student", until=10.0, waits_s=5, began_at=50.0)
 SUCCEEDS = msgspec.structs.replace(RUNS, phase="succeeded")
+POOL = PoolWait(conn_id="edl_default", pool="digits", until=1e12, waits_s=60)
 LANDS = CheckpointWait(conn_id="edl_default", stream="nightly/train", until=10.0, waits_s=5, began_at=50.0)
 JOB, DONE = job_status("student"), job_status("student", phase="succeeded")
 PLAIN = job_status("student", elastic=False)
@@ -38,11 +54,20 @@ FAILED = Training(ended="failed", reason="a script failed", heard_at=60.0)
 BEFORE_IT_BEGAN = {"heard_at": 40.0}
 
 
+LEFT = msgspec.structs.replace(JOB, phase="pending", wanted=0)
+LEAVING = msgspec.structs.replace(LEFT, instances=(InstanceStatus(index=0, phase="running", started_at=1.0),))
+NOBODY = msgspec.structs.replace(RUNS, at_least=0, at_most=0, seen=True)
 RESUMED = msgspec.structs.replace(JOB, instances=(InstanceStatus(index=0, phase="running", started_at=5.0),))
 
 
+def ended(wait: Any, view: Any, now: float = 5) -> str | None:
+    """How a wait has ended, None if it has not."""
+    outcome = judge(wait, view, now)
+    return outcome.ended if outcome else None
+
+
 @pytest.mark.parametrize(
-    ("wait", "job", "training", "ended"),
+    ("wait", "job", "training", "how"),
     [
         (RUNS, None, None, None),
         (RUNS, JOB, None, None),
@@ -54,6 +79,8 @@ RESUMED = msgspec.structs.replace(JOB, instances=(InstanceStatus(index=0, phase=
         (RUNS, msgspec.structs.replace(JOB, wanted=0), TWO, None),  # as it was before it was suspended
         (RUNS, RESUMED, msgspec.structs.replace(TWO, heard_at=4.0), None),  # its agents have yet to come
         (RUNS, RESUMED, msgspec.structs.replace(TWO, heard_at=5.5), "ready"),
+        (NOBODY, LEAVING, msgspec.structs.replace(TWO, members=(0,)), None),
+        (NOBODY, None, None, "gone"),
         (RUNS, PLAIN, None, "impossible"),
         (SUCCEEDS, PLAIN, None, None),
         (SUCCEEDS, msgspec.structs.replace(PLAIN, phase="succeeded"), None, "ready"),
@@ -78,26 +105,62 @@ RESUMED = msgspec.structs.replace(JOB, instances=(InstanceStatus(index=0, phase=
     ],
 )
 def test_what_a_wait_for_a_job_is_for(
-    wait: JobWait, job: JobStatus | None, training: Training | None, ended: str | None
+    wait: JobWait, job: JobStatus | None, training: Training | None, how: str | None
 ) -> None:
     """So many that train together, or success; what can't come any more ends it."""
-    outcome = judge(wait, JobView(job=job, training=training), now=5)
-    assert (outcome.ended if outcome else None) == ended
+    assert ended(wait, JobView(job=job, training=training)) == how
 
 
 @pytest.mark.parametrize(
-    ("view", "lack"),
+    ("changes", "teachers", "students", "how"),
     [
-        (JobView(), "there is no such job"),
-        (JobView(job=JOB), "0 instances train together, wanted are 1 or more"),
-        (JobView(trouble="away"), "Redis does not answer"),
+        ({"at_least": 2}, ("a",), 0, None),
+        ({"at_least": 2}, ("a", "b", "c"), 0, "ready"),
+        ({"at_least": 2, "at_most": 2}, ("a", "b", "c"), 0, None),
+        ({"at_least": 2, "at_most": 2}, ("a", "b"), 0, "ready"),
+        ({"students": 1}, ("a",), 0, None),
+        ({"students": 1}, ("a",), 1, "ready"),
+        ({"until": 5}, (), 0, "no_teacher"),
+        ({"until": 5}, None, 0, "no_teacher"),
+        ({"until": 5, "deadline": 5}, (), 0, "timed_out"),
+        ({"seen": True}, ("a",), 0, "gone"),
     ],
 )
-def test_what_a_wait_for_a_job_lacks_is_said(view: JobView, lack: str) -> None:
+def test_what_a_wait_for_a_pool_is_for(
+    changes: Mapping[str, Any], teachers: tuple[str, ...] | None, students: int, how: str | None
+) -> None:
+    """At least, exactly, with students, or too late; what was seen and is there no more has ended."""
+    view = PoolView(teachers=teachers or (), students=students, trouble="" if teachers is not None else "away")
+    assert ended(msgspec.structs.replace(POOL, **changes), view) == how
+
+
+@pytest.mark.parametrize(
+    ("wait", "view", "lack"),
+    [
+        (RUNS, JobView(), "there is no such job"),
+        (RUNS, JobView(job=JOB), "0 instances train together, wanted are 1 or more"),
+        (msgspec.structs.replace(RUNS, at_most=1), JobView(job=JOB), "0 instances train together, wanted are 1"),
+        (RUNS, JobView(trouble="away"), "Redis does not answer"),
+        (NOBODY, JobView(job=LEAVING), "1 instances have yet to leave"),
+    ],
+)
+def test_what_a_wait_for_a_job_lacks_is_said(wait: JobWait, view: JobView, lack: str) -> None:
     """When its time is up."""
-    outcome = judge(RUNS, view, now=10)
+    outcome = judge(wait, view, now=10)
     assert outcome
     assert (outcome.ended, outcome.reason) == ("not_yet", lack)
+
+
+def test_a_job_or_pool_is_suspended_when_nobody_is_left() -> None:
+    """Though the last that trained are known still, or Redis is away."""
+    for view in (JobView(job=LEFT, training=TWO), JobView(job=LEFT), JobView(job=LEFT, trouble="away")):
+        outcome = judge(NOBODY, view, 5)
+        assert outcome
+        assert (outcome.ended, outcome.running_job()) == ("ready", {"job": "student", "instances": 0})
+    no_teachers = msgspec.structs.replace(POOL, at_least=0, at_most=0, seen=True)
+    pool = job_status("digits", kind="pool", phase="pending", wanted=0)
+    assert ended(no_teachers, PoolView(pool=pool, teachers=("a:1",))) is None
+    assert ended(no_teachers, PoolView(pool=pool)) == "ready"
 
 
 @pytest.mark.parametrize(
@@ -160,18 +223,14 @@ def test_a_job_that_has_ended_without_such_a_checkpoint_ends_the_wait() -> None:
         "gone",
         "the job has ended, and no checkpoint of it has step 9 or later, accuracy >= 0.5",
     )
-    assert judge(wait, CheckpointView(), now=5) is None
-    gone = judge(wait.after(CheckpointView(job=JOB)), CheckpointView(), now=5)
-    assert gone
-    assert gone.ended == "gone"
-    assert judge(wait, CheckpointView(job=DONE, trouble="away"), now=5) is None
-    failed = judge(wait, CheckpointView(job=failed_status("student", 1)), now=5)
-    assert failed
-    assert failed.ended == "failed"
+    assert ended(wait, CheckpointView()) is None
+    assert ended(wait.after(CheckpointView(job=JOB)), CheckpointView()) == "gone"
+    assert ended(wait, CheckpointView(job=DONE, trouble="away")) is None
+    assert ended(wait, CheckpointView(job=failed_status("student", 1))) == "failed"
 
 
 @pytest.mark.parametrize(
-    ("job", "training", "ended"),
+    ("job", "training", "how"),
     [
         (None, STOPPED, "gone"),
         (None, FAILED, "failed"),
@@ -182,18 +241,15 @@ def test_a_job_that_has_ended_without_such_a_checkpoint_ends_the_wait() -> None:
     ],
 )
 async def test_a_job_that_was_removed_is_not_waited_for_to_write_a_checkpoint(
-    site: MadeUpSite, job: JobStatus | None, training: Training, ended: str | None
+    site: MadeUpSite, job: JobStatus | None, training: Training, how: str | None
 ) -> None:
     """What its agents have left says how it ended, unless that was before this run began."""
     site.backend.jobs, site.trainings = {"student": job} if job else {}, {"student": training}
     site.landed = [landed(3)]
     wait = msgspec.structs.replace(LANDS, job="student", step=9)
-    outcome = judge(wait, await wait.look(site), now=5)  # type: ignore[arg-type]
-    assert (outcome.ended if outcome else None) == ended
-    reached = msgspec.structs.replace(wait, step=3)
-    found = judge(reached, await reached.look(site), now=5)  # type: ignore[arg-type]
-    assert found
-    assert found.ended == "ready"
+    view = await wait.look(site)  # type: ignore[arg-type]
+    assert ended(wait, view) == how
+    assert ended(msgspec.structs.replace(wait, step=3), view) == "ready"
 
 
 async def test_what_can_not_be_read_of_a_stream_is_passed_by(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,13 +277,6 @@ async def test_each_look_goes_on_where_the_last_one_was(site: MadeUpSite) -> Non
     assert wait.after(away) == wait
 
 
-@pytest.mark.parametrize("wait", [RUNS, LANDS, msgspec.structs.replace(LANDS, threshold=BETTER)])
-def test_a_wait_survives_the_way_to_the_triggerer(wait: Any) -> None:
-    """JSON and back is the same wait, of the same kind."""
-    trigger = EdlWaitTrigger(json.loads(json.dumps(msgspec.to_builtins(wait))))
-    assert trigger.wait == wait
-
-
 def test_the_sensor_of_a_job(context: Any, site: MadeUpSite) -> None:
     """It looks once and defers; at last it returns how many train."""
     given: dict[str, Any] = {"task_id": "wait", "job": "{{ 'student' }}", "at_least": "{{ params.high }}"}
@@ -242,30 +291,14 @@ def test_the_sensor_of_a_job(context: Any, site: MadeUpSite) -> None:
         EdlJobSensor(task_id="wait", job="student").execute_complete(context, late)
 
 
-def test_a_job_that_has_ended_does_not_run_any_more(context: Any, site: MadeUpSite) -> None:
-    """At once, and in words."""
-    site.backend.jobs = {"student": DONE}
-    with pytest.raises(GoneError, match="'student' has ended: it has trained all"):
-        EdlJobSensor(task_id="wait", job="student", deferrable=True).execute(context)
-
-
-@pytest.mark.parametrize("deferrable", [False, True])
-def test_a_job_without_agents_is_not_waited_for(context: Any, site: MadeUpSite, deferrable: bool) -> None:  # noqa: FBT001
+def test_a_job_without_agents_is_not_waited_for(context: Any, site: MadeUpSite) -> None:
     """A student that is one process will never be seen to train; the error says what would."""
     site.backend.jobs = {"student": PLAIN}
     with pytest.raises(AirflowFailException, match=r"'student': it is no job of elastic trainers.*`students`"):
-        EdlJobSensor(task_id="wait", job="student", deferrable=deferrable).execute(context)
+        EdlJobSensor(task_id="wait", job="student").execute(context)
     with pytest.raises(AirflowFailException, match="'student': it is no job of elastic trainers"):
-        _grow(instances=1, deferrable=deferrable).execute(context)
+        _grow(instances=1).execute(context)
     assert _grow(instances=1, wait=False).execute(context) == {"job": "student", "instances": 0}
-
-
-async def test_nor_in_the_triggerer(site: MadeUpSite) -> None:
-    """The job may start when the task has deferred already."""
-    trigger = EdlWaitTrigger(msgspec.to_builtins(RUNS))
-    site.backend.jobs = {"student": PLAIN}
-    (event,) = [event async for event in trigger.run()]
-    assert event.payload["ended"] == "impossible"
 
 
 def test_the_sensor_of_a_checkpoint(context: Any, site: MadeUpSite) -> None:
@@ -284,13 +317,6 @@ def test_the_sensor_of_a_checkpoint(context: Any, site: MadeUpSite) -> None:
     assert fresh.execute_complete(context, json.loads(json.dumps(event))) == landed(4)
 
 
-def test_a_silent_redis_is_waited_for(context: Any, site: MadeUpSite) -> None:
-    """By both."""
-    site.away = True
-    deferred_by(EdlJobSensor(task_id="wait", job="student", deferrable=True), context)
-    deferred_by(EdlCheckpointSensor(task_id="wait", stream="nightly/train", deferrable=True), context)
-
-
 def _grow(**changes: Any) -> EdlResizeOperator:
     return EdlResizeOperator(**{"task_id": "grow", "job": "student", "instances": 2, "deferrable": True, **changes})
 
@@ -306,12 +332,6 @@ def test_a_job_is_resized_until_so_many_train_together(context: Any, site: MadeU
     gone = event_of(deferred, Outcome(ended="gone", name="student", reason="it was stopped"))
     with pytest.raises(AirflowSkipException, match="'student' has ended"):
         _grow().execute_complete(context, gone)
-
-
-def test_a_resize_need_not_wait(context: Any, site: MadeUpSite) -> None:
-    """It returns how many train together now."""
-    site.backend.jobs, site.trainings = {"student": JOB}, {"student": Training(members=(0,))}
-    assert _grow(wait=False).execute(context) == {"job": "student", "instances": 1}
 
 
 def test_a_job_that_has_ended_is_not_resized(context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,13 +354,6 @@ def test_a_job_that_has_ended_is_not_resized(context: Any, site: MadeUpSite, mon
         _grow(job="stodent").execute(context)
 
 
-def test_a_resize_that_takes_too_long_says_how_many_there_are(context: Any, site: MadeUpSite) -> None:
-    """And fails."""
-    site.backend.jobs, site.trainings = {"student": JOB}, {"student": Training(members=(0,))}
-    with pytest.raises(Exception, match="1 instances train together, wanted are 2"):
-        _grow(deferrable=False, wait_timeout_s=0.05).execute(context)
-
-
 async def test_a_silent_redis_makes_no_event_and_no_end(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher that ended would never come back."""
     monkeypatch.setattr("edl_airflow.triggers.checkpoint.RETRY_EVERY_S", 0.01)
@@ -355,29 +368,99 @@ async def test_a_silent_redis_makes_no_event_and_no_end(site: MadeUpSite, monkey
         assert [event["checkpoint"] for event in await watched.fired(1)] == ["/c/1"]
 
 
-async def test_a_watcher_waits_for_a_connection_that_is_missing(
-    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+def test_a_silent_redis_is_waited_for(context: Any, site: MadeUpSite) -> None:
+    """By all in the triggerer; a new size is recorded at once."""
+    site.backend.jobs, site.away = {"digits": job_status("digits", kind="pool")}, True
+    deferred_by(_grow(teacher_pool="digits", job=None), context)
+    assert ("resize to 2", "digits") in site.backend.deeds
+    deferred_by(EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", deferrable=True), context)
+    deferred_by(EdlJobSensor(task_id="wait", job="student", deferrable=True), context)
+    deferred_by(EdlCheckpointSensor(task_id="wait", stream="nightly/train", deferrable=True), context)
+    assert not EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").poke(context).is_done
+
+
+def test_waits_heed_the_tasks_time(context: Any, site: MadeUpSite) -> None:
+    """Airflow forgets `execution_timeout` on deferral, so the wait carries it."""
+    site.backend.jobs = {"digits": job_status("digits", kind="pool")}
+    sensor = EdlTeacherPoolSensor(
+        task_id="wait", teacher_pool="digits", deferrable=True, execution_timeout=timedelta(seconds=9)
+    )
+    for operator in (sensor, _grow(teacher_pool="digits", job=None, execution_timeout=timedelta(seconds=9))):
+        before = time.time()
+        wait = deferred_by(operator, context).trigger.serialize()[1]["wait"]
+        assert before <= wait["deadline"] - 9 <= time.time()
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+@pytest.mark.parametrize("lenient", [{}, {"soft_fail": True}, {"never_fail": True}])
+def test_what_can_not_come_any_more_fails_the_sensor_or_skips_it(
+    context: Any,
+    site: MadeUpSite,
+    lenient: dict[str, bool],
+    deferrable: bool,  # noqa: FBT001
 ) -> None:
-    """Airflow would start one that raises again at once, without end."""
-    monkeypatch.setattr("edl_airflow.triggers.base.LOOK_UP_AGAIN_S", 0.01)
-    given = json.dumps({"conn_type": "edl", "host": "127.0.0.1", "port": 1})
-    AssetStates(monkeypatch)
-    trigger = EdlCheckpointTrigger(stream="nightly/train", edl_conn_id="elsewhere")
-    with capture_logs() as said:
-        async with watching(trigger) as watched:
-            while not said:  # noqa: ASYNC110 (what is logged has no events)
-                await asyncio.sleep(0.01)
-            assert not site.followed.is_set()
-            monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", given)
-            await site.followed.wait()
-            site.landed = [landed(1)]
-            assert [event["checkpoint"] for event in await watched.fired(1)] == ["/c/1"]
+    """At the first look, at a later one, and in the triggerer."""
+    given: dict[str, Any] = {"task_id": "wait", "teacher_pool": "digits", "poke_interval": 0.01, "timeout": 100}
+    sensor = EdlTeacherPoolSensor(**given, deferrable=deferrable, **lenient)
+    site.backend.jobs = {"digits": failed_status("digits", 78, "no such model")}
+    with pytest.raises(AirflowSkipException if lenient else AirflowFailException, match=r"no such model|_fail"):
+        sensor.execute(context)
+    site.backend.jobs = {"digits": job_status("digits", kind="pool")}
+    if deferrable:
+        ended = Outcome(ended="gone", name="digits", reason="it is no more")
+        event = {"event": event_of(deferred_by(sensor, context), ended)}
+        go_on = partial(sensor.resume_execution, "execute_complete", event, context)
+    else:
+        site.backend.forget_after("digits", looks=2)
+        go_on = partial(sensor.execute, context)
+    with pytest.raises(AirflowSkipException if lenient else GoneError, match=r"'digits' has ended|_fail"):
+        go_on()
 
 
-def test_a_watcher_is_the_same_in_every_process() -> None:
-    """Airflow tells by class and arguments whether it is."""
-    path, kwargs = EdlCheckpointTrigger(stream="nightly/train").serialize()
-    assert path == "edl_airflow.triggers.checkpoint.EdlCheckpointTrigger"
-    assert EdlCheckpointTrigger(**kwargs).serialize() == (path, kwargs)
+def test_the_sensor_of_a_pool(context: Any, site: MadeUpSite) -> None:
+    """Then it needs no worker until the pool is there, or its time is up."""
+    sensor = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", at_least="{{ params.high }}", deferrable=True)
+    deferred = deferred_by(rendered(sensor, context), context)
+    assert deferred.trigger.serialize()[1]["wait"]["at_least"] == 3
+    site.registered = ["a", "b", "c"]
+    assert sensor.execute(context) == {"pool": "digits", "teachers": ["a", "b", "c"]}
+    late = event_of(deferred, Outcome(ended="no_teacher", name="digits"))
+    with pytest.raises(AirflowSensorTimeout, match="digits"):
+        EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").execute_complete(context, late)
+
+
+async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: MadeUpSite) -> None:
+    """Long before the time is up; one that was never there is waited for, and so is a Redis that is away."""
+    events: Any = EdlWaitTrigger(msgspec.to_builtins(POOL)).run()
+    waiting = asyncio.ensure_future(anext(events))
+    for jobs in ({}, {"digits": job_status("digits", kind="pool")}):
+        site.backend.jobs, site.away, seen = jobs, not jobs, site.backend.looks
+        while site.backend.looks < seen + 2:  # noqa: ASYNC110 (the made-up backend has no events)
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+    site.backend.jobs = {}
+    outcome = msgspec.convert((await waiting).payload, Outcome, strict=False)
+    assert outcome == Outcome(ended="gone", name="digits", reason=GONE)
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        *(EdlWaitTrigger(msgspec.to_builtins(wait)) for wait in (POOL, RUNS, LANDS)),
+        EdlWaitTrigger(msgspec.to_builtins(msgspec.structs.replace(LANDS, threshold=BETTER))),
+        EdlJobTrigger(msgspec.to_builtins(work_of(deadline=5.5))),
+        EdlCheckpointTrigger(stream="nightly/train"),
+    ],
+)
+def test_a_trigger_comes_back_from_its_serialized_form(trigger: Any) -> None:
+    """Another process makes the same trigger of JSON, and tells by class and arguments that it is."""
+    path, kwargs = trigger.serialize()
+    again = resolve_name(path)(**json.loads(json.dumps(kwargs)))
+    assert again.serialize() == (path, kwargs)
+    assert getattr(again, "wait", None) == getattr(trigger, "wait", None)
+
+
+def test_a_watcher_needs_a_stream() -> None:
+    """Each would have none to watch."""
     with pytest.raises(SpecError, match="stream"):
         EdlCheckpointTrigger(stream="")
