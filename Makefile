@@ -10,12 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py
 
-# Tests that wait for Airflow run beside those that compute; their words come when both are done.
-test: .venv/ready
-	@$(MAKE) --no-print-directory test-airflow >.venv/test-airflow.log 2>&1 & airflow=$$!; \
-	$(MAKE) --no-print-directory test-units; units=$$?; \
-	echo "== waiting for the tests with an Airflow (.venv/test-airflow.log)"; \
-	wait $$airflow; airflow=$$?; cat .venv/test-airflow.log; exit $$((units + airflow))
+test: test-units test-airflow
 
 # All but those that need a running Airflow or a cluster
 test-units: .venv/ready

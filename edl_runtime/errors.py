@@ -209,6 +209,10 @@ class DiscoveryUnavailableError(RegistryError, ConnectionError):
         )
 
 
+class DiscoverySilentError(DiscoveryUnavailableError):
+    """Raised when a discovery endpoint does not answer in time; it may be away, or slow for a moment."""
+
+
 class DiscoveryRefusedError(RegistryError):
     """Raised when a discovery endpoint refuses a request: a wrong token, or something that is no such endpoint."""
 

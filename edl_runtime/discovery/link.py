@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from edl_runtime.discovery.messages import SILENT_AFTER_S
-from edl_runtime.errors import DiscoveryRefusedError, DiscoveryUnavailableError, SpecError
+from edl_runtime.errors import DiscoveryRefusedError, DiscoverySilentError, DiscoveryUnavailableError, SpecError
 from edl_runtime.registry.pools import PoolView
 from edl_runtime.specs import check_name
 
@@ -93,7 +93,7 @@ class Link:
         try:
             yield
         except httpx.TimeoutException:
-            raise DiscoveryUnavailableError(self.url, "it is silent") from None
+            raise DiscoverySilentError(self.url, "it is silent") from None
         except (httpx.TransportError, OSError) as error:
             raise DiscoveryUnavailableError(self.url, str(error) or type(error).__name__) from None
 

@@ -20,7 +20,7 @@ from edl_runtime.discovery.feed import Feed
 from edl_runtime.discovery.link import Link
 from edl_runtime.discovery.messages import Assignment, Words
 from edl_runtime.distill.teachers import Discovered
-from edl_runtime.errors import RegistrySilentError, RegistryUnavailableError
+from edl_runtime.errors import DiscoverySilentError, RegistrySilentError, RegistryUnavailableError
 from edl_runtime.registry import quarantine
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease
@@ -51,34 +51,30 @@ async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use, say
     What `say` returns is told to whoever looks at the pool, about once a second.
 
     While Redis or the endpoint is away, the teachers in use stay in use. Away at the start raises
-    RegistryUnavailableError or DiscoveryUnavailableError; an endpoint that refuses, DiscoveryRefusedError. A Redis that
-    is there but silent is asked again for half as long as teachers are waited for: one slow answer ends no training.
+    RegistryUnavailableError or DiscoveryUnavailableError; an endpoint that refuses, DiscoveryRefusedError. Who is only
+    silent is asked again for half as long as teachers are waited for: one slow answer ends no training.
     """
     who = f"{settings.job or 'student'}-{settings.instance}-{uuid.uuid4().hex[:8]}"
     me = Member(id=who, address=f"{socket.gethostname()}:{os.getpid()}", want=wish.at_most)
-    if settings.redis_url:
-        await _follow_registry(wish.pool, me, settings, use, say)
-    else:
-        await _follow_endpoint(wish.pool, me, settings, use, say)
-
-
-async def _follow_endpoint(pool: str, me: Member, settings: RuntimeSettings, use: Use, say: Say) -> None:
-    async with Link(settings.discovery_url, settings.discovery_token) as link:
-        await follow(link, pool, me, _changes(use), say)
-
-
-async def _follow_registry(pool: str, me: Member, settings: RuntimeSettings, use: Use, say: Say) -> None:
+    follow_them = _follow_registry if settings.redis_url else _follow_endpoint
     see, until = _changes(use), time.monotonic() + settings.teacher_wait_s / 2
     while True:
         try:
-            await _register_and_follow(pool, me, settings, see, say)
-        except RegistrySilentError as error:
+            await follow_them(wish.pool, me, settings, see, say)
+        except (RegistrySilentError, DiscoverySilentError) as error:
             if time.monotonic() >= until:
                 raise
-            log.warning("registry.away", pool=pool, address=error.address, cause=error.cause)
+            log.warning("registry.away", pool=wish.pool, cause=str(error))
 
 
-async def _register_and_follow(
+async def _follow_endpoint(
+    pool: str, me: Member, settings: RuntimeSettings, see: Callable[[Assignment], None], say: Say
+) -> None:
+    async with Link(settings.discovery_url, settings.discovery_token) as link:
+        await follow(link, pool, me, see, say)
+
+
+async def _follow_registry(
     pool: str, me: Member, settings: RuntimeSettings, see: Callable[[Assignment], None], say: Say
 ) -> None:
     service = keys.Service(settings.namespace, pool, "students")

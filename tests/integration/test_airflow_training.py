@@ -21,7 +21,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from support.airflow.asset_watcher import AssetStates, watching
 from support.airflow.fakes import deferred_by
-from support.airflow.world import World, fired, resume, run_task, trigger_of, until
+from support.airflow.world import World, distill, fired, resume, run_task, trigger_of, until
 from support.depth import examples
 from support.object_store import SECRET, files
 from support.paths import DAGS
@@ -71,10 +71,38 @@ for batch in run.data(list(samples), global_batch=8, epochs=int(sys.argv[1])):
 """
 
 
+DISTILS = """
+# As TRAINS, with the answers of teachers; what each instance has stepped on is in `seen-INSTANCE`.
+import os, sys, time
+from pathlib import Path
+import numpy as np
+import paddle
+from edl_runtime import elastic
+from edl_runtime.distill import DistillReader
+
+samples = [(np.array([number, 1], "float32"), np.int64(number)) for number in range(64)]
+go, seen = Path(__file__).with_name("go"), Path(__file__).with_name("seen-" + os.environ["EDL_INSTANCE"])
+run = elastic.init()
+model = paddle.nn.Linear(2, 2)
+model, optimizer = run.wrap(model, paddle.optimizer.SGD(1e-6, parameters=model.parameters()))
+data = run.data(samples, global_batch=8, epochs=int(sys.argv[1]))
+with DistillReader(data.local, inputs=["x", None], outputs=["y"], teacher_batch_size=4) as reader:
+    for inputs, numbers, answers in data.through(reader):
+        assert (answers == 2 * inputs).all()
+        time.sleep(0 if go.exists() else 0.3)
+        loss = ((model(paddle.to_tensor(inputs)) - paddle.to_tensor(answers)) ** 2).mean()
+        loss.backward()
+        run.step(loss=loss)
+        with seen.open("a") as file:
+            print(*numbers, sep="\\n", file=file)
+"""
+
+
 @pytest.fixture
 def trains(world: World) -> World:
-    """A world with a training script, whose folder is that of the DAG."""
+    """A world with training scripts, whose folder is that of the DAG."""
     (world.folder / "trains.py").write_text(TRAINS)
+    (world.folder / "distils.py").write_text(DISTILS)
     return world
 
 
@@ -254,6 +282,42 @@ def test_a_training_goes_on_from_an_object_store(
     told = json.dumps([deferred.trigger.serialize(), event, result, context["xcoms"]])
     assert SECRET not in told + shown + shown_again
     assert SECRET.encode() not in kept + written()
+    assert trains.jobs() == {}
+
+
+@pytest.mark.deep
+def test_students_come_while_they_distil(trains: World) -> None:
+    """Each of several has its own reader, one joins meanwhile, and each sample counts exactly once an epoch."""
+    epochs = 60
+    operator = distill(
+        trains,
+        student=TrainerSpec(command=("python", str(trains.folder / "distils.py"), str(epochs))),
+        students="1:2",
+        checkpoint="checkpoints",
+        job="student",
+        deferrable=True,
+        teacher_pool=None,
+        teacher=trains.teacher(),
+    )
+    context = trains.context()
+    deferred = deferred_by(operator, context)
+    events: list[dict[str, Any]] = []
+    following = threading.Thread(target=lambda: events.append(asyncio.run(fired(trigger_of(deferred)))))
+    following.start()
+    try:
+        run_task(EdlJobSensor(task_id="wait", job="student", timeout=90, deferrable=True), context)
+        grow = EdlResizeOperator(task_id="grow", job="student", instances=2, deferrable=True)
+        assert run_task(grow, context) == {"job": "student", "instances": 2}
+        until((trains.folder / "seen-1").exists, 100)
+    finally:
+        (trains.folder / "go").touch()
+        following.join()
+    result = resume(operator, context, deferred, events[0])
+    seen = [(trains.folder / f"seen-{instance}").read_text().split() for instance in (0, 1)]
+    assert all(seen)
+    assert Counter(seen[0] + seen[1]) == {str(number): epochs for number in range(64)}
+    assert Path(result["checkpoint"]).is_relative_to(trains.folder / "checkpoints")
+    assert sum(result["answered"].values()) > 0
     assert trains.jobs() == {}
 
 
