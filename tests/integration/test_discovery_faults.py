@@ -14,6 +14,7 @@ from support.registry.discovery_process import running_discovery
 from support.registry.followers import POOL, behind, registered, student, until_logged
 from support.students.readers import Batches, reader_of, slow_teacher
 
+from edl_runtime.discovery import link
 from edl_runtime.distill import Discovered
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.server import RedisServer
@@ -66,6 +67,22 @@ def test_a_killed_endpoint_stops_no_reader(settings: RuntimeSettings) -> None:
         "discovery.away",
         "discovery.back",
     ]
+
+
+async def test_an_endpoint_that_is_slow_for_a_moment_ends_no_student(
+    settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A student that starts while an answer takes longer than its limit asks again, and is told its teachers."""
+    settings = msgspec.structs.replace(settings, lease_ttl_s=60.0)
+    with running_discovery(settings) as endpoint, capture_logs() as logs:
+        endpoint.process.send_signal(signal.SIGSTOP)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(link, "SILENT_AFTER_S", 0.2)
+            async with registered(settings, "a:1"), student(behind(endpoint.url, settings)) as one:
+                await until_logged(logs, "registry.away")
+                impatient.undo()  # the next answer is waited for as long as ever
+                endpoint.process.send_signal(signal.SIGCONT)
+                await one.until(lambda teachers: teachers == ("a:1",))
 
 
 async def test_redis_may_go_behind_it(own_redis: RedisServer) -> None:
