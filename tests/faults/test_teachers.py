@@ -5,8 +5,8 @@ A request may take ten minutes here, and a lease lasts as long: an epoch that en
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import json
 import time
 from collections import Counter
 from itertools import chain
@@ -14,7 +14,6 @@ from itertools import chain
 import msgspec
 import psutil
 import pytest
-from click.testing import CliRunner
 from support.students.readers import (
     POOL,
     Batches,
@@ -30,9 +29,10 @@ from support.students.readers import (
 )
 from support.teachers.process import Teacher, wait_until
 
-from edl_runtime.cli.pools import pools
 from edl_runtime.distill import Discovered, Fixed, hedging
+from edl_runtime.registry.pools import PoolView, view_pool
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.client import connect
 
 BATCHES = Batches(80, seconds=0.004)
 
@@ -156,12 +156,14 @@ WRONG_TOO = {
 
 
 def shown(settings: RuntimeSettings, address: str) -> str:
-    """Return the reason that `edl pools` shows for the teacher's quarantine; empty if it is in use."""
-    env = {"EDL_REDIS_URL": settings.redis_url, "EDL_NAMESPACE": settings.namespace}
-    said = CliRunner(env=env).invoke(pools, [POOL, "--json"])
-    assert said.exit_code == 0, said.output
-    [teacher] = [teacher for teacher in json.loads(said.stdout)["teachers"] if teacher["address"] == address]
-    return teacher["quarantine"]["reason"] if teacher["quarantine"] else ""
+    """Return the reason of the teacher's quarantine that people are shown; empty if it is in use."""
+
+    async def look() -> PoolView:
+        async with connect(settings.redis_url) as client:
+            return await view_pool(client, settings.namespace, POOL)
+
+    [teacher] = [teacher for teacher in asyncio.run(look()).teachers if teacher.address == address]
+    return teacher.quarantine.reason if teacher.quarantine else ""
 
 
 @pytest.mark.parametrize(
