@@ -328,9 +328,7 @@ def test_an_unknown_protocol_is_refused() -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the extra that brings it."""
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.delitem(
-        import_module("fsspec.registry")._registry, "s3", raising=False
-    )  # another test may have imported it
+    monkeypatch.delitem(import_module("fsspec.registry")._registry, "s3", raising=False)  # another test has it
     with pytest.raises(
         MissingExtraError, match=r"s3://bucket/job need the extra s3 \(pip install 'edl-airflow\[s3\]'\)"
     ):
