@@ -30,6 +30,7 @@ from support.students.readers import (
 from support.teachers.process import Teacher, wait_until
 
 from edl_runtime.distill import Discovered, Fixed, hedging
+from edl_runtime.errors import RegistrySilentError
 from edl_runtime.registry.pools import PoolView, view_pool
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
@@ -159,8 +160,10 @@ def shown(settings: RuntimeSettings, address: str) -> str:
     """Return the reason of the teacher's quarantine that people are shown; empty if it is in use."""
 
     async def look() -> PoolView:
-        async with connect(settings.redis_url) as client:
-            return await view_pool(client, settings.namespace, POOL)
+        while True:
+            with contextlib.suppress(RegistrySilentError):  # it may be slow on busy cores
+                async with connect(settings.redis_url) as client:
+                    return await view_pool(client, settings.namespace, POOL)
 
     [teacher] = [teacher for teacher in asyncio.run(look()).teachers if teacher.address == address]
     return teacher.quarantine.reason if teacher.quarantine else ""
