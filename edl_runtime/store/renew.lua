@@ -19,9 +19,11 @@ local fence = fence_of(ARGV[1])
 if not fence then
   return 'gone'
 end
-local record = redis.call('HGET', KEYS[2], ARGV[1])
-if fence ~= ARGV[2] and not string.match(record, '^{"fence":%d+,"holder":"' .. ARGV[5] .. '"') then
-  return 'taken'
+if fence ~= ARGV[2] then
+  local record = redis.call('HGET', KEYS[2], ARGV[1])
+  if not string.match(record, '^{"fence":%d+,"holder":"' .. ARGV[5] .. '"') then
+    return 'taken'
+  end
 end
 redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
 if ARGV[4] ~= '' then
