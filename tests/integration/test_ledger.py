@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -38,13 +38,6 @@ if TYPE_CHECKING:
 ABC = ["a", "b", "c"]
 
 Make = Callable[..., Ledger]
-
-
-@pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[Redis]:
-    """A connection."""
-    async with connect(redis_url) as client:
-        yield client
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
@@ -32,12 +32,6 @@ if TYPE_CHECKING:
 
 BUSY = TeacherReport(busy=0.75, over_s=10.0)
 WAITING = StudentReport(waiting=0.5, asked=1.5, samples_per_s=80.0, teachers=2, want=3, over_s=10.0)
-
-
-@pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[Redis]:
-    async with connect(redis_url) as client:
-        yield client
 
 
 def checkpoint(step: int) -> Landed:
