@@ -13,9 +13,10 @@ import structlog
 
 from edl_runtime.discovery.link import Link
 from edl_runtime.discovery.messages import SAY_EVERY_S, Assignment, Words
-from edl_runtime.errors import DiscoveryRefusedError, DiscoveryUnavailableError, RegistryError
+from edl_runtime.errors import DiscoveryRefusedError, DiscoveryUnavailableError
 from edl_runtime.registry.directory import SETTLE_S
 from edl_runtime.registry.members import Member
+from edl_runtime.waits import first
 
 SHORTEST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
@@ -44,14 +45,14 @@ async def follow(
     Raises DiscoveryUnavailableError and DiscoveryRefusedError when the first attempt to reach it fails.
     """
     path = f"/v1/pools/{pool}/students/{me.id}"
-    try:
-        async with asyncio.TaskGroup() as tasks, aclosing(_assignments(link, path, me)) as assignments:
-            use(await anext(assignments))
-            tasks.create_task(_say(link, path, say))  # which only who is connected may
-            async for assignment in assignments:
-                use(assignment)
-    except* RegistryError as group:
-        raise group.exceptions[0] from None
+    async with aclosing(_assignments(link, path, me)) as assignments:
+        use(await anext(assignments))
+        await first(_use_all(assignments, use), _say(link, path, say))  # which only who is connected may
+
+
+async def _use_all(assignments: AsyncIterable[Assignment], use: Callable[[Assignment], None]) -> None:
+    async for assignment in assignments:
+        use(assignment)
 
 
 async def _assignments(link: Link, path: str, me: Member) -> AsyncGenerator[Assignment, None]:

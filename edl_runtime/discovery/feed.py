@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
 from edl_runtime.discovery.messages import Assignment
-from edl_runtime.errors import RegistryError
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.members import Member
 from edl_runtime.registry.shares import shares
 from edl_runtime.store.keys import Role
+from edl_runtime.waits import first
 
 SETTLE_S = 0.05
 """Changes that come within so short a time are computed together; the first of them is not kept waiting. Where the
@@ -92,13 +92,9 @@ class Feed:
         await self._computed.wait()
 
     async def _run(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._watch("teachers", self._see_teachers))
-                tasks.create_task(self._watch("students", self._see_students))
-                tasks.create_task(self._compute())
-        except* RegistryError as group:
-            raise group.exceptions[0] from None
+        teachers = self._watch("teachers", self._see_teachers)
+        students = self._watch("students", self._see_students)
+        await first(teachers, students, self._compute())
 
     async def _watch(self, role: Role, see: Callable[[Sequence[Member]], None]) -> None:
         async for members in self._directory.watch(self._pool, role):

@@ -28,8 +28,12 @@ MOST_WAITING = 1000
 NOT_YET = 400
 """How the log of a container is refused that has not begun, or whose predecessor's is gone."""
 
-NO_LOG = "unable to retrieve container logs for "
-"""What a node answers, without a moment, of a container that has just been removed with its log."""
+NO_LOG = (
+    "unable to retrieve container logs for ",
+    "failed to try resolving symlinks in path ",
+    "failed to open log file ",
+)
+"""How a node's answer begins, which has no moment, when a container's log is just being removed."""
 
 TOLD_WITHIN_S = 3.0
 """So soon after a container has ended its pod says so."""

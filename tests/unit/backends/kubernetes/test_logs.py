@@ -83,9 +83,16 @@ async def test_lines_come_with_their_moment(kubelet: Kubelet) -> None:
     assert kubelet.asked == [{"container": "instance", "timestamps": "true"}]
 
 
-async def test_what_a_node_says_of_a_log_that_is_gone_is_no_line_of_it(kubelet: Kubelet) -> None:
+@pytest.mark.parametrize(
+    "gone",
+    [
+        "unable to retrieve container logs for containerd://cbcbd3f122c3",
+        'failed to try resolving symlinks in path "/var/log/p/0.log": lstat /var/log/p: no such file',
+        'failed to open log file "/var/log/p/0.log": no such file or directory',
+    ],
+)
+async def test_what_a_node_says_of_a_log_that_is_gone_is_no_line_of_it(kubelet: Kubelet, gone: str) -> None:
     """With a moment somebody has written it."""
-    gone = "unable to retrieve container logs for containerd://cbcbd3f122c3"
     for end in ("", "\n"):
         kubelet.blocks["p", False] = [f"{gone}{end}".encode()]
         assert await parts(kubelet) == []
