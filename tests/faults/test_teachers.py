@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 
 import msgspec
@@ -91,16 +92,22 @@ def test_all_teachers_dead_is_a_pause_until_one_registers(settings: RuntimeSetti
         registered(settings, one.address, other.address),
         reader_of(BATCHES, Discovered(POOL), settings) as reader,
         contextlib.ExitStack() as stack,
+        ThreadPoolExecutor(1) as beside,
     ):
+        registering: list[Future[None]] = []
+
+        def register_once_all_are_lost() -> None:
+            wait_until(lambda: reader.stats().teachers == 0)
+            stack.enter_context(registered(settings, good.address))
 
         def kill_all() -> None:
             for teacher in (one, other):
                 teacher.process.kill()
                 teacher.process.wait()
-            wait_until(lambda: reader.stats().teachers == 0)
-            stack.enter_context(registered(settings, good.address))
+            registering.append(beside.submit(register_once_all_are_lost))  # while reading goes on: who asks finds out
 
         BATCHES.check(read_epoch(reader, kill_all, when=all_answered(reader, 2)))
+        registering[0].result()
         assert reader.stats().answered[good.address] > 0
 
 

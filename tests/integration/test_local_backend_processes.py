@@ -127,7 +127,7 @@ async def test_a_killed_wrapper_takes_its_command_with_it(backend: LocalBackend,
     [wrapper] = supervisor(work_dir).children()
     [command] = wrapper.children()
     wrapper.kill()
-    await reach(backend, "job", lambda status: status.instances[0].restarts == 1)
+    await reach(backend, "job", lambda status: [one.restarts for one in status.instances] == [1])
     assert not command.is_running()
 
 

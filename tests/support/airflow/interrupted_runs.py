@@ -126,9 +126,19 @@ class Case:
         return psutil.Process(self.client._ask("GET", path)["pid"])
 
     def misses_its_worker(self) -> None:
-        """Let Airflow miss the heartbeats of the task's worker, which a test has killed, at once."""
-        where = "WHERE dag_id = ? AND run_id = ? AND task_id = 'distill' AND last_heartbeat_at IS NOT NULL"
-        miss(self._laptop, f"UPDATE task_instance SET last_heartbeat_at = ? {where}", self.run.dag_id, self.run.run_id)
+        """Let Airflow miss the heartbeats of the task's worker, which a test has killed.
+
+        Its last one may be written after it was set back, so it is set back until Airflow has ended the try.
+        """
+        lost = self.task()
+        where = "WHERE dag_id = ? AND run_id = ? AND task_id = 'distill' AND try_number = ? AND state = 'running'"
+        statement = f"UPDATE task_instance SET last_heartbeat_at = ? {where}"
+
+        def is_missed() -> bool:
+            miss(self._laptop, statement, self.run.dag_id, self.run.run_id, str(lost.try_number))
+            return self.task() != lost
+
+        self.until(is_missed, lambda: f"nobody misses {lost}")
 
     def leaves_nothing(self) -> None:
         """Wait until no job, pool, registration or student is left."""

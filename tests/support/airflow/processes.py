@@ -18,15 +18,14 @@ ENDS_WITHIN_S = 60.0
 _JOB_TYPES = {"scheduler": "SchedulerJob", "triggerer": "TriggererJob"}
 
 
-def miss(laptop: Laptop, statement: str, *given: str) -> None:
+def miss(laptop: Laptop, statement: str, *given: str) -> int:
     """Set heartbeats of what was killed to a day ago, so that Airflow misses it at once, and nobody who is only slow.
 
-    The time comes before what else is `given`.
+    The time comes before what else is `given`. Returns how many there were.
     """
     ago = dt.datetime.now(dt.UTC) - dt.timedelta(days=1)
     with closing(sqlite3.connect(laptop.airflow_home / "airflow.db", timeout=60)) as database, database:
-        changed = database.execute(statement, (ago.strftime("%Y-%m-%d %H:%M:%S.%f"), *given))
-        assert changed.rowcount > 0, "nobody had a heartbeat"
+        return database.execute(statement, (ago.strftime("%Y-%m-%d %H:%M:%S.%f"), *given)).rowcount
 
 
 @contextmanager
@@ -81,9 +80,8 @@ def _another(
         for process in processes(wrapper):
             end(process)
         if end is psutil.Process.kill:
-            miss(
-                laptop, "UPDATE job SET latest_heartbeat = ? WHERE state = 'running' AND job_type = ?", _JOB_TYPES[name]
-            )
+            statement = "UPDATE job SET latest_heartbeat = ? WHERE state = 'running' AND job_type = ?"
+            assert miss(laptop, statement, _JOB_TYPES[name]) > 0, "nobody had a heartbeat"
         laptop._components[laptop._components.index(first)] = Component(
             first.name,
             wrapper.cmdline()[5:],
