@@ -22,7 +22,7 @@ test-airflow: .venv/ready
 
 test-fast: .venv/ready
 	$(BIN)/ruff check
-	$(PYTEST) -n 2 --dist loadfile -m "not slow and not system and not kubernetes" tests/unit tests/property
+	$(PYTEST) -n 3 --dist loadfile -m "not slow and not system and not kubernetes" tests/unit tests/property
 
 # All tests at full depth, those on a cluster too where KUBECONFIG names one; of one area: make test-deep TESTS=tests/property
 TESTS := tests

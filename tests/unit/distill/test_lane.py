@@ -100,9 +100,9 @@ def health() -> Health:
     return Health("a:1")
 
 
-def probed(health: Health) -> None:
+def probed(health: Health, now: float) -> None:
     """Have it answer as it should once it has rested."""
-    health.answered(asked_at=time.monotonic() + 60)
+    health.answered(asked_at=now + 60)
 
 
 def test_only_a_probe_ends_a_quarantine(health: Health) -> None:
@@ -110,7 +110,7 @@ def test_only_a_probe_ends_a_quarantine(health: Health) -> None:
     health.misbehaved("garbage")
     health.answered(asked_at=time.monotonic())
     assert (health.reason, health.out.is_set()) == ("garbage", False)
-    probed(health)
+    probed(health, time.monotonic())
     assert (health.reason, health.out.is_set()) == ("", True)
 
 
@@ -123,7 +123,7 @@ def test_one_that_misbehaves_again_and_again_rests_ever_longer(health: Health, m
     for good_s in (0.0, 0.0, 0.0, PROBATION * 16 * FIRST_REST_S):
         health.misbehaved("garbage")
         rests.append(health.due_in_s(now[0]))
-        probed(health)
+        probed(health, now[0])
         now[0] += good_s
     health.misbehaved("garbage")
     assert [*rests, health.due_in_s(now[0])] == pytest.approx([FIRST_REST_S * times for times in (1, 2, 4, 8, 1)])

@@ -50,8 +50,8 @@ def registration(fd: int, *, pid: int | None = None, secret: str = SECRET) -> me
     return memoryview(msgspec.json.encode(Registration(os.getpid() if pid is None else pid, fd, secret)))
 
 
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+def open_descriptors() -> set[str]:
+    return {file.name for file in Path("/proc/self/fd").iterdir()}
 
 
 def test_a_students_region_is_mapped_without_being_writable(regions: Regions) -> None:
@@ -102,7 +102,7 @@ def test_other_descriptors_are_refused(make: Callable[[], int], reason: str, reg
     before = open_descriptors()
     with pytest.raises(ProtocolError, match=reason):
         regions.register(registration(descriptor))
-    assert open_descriptors() == before
+    assert open_descriptors() <= before  # what an earlier test has left may be closed meanwhile
     os.close(descriptor)
 
 
