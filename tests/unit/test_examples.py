@@ -57,6 +57,7 @@ def test_a_flag_that_would_train_on_something_else_is_refused(
     assert f"argument {flag}: got '{value}', allowed is" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_as_many_labels_are_known_as_were_asked_for(student: ModuleType, tmp_path: Path) -> None:
     """As many of each digit, up to all of the rarest one's; another number is an error and not another number."""
     digits = student.load_digits(tmp_path)

@@ -20,6 +20,7 @@ def _client(*answers: httpx.Response) -> AirflowClient:
     return client
 
 
+@pytest.mark.slow
 def test_a_locked_database_is_asked_again() -> None:
     """Airflow on SQLite refuses what comes while it waits for itself; a moment later it takes it."""
     with _client(LOCKED, LOCKED, GOOD) as client:

@@ -53,6 +53,7 @@ def test_the_provider_is_an_entry_point() -> None:
     assert {point.load() for point in found} == {get_provider_info}
 
 
+@pytest.mark.slow
 def test_importing_an_operator_is_cheap() -> None:
     """It loads no heavy library, and takes 0.1 s of the processor's time at most beyond Airflow's own SDK, at best."""
     code = """

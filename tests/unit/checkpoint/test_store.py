@@ -368,6 +368,7 @@ def test_a_place_that_fails_at_the_very_end_may_have_the_whole(monkeypatch: pyte
         assert found is None or is_whole(found[1])
 
 
+@pytest.mark.slow
 def test_trouble_that_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few times; a full disk is no such trouble."""
     tries: list[int] = []

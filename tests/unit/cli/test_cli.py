@@ -211,6 +211,7 @@ def test_logs_say_who_wrote_what(edl: Edl, work_dir: Path) -> None:
     assert sorted(edl("logs", "job")[1].splitlines()) == everything
 
 
+@pytest.mark.slow
 def test_logs_end_quietly_when_nobody_reads_on(work_dir: Path) -> None:
     """As with `head`."""
     code = "import time; print('first'); time.sleep(0.5); [print('more') or time.sleep(0.05) for _ in range(200)]"

@@ -18,6 +18,7 @@ from edl_runtime.specs import Bounds
 from edl_runtime.store.client import connect
 
 
+@pytest.mark.slow
 async def test_an_agent_says_again_and_again_that_redis_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ async def test_a_trainer_that_computes_uses_processor_time(tmp_path: Path) -> No
         assert crew.cpu_s == 0.0
 
 
+@pytest.mark.slow
 async def test_a_script_may_turn_out_to_join_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +166,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 async def test_a_trainer_that_writes_its_checkpoint_is_not_late(tmp_path: Path) -> None:
     """How long it takes to leave counts from the last part that it has written."""
     async with crew_of(script_of(WRITES, tmp_path)) as crew:

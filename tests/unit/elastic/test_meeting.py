@@ -119,6 +119,7 @@ def end_of_each(store: str, count: int) -> Iterator[Iterator[socket.socket]]:
         end.close()
 
 
+@pytest.mark.slow
 def test_who_says_little_at_a_time_does_not_hold_a_meeting_up() -> None:
     """Whoever comes has a second for all of it, and the next who comes is heard."""
     store = free_store()
