@@ -56,15 +56,18 @@ def compare(mark: str, tmp_path: Path) -> Iterator[Compare]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Return all processes that a test has started and that still run."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("EDL_TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    """Return all processes that a test has started and that still run; each knows its `cmdline`."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "environ", "status"])
+        if (process.info["environ"] or {}).get("EDL_TEST_MARK") == mark
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def script_runs(mark: str) -> bool:
+    """Whether the script that hangs has started; what has just been forked from the command has its words, too."""
+    return any("--hangs" in one.info["cmdline"] and "compare" not in one.info["cmdline"] for one in marked(mark))
 
 
 def measured(process: subprocess.Popen[str], status: int) -> dict[str, Any]:
@@ -102,7 +105,7 @@ def test_a_model_that_cant_be_served_fails_the_ways_that_need_it(compare: Compar
 def test_ctrl_c_leaves_no_process(compare: Compare, mark: str, number: signal.Signals) -> None:
     """In the middle of a way: teachers and script are gone when the command is."""
     process = compare("--ways", "service", "--", *STUDENT, "--hangs")
-    wait_until(lambda: any("--hangs" in one.cmdline() and one.ppid() == process.pid for one in marked(mark)))
+    wait_until(lambda: script_runs(mark))
     assert len(marked(mark)) >= 4  # the command, the script, a teacher and its predictor
     process.send_signal(number)
     process.communicate(timeout=PATIENCE_S)
@@ -113,7 +116,7 @@ def test_ctrl_c_leaves_no_process(compare: Compare, mark: str, number: signal.Si
 def test_a_killed_command_takes_its_processes_along(compare: Compare, mark: str) -> None:
     """Nobody is there to end them: teachers, their predictors and the script end by themselves."""
     process = compare("--ways", "service", "--", *STUDENT, "--hangs")
-    wait_until(lambda: any("--hangs" in one.cmdline() for one in marked(mark) if one.pid != process.pid))
+    wait_until(lambda: script_runs(mark))
     assert len(marked(mark)) >= 4
     process.kill()
     process.communicate(timeout=PATIENCE_S)
