@@ -250,6 +250,17 @@ def test_clearing_a_deferred_task_spares_the_next_try(world: World) -> None:
 
 
 @pytest.mark.slow
+def test_a_deferred_task_that_is_marked_as_failed_leaves_nothing(world: World) -> None:
+    """Neither the student nor the pool of its own: Airflow tells the trigger that a person has ended the task."""
+    operator = distill(world, "waits", teacher_pool=None, teacher=world.teacher(), deferrable=True)
+    deferred = deferred_by(operator, world.context())
+    asyncio.run(follow_until_started(world, deferred))
+    assert len(world.jobs()) == 2
+    asyncio.run(trigger_of(deferred).on_kill())
+    assert world.jobs() == {}
+
+
+@pytest.mark.slow
 def test_growing_by_another_model_fails_at_once_and_spares_the_teachers_there_are(world: World) -> None:
     """The model has changed on disk since the pool was started; the error says so, and the old teacher serves on."""
     context = world.context()

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import fsspec  # type: ignore[import-untyped]
+import msgspec
 import numpy as np
 import pytest
 from conftest import skip_on_a_laptop
-from support.backends.jobs import ended, eventually
+from support.backends.jobs import ended, eventually, reach
 from support.checkpoints.snapshots import steps_of
 from support.cluster.cluster import Cluster, RedisService
 from support.cluster.object_store import BUCKET, S3_IMAGE, ObjectStoreService
-from support.elastic.fake_agent import batches_of, join, open_gate, stepped, trainers, weights
+from support.elastic.fake_agent import batches_of, generations_of, join, open_gate, stepped, trainers, weights
 from support.paths import TESTS, TRAINING_SCRIPTS
 
+from edl_runtime.backends.base import SUSPENDED
 from edl_runtime.backends.kubernetes import KubernetesBackend
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.elastic import events
@@ -140,6 +142,47 @@ async def test_a_job_grows_and_shrinks_with_checkpoints_on_s3(
     stranger = fsspec.filesystem("s3", key=os.environ["AWS_ACCESS_KEY_ID"], secret="another", skip_instance_cache=True)
     with pytest.raises(PermissionError):
         stranger.ls(BUCKET)
+
+
+@pytest.mark.deep
+async def test_a_training_that_is_suspended_goes_on_where_it_was(
+    backend: KubernetesBackend, redis_service: RedisService, claim: Place, tmp_path: Path
+) -> None:
+    """Its pods leave together, one of them writes what it has, and others go on from there."""
+    async with connect(redis_service.url) as client:
+
+        async def told(kind: str) -> set[int | None]:
+            found = await events.read(client, tmp_path.name, "elastic")
+            return {each.instance for each in found if each.kind == kind}
+
+        async def both_are(kind: str) -> bool:
+            return await told(kind) == {0, 1}
+
+        async def two_train() -> bool:
+            found = await events.read(client, tmp_path.name, "elastic")
+            return any(each.kind == "resumed" and len(each.members) == 2 for each in found)
+
+        spec = msgspec.structs.replace(training(tmp_path, claim, EPOCHS, EARLY, LATE), instances=2)
+        secrets = {"EDL_REDIS_URL": redis_service.url_inside}
+        submitted = await backend.submit(spec, token="mine", secrets=secrets)
+        assert submitted.scaling is not None
+        assert submitted.scaling.resumes
+        await eventually(lambda: both_are("ready"), "two that can join", WITHIN_S)
+        open_gate(tmp_path, EARLY)
+        await eventually(two_train, "two that train", WITHIN_S)
+        await backend.resize("elastic", 0)
+        await eventually(lambda: both_are("leaving"), "both told to go", WITHIN_S)
+        open_gate(tmp_path, LATE)
+        status = await reach(backend, "elastic", lambda status: not status.instances, WITHIN_S)
+        assert (status.phase, status.is_suspended, status.reason) == ("pending", True, SUSPENDED)
+        done = max(stepped(tmp_path))
+        assert steps_of(CheckpointStore(Checkpoint(url=claim.seen)))[0] == done < len(ONCE)
+
+        await backend.resize("elastic", 3)
+        status = await ended(backend, "elastic", WITHIN_S)
+    assert (status.phase, status.reason) == ("succeeded", ""), "\n".join(status.last_lines)
+    assert stepped(tmp_path) == ONCE
+    assert [step for step, generations in generations_of(tmp_path).items() if len(generations) > 1] == []
 
 
 async def grow_and_shrink(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import random
 from collections import Counter
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -53,3 +56,33 @@ def test_of_each_instance_only_the_last_lines_are_kept() -> None:
 def test_a_line_that_is_too_long_on_its_own_is_dropped() -> None:
     """Better than a job that can't be deleted."""
     assert unpacked(noise(0, 1, archive.BYTES_KEPT * 2)) == []
+
+
+class ConfigMaps:
+    """Those of a namespace, as `Api` has them."""
+
+    def __init__(self, *others: str) -> None:
+        self.there: dict[str, Any] = {name: {"metadata": {"name": name, "labels": {}}} for name in others}
+
+    async def get(self, _: str, name: str) -> Any:
+        return self.there.get(name)
+
+    async def create(self, made: Any) -> None:
+        self.there[made["metadata"]["name"]] = made
+
+    async def list(self, _: str, *, labels: str) -> tuple[list[Any], str]:
+        return [one for one in self.there.values() if labels in one["metadata"]["labels"]], "1"
+
+    async def delete(self, one: Any) -> None:
+        del self.there[one["metadata"]["name"]]
+
+
+async def test_the_last_twenty_jobs_that_were_deleted_keep_their_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of ever new names don't fill the cluster; what is somebody else's is neither counted nor overwritten."""
+    monkeypatch.setattr(archive, "time", SimpleNamespace(time=count(1.0).__next__))
+    api: Any = ConfigMaps("settings", "taken-log")
+    for job in ("taken", *(f"night-{number}" for number in range(22))):
+        await archive.keep(api, job, [LogLine(0, job)], run="one")
+    assert set(api.there) == {"settings", "taken-log", *(f"night-{number}-log" for number in range(2, 22))}
+    assert [await archive.read(api, job) for job in ("taken", "night-1")] == [None, None]
+    assert await archive.read(api, "night-2") == [LogLine(0, "night-2")]

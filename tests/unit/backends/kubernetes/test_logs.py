@@ -17,6 +17,7 @@ from edl_runtime.backends.kubernetes.api import Api, lines_of
 from edl_runtime.backends.kubernetes.logs import LogLine, Part, Source, _Pods, has_written
 from edl_runtime.backends.kubernetes.stamps import Told, moment_of
 from edl_runtime.backends.kubernetes.status import container_of
+from edl_runtime.errors import ClusterError
 
 AT = "2026-11-22T09:08:4"
 
@@ -316,6 +317,24 @@ async def test_a_log_that_ends_before_its_container_is_read_on(
             return response
 
     assert await told(Restarting([], [])) == ["half and half"]
+
+
+class Refusing(Broken):
+    """Lets nobody read."""
+
+    async def log(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
+        return web.json_response({"reason": "Forbidden", "message": 'cannot get resource "pods/log"'}, status=403)
+
+
+async def test_a_log_that_may_not_be_read_is_an_error() -> None:
+    """Read or followed it does not seem empty, and the error names the right that is missing."""
+    refused = pytest.raises(ClusterError, match='cannot get resource "pods/log"')
+    refusing = Refusing([], [])
+    async with refusing.opened() as api:
+        with refused:
+            await anext(logs.read(api, [(0, started())], None))
+    with refused:
+        await told(refusing)
 
 
 WORDS = [(f"{AT}1.1Z", b"one\n"), (f"{AT}1.2Z", b"last words")]
