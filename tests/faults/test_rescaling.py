@@ -3,85 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
+from support.autoscale.backend import CPUS, Jobs
 from support.autoscale.jobs import job
 
 from edl_runtime.autoscale.jobs import Job, Target
 from edl_runtime.autoscale.plan import Rules
 from edl_runtime.autoscale.policy import decide
 from edl_runtime.autoscale.rescale import Rescaled, last_plan, rescale
-from edl_runtime.backends.base import Capacity, JobStatus, NodeCapacity
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.backends.base import JobStatus
 from edl_runtime.errors import (
     BackendError,
     ClusterUnavailableError,
     RegistryUnavailableError,
     RescalingError,
-    UnknownJobError,
 )
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.specs import Bounds
 from edl_runtime.store.client import connect
 from edl_runtime.store.server import RedisServer
 
-CPUS = 40
 WIDE = Bounds(1, 9)
 
 Pass = Callable[..., Awaitable[Rescaled]]
-
-
-async def at_once() -> None:
-    """Do nothing."""
-
-
-class Jobs(LocalBackend):
-    """Jobs on a node of 40 CPUs, one for each instance. They are resized at once, but the supervisors of some hang.
-
-    `before_a_look` and `before_a_resize` say what happens then.
-    """
-
-    hang: tuple[str, ...] = ()
-
-    def __init__(
-        self,
-        *jobs: JobStatus,
-        before_a_look: Callable[[], Awaitable[Any]] = at_once,
-        before_a_resize: Callable[[Jobs], object] = lambda _: None,
-    ) -> None:
-        super().__init__(Path("/nowhere"))
-        self.jobs = {each.name: each for each in jobs}
-        self._before_a_look, self._before_a_resize = before_a_look, before_a_resize
-
-    @property
-    def wanted(self) -> dict[str, int]:
-        return {name: each.wanted for name, each in self.jobs.items()}
-
-    async def list(self) -> list[JobStatus]:
-        return [*self.jobs.values()]
-
-    async def capacity(self) -> Capacity:
-        await self._before_a_look()
-        free = CPUS - sum(self.wanted.values())
-        return Capacity(nodes=(NodeCapacity(name="node", total={"cpu": CPUS}, free={"cpu": free}),))
-
-    async def resize(self, name: str, instances: int) -> JobStatus:
-        self._before_a_resize(self)
-        if name in self.hang:
-            raise BackendError(f"the supervisor of {name!r} does not answer")
-        if name not in self.jobs:
-            raise UnknownJobError(name)
-        before = self.jobs[name].scaling
-        assert before
-        self.jobs[name] = job(name, before.bounds, 1.0, instances, resized_at=time.time())
-        return self.jobs[name]
 
 
 def has(name: str, instances: int, bounds: Bounds = WIDE) -> JobStatus:

@@ -379,6 +379,28 @@ class LedgerMachine(RuleBasedStateMachine):
             worker.drop_first()
 
 
+def test_a_lost_and_a_doubled_record_are_noticed(redis_url: str) -> None:
+    """The machine's checks can fail: so they do where the model goes back without its ledger, or this without that."""
+
+    class Here(LedgerMachine):
+        pass
+
+    Here.redis_url = redis_url
+    for goes_back, said in (("model", r"\{0, 1\} <= set\(\)"), ("ledger", "3 == 0")):
+        machine = Here()
+        machine.start(count=2, epochs=1, stream=False, seed=0)
+        machine.save()
+        machine.drain()
+        (saved,) = machine.checkpoints
+        if goes_back == "model":
+            machine.applied = saved.applied
+        else:
+            machine.model = saved.ledger
+            machine.begin_anew(msgspec.json.decode(saved.state, type=LedgerState))
+        with pytest.raises(AssertionError, match=said):
+            machine.teardown()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_ledger_is_as_plain_python_says_and_the_model_is_right(redis_url: str) -> None:

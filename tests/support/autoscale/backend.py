@@ -1,0 +1,62 @@
+"""A backend whose jobs are resized at once, for passes of the rescaling."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from support.autoscale.jobs import job
+
+from edl_runtime.backends.base import Capacity, JobStatus, NodeCapacity
+from edl_runtime.backends.local import LocalBackend
+from edl_runtime.errors import BackendError, UnknownJobError
+
+CPUS = 40
+
+
+async def _at_once() -> None:
+    """Do nothing."""
+
+
+class Jobs(LocalBackend):
+    """Jobs on a node of 40 CPUs, one for each instance. They are resized at once, but the supervisors of some hang.
+
+    `before_a_look` and `before_a_resize` say what happens then.
+    """
+
+    hang: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        *jobs: JobStatus,
+        before_a_look: Callable[[], Awaitable[Any]] = _at_once,
+        before_a_resize: Callable[[Jobs], object] = lambda _: None,
+    ) -> None:
+        super().__init__(Path("/nowhere"))
+        self.jobs = {each.name: each for each in jobs}
+        self._before_a_look, self._before_a_resize = before_a_look, before_a_resize
+
+    @property
+    def wanted(self) -> dict[str, int]:
+        return {name: each.wanted for name, each in self.jobs.items()}
+
+    async def list(self) -> list[JobStatus]:
+        return [*self.jobs.values()]
+
+    async def capacity(self) -> Capacity:
+        await self._before_a_look()
+        free = CPUS - sum(self.wanted.values())
+        return Capacity(nodes=(NodeCapacity(name="node", total={"cpu": CPUS}, free={"cpu": free}),))
+
+    async def resize(self, name: str, instances: int) -> JobStatus:
+        self._before_a_resize(self)
+        if name in self.hang:
+            raise BackendError(f"the supervisor of {name!r} does not answer")
+        if name not in self.jobs:
+            raise UnknownJobError(name)
+        before = self.jobs[name]
+        assert before.scaling
+        self.jobs[name] = job(name, before.scaling.bounds, 1.0, instances, resized_at=time.time(), kind=before.kind)
+        return self.jobs[name]
