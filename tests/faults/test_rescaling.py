@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 from redis.asyncio import Redis
@@ -24,7 +23,6 @@ from edl_runtime.errors import (
     RegistryUnavailableError,
     RescalingError,
 )
-from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.specs import Bounds
 from edl_runtime.store.client import connect
 from edl_runtime.store.server import RedisServer
@@ -60,17 +58,6 @@ def passes(client: Redis, namespace: str) -> Pass:
 @pytest.fixture
 def a_pass(client: Redis, namespace: str) -> Pass:
     return passes(client, namespace)
-
-
-async def test_a_pool_is_given_what_its_students_need(a_pass: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its members report: one grows for a student that waits, and one that nobody asks shrinks."""
-    pools = [job(name, WIDE, 1.0, size, kind="pool", elastic=False) for name, size in (("asked", 1), ("idle", 3))]
-    waits = StudentReport(waiting=0.5, asked=1.0, teachers=1, over_s=10.0)
-    asked = PoolDemand(teachers={"t": TeacherReport(busy=1.0, over_s=10.0)}, students={"s": waits})
-    reports = AsyncMock(return_value={"asked": asked, "idle": PoolDemand()})
-    monkeypatch.setattr("edl_runtime.autoscale.survey.demands", reports)
-    backend = Jobs(*pools)
-    assert targets(await a_pass(backend)) == backend.wanted == {"asked": 2, "idle": 1}
 
 
 async def test_two_at_once_come_one_after_the_other(a_pass: Pass, client: Redis, namespace: str) -> None:
