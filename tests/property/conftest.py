@@ -1,11 +1,5 @@
-"""How hypothesis runs here: no time limit for one example on a busy machine, and the same examples in each CI run."""
+"""No example of hypothesis has a time limit, whichever tests run beside these."""
 
 from __future__ import annotations
 
-import os
-
-from hypothesis import settings
-from support.depth import examples
-
-settings.register_profile("edl", deadline=None, max_examples=examples(15, 200), derandomize="CI" in os.environ)
-settings.load_profile("edl")
+import support.hypotheses  # noqa: F401

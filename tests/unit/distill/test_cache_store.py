@@ -222,9 +222,11 @@ def test_a_folder_that_can_t_be_one_is_said(tmp_path: Path) -> None:
 PROCESSES = """
 import os, sys, time
 from pathlib import Path
+from edl_runtime.distill import cache_file
 from edl_runtime.distill.cache import AnswerCache
 from edl_runtime.distill.cache_store import Subject
 
+cache_file.BUSY_LIMIT_S = 60.0  # a busy machine may keep whoever has the lock waiting for longer than usual
 subject = Subject("teacher", "1", b"shared")
 for number in range(4):
     folder = Path(sys.argv[1], str(number))
@@ -254,7 +256,7 @@ for number in range(4):
 def test_processes_share_a_folder(tmp_path: Path) -> None:
     """Some that begin at once, in a new folder or one with a damaged file, lose none of each other's entries."""
     run = subprocess.run(
-        [sys.executable, "-c", PROCESSES, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", PROCESSES, str(tmp_path)], capture_output=True, text=True, timeout=110, check=False
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.count("cache.damaged") == 2

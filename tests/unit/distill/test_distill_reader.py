@@ -31,16 +31,19 @@ def test_epochs_are_in_order_and_whole() -> None:
 
 def test_a_teacher_gets_work_as_fast_as_it_does_it() -> None:
     """A fast one is asked more while a slow one is asked nothing but what it has begun."""
-    teachers = FakeTeachers({"b:2": arithmetic})
     asked_of_slow = []
+
+    def fast(x: Array) -> dict[str, Array]:
+        wait_until(lambda: teachers.asked["a:1"] > 0)  # else all may be done before the slow one is connected
+        return arithmetic(x)
 
     def slow(x: Array) -> dict[str, Array]:
         wait_until(lambda: teachers.asked["b:2"] > 3 * LANES_A_TEACHER)
         asked_of_slow.append(teachers.asked["a:1"])
         return arithmetic(x)
 
-    teachers.behaviours["a:1"] = slow
-    with reader_of(teachers, addresses=("a:1", "b:2")) as reader:
+    teachers = FakeTeachers({"a:1": slow, "b:2": fast})
+    with reader_of(teachers) as reader:
         assert numbers(list(reader)) == list(range(BATCHES))
     assert asked_of_slow[0] <= LANES_A_TEACHER
 

@@ -15,6 +15,7 @@ from support.teachers.process import wait_until
 
 from edl_runtime.distill import batches as batches_module
 from edl_runtime.distill.batches import MOST_FAILURES
+from edl_runtime.distill.patience import Patience
 from edl_runtime.distill.pool import LANES_A_TEACHER
 from edl_runtime.errors import InferenceError, NoTeacherError, ProtocolError
 from edl_runtime.protocol.tensors import Array
@@ -43,7 +44,14 @@ def refusal() -> InferenceError:
 
 def test_what_one_teacher_refuses_another_answers() -> None:
     """Nothing is lost, repeated or out of order; the one goes into quarantine."""
-    with reader_of({"a:1": patiently, "b:2": failing(refusal, after=5)}) as reader:
+    refuse = failing(refusal, after=5)
+
+    def refused(x: Array) -> dict[str, Array]:
+        wait_until(lambda: teachers.asked["a:1"] > 0)  # what the only one that is connected refuses is wrong
+        return refuse(x)
+
+    teachers = FakeTeachers({"a:1": patiently, "b:2": refused})
+    with reader_of(teachers) as reader:
         while "b:2" not in reader.stats().quarantined:
             assert numbers(list(reader)) == ALL
         assert "what is this" in reader.stats().quarantined["b:2"]
@@ -74,6 +82,16 @@ def test_a_teacher_with_another_model_is_not_used() -> None:
     assert teachers.asked["b:2"] == 0
 
 
+def end_no_wait_before(monkeypatch: pytest.MonkeyPatch, come_so_far: Callable[..., bool]) -> None:
+    """Have the script wait until its lanes have come so far, however slow the machine is."""
+    pause_s = Patience.pause_s
+
+    def later(self: Patience, now: float, **given: Any) -> float:
+        return pause_s(self, now, **given) if come_so_far(self, **given) else 0.01
+
+    monkeypatch.setattr(Patience, "pause_s", later)
+
+
 @pytest.mark.parametrize(
     ("behaviours", "whom_and_why"),
     [
@@ -82,9 +100,10 @@ def test_a_teacher_with_another_model_is_not_used() -> None:
     ],
 )
 def test_without_a_right_answer_the_wait_ends_with_an_error_that_says_why(
-    behaviours: dict[str, Any], whom_and_why: str
+    behaviours: dict[str, Any], whom_and_why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It names the teachers, how long it waited and what is wrong with them. To be connected is not enough."""
+    end_no_wait_before(monkeypatch, lambda patience, **_: bool(patience.trouble))
     with (
         reader_of(behaviours, wait_s=0.2) as reader,
         pytest.raises(NoTeacherError, match=whom_and_why) as caught,
@@ -93,8 +112,11 @@ def test_without_a_right_answer_the_wait_ends_with_an_error_that_says_why(
     assert caught.value.waited_s >= 0.2
 
 
-def test_teachers_that_are_connected_and_silent_are_not_waited_for_without_end() -> None:
+def test_teachers_that_are_connected_and_silent_are_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without any answer, the wait ends when it is over and a request could have timed out, whichever is later."""
+    end_no_wait_before(monkeypatch, lambda _, connected, **__: connected)
     held = threading.Event()
 
     def silent(x: Array) -> dict[str, Array]:
@@ -136,13 +158,16 @@ def test_a_request_that_every_teacher_fails_ends_the_epoch(
 def test_a_teacher_that_fails_everything_condemns_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often one teacher fails a request, it is another's to answer, even a slow one's."""
     monkeypatch.setattr(batches_module, "LEAST_FAILING_S", 0.0)
-    teachers = FakeTeachers({"a:1": failing(lambda: ProtocolError("garbage"))})
+
+    def lie(_: Array) -> dict[str, Array]:
+        wait_until(lambda: teachers.asked["b:2"] > 0)  # what all that are connected fail is given up
+        raise ProtocolError("garbage")
 
     def slowly(x: Array) -> dict[str, Array]:
         wait_until(lambda: teachers.asked["a:1"] > 2 * MOST_FAILURES)
         return arithmetic(x)
 
-    teachers.behaviours["b:2"] = slowly
+    teachers = FakeTeachers({"a:1": lie, "b:2": slowly})
     with reader_of(teachers, [next(batches())]) as reader:
         assert numbers(list(reader)) == [0]
 

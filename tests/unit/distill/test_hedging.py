@@ -46,7 +46,7 @@ def test_who_comes_later_is_asked_what_others_do_not_answer(held: threading.Even
         wait_until(lambda: teachers.asked["a:1"] == LANES_A_TEACHER)
         wait_until(lambda: not reader._own_engine.pipeline._watching)
         reader._own_engine._pools[0].use(["a:1", "b:2"])
-        student.join(10)
+        student.join(60)
         held.set()
         assert numbers(seen) == [0, 0]
         assert reader.stats().hedges == LANES_A_TEACHER

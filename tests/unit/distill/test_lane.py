@@ -107,8 +107,9 @@ def probed(health: Health, now: float) -> None:
 
 def test_only_a_probe_ends_a_quarantine(health: Health) -> None:
     """Not the right answer to what another connection had asked before."""
+    before = time.monotonic()
     health.misbehaved("garbage")
-    health.answered(asked_at=time.monotonic())
+    health.answered(asked_at=before)
     assert (health.reason, health.out.is_set()) == ("garbage", False)
     probed(health, time.monotonic())
     assert (health.reason, health.out.is_set()) == ("", True)

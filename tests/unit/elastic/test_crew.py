@@ -18,7 +18,8 @@ from edl_runtime.elastic.gears import Begin, Kill, Phase, Run, Spare, Tell
 from edl_runtime.elastic.messages import Leave
 from edl_runtime.elastic.script import Script, read_script
 
-WITHIN_S = 60.0
+WITHIN_S = 100.0
+"""Some import Paddle, which takes the processor for seconds."""
 
 ME = "0-me"
 GENERATION = generation(4, [ME], store="127.0.0.1:7000", endpoints=("127.0.0.1:7001",), gear="warm")
