@@ -26,7 +26,7 @@ async def test_pods_are_monitored(backend: Backend, cluster: Cluster) -> None:
     words = ["-P", "-m", "edl_runtime.cli", "monitor", "--every", "0.5"]
     process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=PIPE, env=cluster.environ())
     assert process.stdout
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         lines = [(await process.stdout.readline()).decode().rstrip("\n").split("\t") for _ in range(4)]
         process.terminate()
         assert await process.wait() == 0

@@ -149,6 +149,12 @@ async def live(backend: KubernetesBackend, folder: Path) -> None:
 
     async with backend.following() as watched:
         assert (await watched.get("trainer")).wanted == 2
+        ((mirror, _),) = backend._mirrors.values()
+
+        async def all_open() -> bool:  # what is known was listed, and only then is it watched
+            return all(view._is_open for view in mirror._views)
+
+        await eventually(all_open, "watches that are open")
 
     refused = msgspec.structs.replace(trainer, name="refused", pod=Pod(priority_class="unheard-of"))
     await backend.submit(refused, token="mine", secrets={})

@@ -37,6 +37,11 @@ OPTIONS = {
     "SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "600",
     "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "600",
     "TRIGGERER__ON_KILL_TIMEOUT": "15",  # 30 otherwise, as long as the API server is away
+    # Nor does it give up what is only slow
+    "CORE__DAGBAG_IMPORT_TIMEOUT": "300",
+    "DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "300",
+    "WORKERS__EXECUTION_API_TIMEOUT": "60",
+    "WORKERS__MAX_FAILED_HEARTBEATS": "30",
 }
 """Of an Airflow that looks often for what it has lost."""
 

@@ -91,6 +91,7 @@ def environ(
         redis_url=redis_server.url,
         work_dir=home / "jobs",
         passwords=home / "passwords.json",
+        options={"CORE__DAGBAG_IMPORT_TIMEOUT": "300"},  # a DAG file that is only read slowly has no error
     )
     new_airflow(home)
     shutil.copytree(trained, home / "mnist_distill")

@@ -69,8 +69,11 @@ def test_cleared(airflow: Airflow, state: str, place: str) -> None:
 @beside_others
 def test_timed_out(airflow: Airflow, state: str, place: str) -> None:
     """execution_timeout ends a task in a worker, and one that is deferred, for which Airflow itself has no timer."""
-    case = airflow.case("timed_out", state, place)
-    case.ends("failed")
+    for name in ("timed_out", "timed_out_later"):  # no student trains in time on a machine that is too slow
+        case = airflow.case(name, state, place)
+        case.ends("failed")
+        if case.students():
+            break
     assert ("AirflowTaskTimeout" if state == "running" else "execution_timeout") in case.log()
     case.leaves_nothing()
     assert len(case.students()) == 1

@@ -19,7 +19,7 @@ from edl_airflow.laptop.launcher import Laptop
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.errors import JobFailedError
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @beside_others
@@ -27,13 +27,17 @@ def test_the_quickstart_grows_its_pool_while_the_student_trains(airflow: Airflow
     """The student uses the two teachers that come later without a restart, and leaves a typed result and a table."""
     client = airflow.client
     said: list[str] = []
-    run = airflow.run("edl_quickstart_distill", {"epochs": 20, "seed": 5}, said.append)
+    for epochs in (20, 60):  # the student has longer on a machine that was too slow to grow its pool in time
+        said.clear()
+        run = airflow.run("edl_quickstart_distill", {"epochs": epochs, "seed": 5}, said.append)
+        result = client.xcom(run, "distill")
+        if len(result["metrics"]["answered"]) == 3:
+            break
 
-    result = client.xcom(run, "distill")
     assert set(result) == {"job", "pool", "checkpoint", "metrics", "answered"}
     assert result["metrics"]["seeds"] == [5, 6, 7]
     assert len(result["metrics"]["answered"]) == 3
-    assert sum(result["metrics"]["answered"].values()) == 3 * 20 * 62 + 1  # that of the held-out digits
+    assert sum(result["metrics"]["answered"].values()) == 3 * epochs * 62 + 1  # that of the held-out digits
     assert set(client.xcom(run, "grow_pool")["teachers"]) == set(result["metrics"]["answered"])
     log = student_log(airflow.laptop, result["job"])
     assert [line for line in log if line.startswith("alone, seed 5")] == log[:1]

@@ -46,18 +46,27 @@ class Case:
         return self.students()[-1]
 
     def steady_student(self) -> str:
-        """Wait until one student has been the only one for some seconds; return its id."""
+        """Wait until one student has been the only one, and the last try's, for some seconds; return its id.
+
+        Before that try has taken it over an earlier one may still end it, however late that hears of its own end.
+        """
         seen: tuple[list[str], float] = ([], 0)
 
         def is_steady() -> bool:
             nonlocal seen
             alive = [student for student in self.students() if self._place.lives(student)]
-            if alive != seen[0]:
+            if alive != seen[0] or not self._is_the_last_trys():
                 seen = (alive, time.monotonic())
             return len(alive) == 1 and time.monotonic() > seen[1] + STEADY_S
 
         self._until_while_it_runs(is_steady, "there never was one student")
         return seen[0][0]
+
+    def _is_the_last_trys(self) -> bool:
+        """Whether the job and its pool carry the token of the try that the task is in now."""
+        path = f"/api/v2/dags/{self.run.dag_id}/dagRuns/{self.run.run_id}/taskInstances/distill"
+        this_try = str(self.client._ask("GET", path)["id"])
+        return {token.rpartition("/")[2] for token in self._place.tokens(self._marks)} == {this_try}
 
     def trains_to_the_end(self) -> str:
         """Let the student end once it is clear that nothing of an earlier try ends it; return its id."""

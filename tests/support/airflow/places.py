@@ -12,6 +12,7 @@ from support.airflow.processes import is_alive
 from support.cluster.cluster import Cluster, RedisService
 
 from edl_airflow.laptop.launcher import Laptop
+from edl_runtime.backends.base import Backend
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.registry.directory import Directory
@@ -27,6 +28,10 @@ class Place(Protocol):
 
     def left(self, marks: tuple[str, ...]) -> list[str]:
         """Return all that there is of jobs and pools whose names begin so."""
+        ...
+
+    def tokens(self, marks: tuple[str, ...]) -> set[str]:
+        """Return what jobs and pools whose names begin so carry: OWNER/TRY of who has them now."""
         ...
 
     def created(self, marks: tuple[str, ...]) -> dict[str, int]:
@@ -51,6 +56,9 @@ class ThisMachine:
         ours = [name for name in asyncio.run(known()) if name.startswith(marks)]
         return [*ours, *filter(None, (_command(process, marks) for process in psutil.process_iter()))]
 
+    def tokens(self, marks: tuple[str, ...]) -> set[str]:
+        return _tokens(LocalBackend(self._laptop.work_dir), marks)
+
     def created(self, marks: tuple[str, ...]) -> dict[str, int]:  # noqa: ARG002 -- nobody counts processes
         return {}
 
@@ -71,6 +79,9 @@ class Pods:
         objects = [one for one in asyncio.run(self.cluster.there()) if one.partition(" ")[2].startswith(marks)]
         return [*objects, *(pool for pool in asyncio.run(_registered(self.redis.url)) if pool.startswith(marks))]
 
+    def tokens(self, marks: tuple[str, ...]) -> set[str]:
+        return _tokens(self.cluster.backend(), marks)
+
     def created(self, marks: tuple[str, ...]) -> dict[str, int]:
         events = self._ask("/events?fieldSelector=reason%3DSuccessfulCreate")
         made_by = [event["involvedObject"] for event in events if event["message"].startswith("Created pod")]
@@ -81,6 +92,10 @@ class Pods:
             self.cluster.ask("GET", f"/api/v1/namespaces/{self.cluster.namespace}{path}")
         )
         return found["items"]
+
+
+def _tokens(backend: Backend, marks: tuple[str, ...]) -> set[str]:
+    return {job.token for job in asyncio.run(backend.list()) if job.name.startswith(marks)}
 
 
 async def _registered(redis_url: str) -> list[str]:

@@ -13,7 +13,7 @@ import psutil
 from edl_airflow.laptop.components import Component
 from edl_airflow.laptop.launcher import Laptop
 
-ENDS_WITHIN_S = 60.0
+ENDS_WITHIN_S = 300.0
 
 _JOB_TYPES = {"scheduler": "SchedulerJob", "triggerer": "TriggererJob"}
 
@@ -32,9 +32,13 @@ def miss(laptop: Laptop, statement: str, *given: str) -> int:
 def halted_triggerer(laptop: Laptop) -> Iterator[None]:
     """Let the triggerer stand still until the end of the block, what it has started goes on."""
     processes = _airflow_below(_wrapper(_component(laptop, "triggerer")))
-    for process in processes:
-        process.suspend()
     try:
+        _suspend(processes)
+        while _is_locked(laptop):  # perhaps by one of them
+            for process in processes:
+                process.resume()
+            time.sleep(0.1)
+            _suspend(processes)
         yield
     finally:
         for process in processes:
@@ -101,6 +105,22 @@ def is_alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def _suspend(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        process.suspend()
+
+
+def _is_locked(laptop: Laptop) -> bool:
+    """Whether Airflow's SQLite takes no change for some seconds."""
+    with closing(sqlite3.connect(laptop.airflow_home / "airflow.db", timeout=10)) as database:
+        try:
+            database.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        database.rollback()
+    return False
 
 
 def _end(process: psutil.Process) -> None:

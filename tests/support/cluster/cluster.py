@@ -32,7 +32,7 @@ KINDS = {
 }
 """All that belongs to a job, with where the API has it."""
 
-COLLECTED_WITHIN_S = 60.0
+COLLECTED_WITHIN_S = 200.0
 """For so long what a job owned may outlive it: the cluster's garbage collector has to come by."""
 
 ANSWERS_WITHIN_S = 120.0

@@ -62,7 +62,7 @@ async def quota(cluster: Cluster, hard: dict[str, str]) -> AsyncIterator[None]:
     path = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas"
     body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "tight"}, "spec": {"hard": hard}}
     await cluster.ask("POST", path, body)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while (await cluster.ask("GET", f"{path}/tight")).get("status", {}).get("hard") != hard:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     try:
