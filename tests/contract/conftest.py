@@ -23,8 +23,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         in_ci = metafunc.definition.get_closest_marker("on_pods") is not None
         followed = pytest.param("kubernetes, followed", marks=[*ON_A_CLUSTER, *([] if in_ci else [pytest.mark.deep])])
+        local = pytest.param("local", marks=pytest.mark.timeout(600))
         plain = pytest.param("kubernetes", marks=[*ON_A_CLUSTER, pytest.mark.deep])
-        metafunc.parametrize("new_backend", ["local", followed, plain], indirect=True)
+        metafunc.parametrize("new_backend", [local, followed, plain], indirect=True)
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ if os.environ["EDL_INSTANCE"] == {instance!r}:
 """
 
 
-WITHIN_S = 60.0
+WITHIN_S = 200.0
 """Longest wait for anything that has to happen."""
 
 

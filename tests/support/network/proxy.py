@@ -8,6 +8,9 @@ import socket
 import threading
 from collections.abc import Iterator
 
+DROPS_WITHIN_S = 10.0
+"""Longest wait for the proxy's thread, which may be passing on what whoever waits has to read."""
+
 
 class Proxy:
     """Passes connections on to a server until it is cut; see `running_proxy`."""
@@ -20,13 +23,16 @@ class Proxy:
         self._peers: dict[socket.socket, socket.socket] = {}
         self._lost: list[socket.socket] = []
         self._is_cut = False
+        self._dropped = threading.Event()
         self._is_to_lose = False
         self._closed = False
 
     def cut(self) -> None:
-        """End all connections and accept no other, until `mend`."""
+        """End all connections and accept no other, until `mend`. Returns when nothing is passed on any more."""
+        self._dropped.clear()
         self._is_cut = True
         self._wake.send(b"!")
+        self._dropped.wait(DROPS_WITHIN_S)
 
     def mend(self) -> None:
         self._is_cut = False
@@ -57,6 +63,7 @@ class Proxy:
             ready.recv(16)
             if self._is_cut:
                 self._drop_all(selector)
+                self._dropped.set()
             if self._is_to_lose:
                 self._lose_all(selector)
         elif ready is self._listener:
