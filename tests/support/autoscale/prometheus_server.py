@@ -92,11 +92,11 @@ def prometheus(tls: Shown | None = None) -> Iterator[StandIn]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, body, headers = stand_in.respond(self.path, dict(self.headers))
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
             with suppress(ConnectionError):  # whoever asked has heard enough
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
                 piece = 1 if stand_in.trickle_s else PIECE
                 for start in range(0, len(body), piece):
                     self.wfile.write(body[start : start + piece])
