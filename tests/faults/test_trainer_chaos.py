@@ -14,6 +14,7 @@ from support.elastic.agent_group import Group, running_group
 from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.checkpoint.store import CheckpointStore
+from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
 from edl_runtime.store import keys
@@ -59,6 +60,24 @@ def faults_of(draw: random.Random, feed: str) -> list[str]:
     return [draw.choice(some[:2]), *rest]
 
 
+def lost_and_doubled(counts: Array) -> tuple[list[int], list[int]]:
+    """Return the samples that are not in the model, and those that are in it more than once; none is there in part."""
+    often = np.rint(counts).astype(int)
+    assert np.abs(counts - often).max() < 0.01
+    return np.flatnonzero(often < 1).tolist(), np.flatnonzero(often > 1).tolist()
+
+
+def test_a_lost_a_doubled_and_a_part_of_a_sample_are_noticed() -> None:
+    """The check of the trainings below can fail."""
+    counts = np.ones(4, np.float32)
+    assert lost_and_doubled(counts) == ([], [])
+    counts[1:3] = 0.0, 2.0
+    assert lost_and_doubled(counts) == ([1], [2])
+    counts[3] = 0.5
+    with pytest.raises(AssertionError):
+        lost_and_doubled(counts)
+
+
 @pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -94,9 +113,5 @@ def test_trainers_under_fire_miss_nothing_and_double_nothing(
     found = CheckpointStore(Checkpoint(url=str(kept))).load_newest()
     assert found is not None
     _, snapshot = found
-    counts = snapshot.arrays["model"]["counts"]
-    often = np.rint(counts).astype(int)
-    assert np.abs(counts - often).max() < 0.01
-    missing, doubled = np.flatnonzero(often < 1), np.flatnonzero(often > 1)
-    assert (missing.tolist(), doubled.tolist()) == ([], [])
+    assert lost_and_doubled(snapshot.arrays["model"]["counts"]) == ([], [])
     assert msgspec.convert(snapshot.extra["samples"], int) == SAMPLES

@@ -41,6 +41,25 @@ def test_all_three_formats(address: str) -> None:
                 source.check(list(reader))
 
 
+@pytest.mark.parametrize("wrong", ["lost", "doubled", "out of order", "another's answer"])
+def test_a_batch_that_is_wrong_is_noticed(wrong: str) -> None:
+    """What all tests of real teachers check epochs by can fail."""
+    batches = Batches(3)
+    epoch = [(x, x * 2) for (x,) in batches()]
+    batches.check(epoch)
+    match wrong:
+        case "lost":
+            del epoch[1]
+        case "doubled":
+            epoch.insert(1, epoch[1])
+        case "out of order":
+            epoch.reverse()
+        case _:
+            epoch[1] = epoch[1][0], epoch[2][1]
+    with pytest.raises(AssertionError):
+        batches.check(epoch)
+
+
 def test_nobody_in_the_pool_is_said(settings: RuntimeSettings) -> None:
     """The error names the pool and why there is nobody."""
     impatient = msgspec.structs.replace(settings, teacher_wait_s=0.4)

@@ -14,7 +14,7 @@ import pytest
 from support.elastic.generations import generation
 
 from edl_runtime.elastic.crew import Crew
-from edl_runtime.elastic.gears import Begin, Kill, Phase, Run, Spare, Tell
+from edl_runtime.elastic.gears import Begin, Kill, Phase, Run, Spare, Tell, Terminate
 from edl_runtime.elastic.messages import Leave
 from edl_runtime.elastic.script import Script, read_script
 
@@ -98,6 +98,28 @@ async def test_a_trainer_that_computes_uses_processor_time(tmp_path: Path) -> No
         await crew.carry_out(Kill("it has computed enough"))
         await comes_to(crew, "absent")
         assert crew.cpu_s == 0.0
+
+
+HEEDS = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(pathlib.Path("saved").touch()))
+pathlib.Path("begun").touch()
+time.sleep(600)
+"""
+
+
+async def test_a_plain_script_may_save_before_its_generation_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked to end by SIGTERM, as any program knows it."""
+    monkeypatch.chdir(tmp_path)
+    async with crew_of(script_of(HEEDS, tmp_path)) as crew:
+        await train(crew)
+        await eventually((tmp_path / "begun").exists)
+        await crew.carry_out(Terminate())
+        assert crew.mine.phase == "leaving"
+        await comes_to(crew, "absent")
+        assert (tmp_path / "saved").exists()
 
 
 @pytest.mark.slow

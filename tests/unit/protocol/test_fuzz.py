@@ -7,7 +7,7 @@ import random
 import re
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any, cast
 
@@ -222,6 +222,92 @@ def hear_a_teacher(chance: random.Random) -> None:
 
 CHECKS = (*(read_request, read_answer) * 4, ask_a_teacher, hear_a_teacher)
 """Whole ends cost several times as much, and have less that they read by themselves."""
+
+
+Parser = Callable[..., Any]
+
+EMPTY = [
+    {"name": "image", "datatype": "FP32", "shape": [0, 2, 2], "data": []},
+    {"name": "tokens", "datatype": "INT64", "shape": [0, 0], "data": []},
+    {"name": "mask", "datatype": "BOOL", "shape": [0], "data": []},
+]
+GOOD: dict[Parser, tuple[Any, ...]] = {
+    decode_request: (memoryview(msgspec.json.encode({"inputs": EMPTY})), None, SIGNATURE),
+    open_response: (msgspec.json.encode(messages.answer_tree(EMPTY)), 0),
+}
+
+
+def raises_another_error(parse: Parser, *given: Any) -> Any:
+    try:
+        return parse(*given)
+    except ProtocolError as error:
+        raise KeyError(str(error)) from error
+
+
+def takes_where(refused: str) -> Callable[..., Any]:
+    """Take what is refused by these words for a message that is good."""
+
+    def takes(parse: Parser, *given: Any) -> Any:
+        try:
+            return parse(*given)
+        except ProtocolError as error:
+            if refused not in str(error):
+                raise
+            return parse(*GOOD[parse])
+
+    takes.__name__ = refused
+    return takes
+
+
+def refuses_all(_parse: Parser, *_given: Any) -> Any:
+    raise ProtocolError("no")
+
+
+def takes_long(parse: Parser, *given: Any) -> Any:
+    end = time.thread_time() + MOST_S
+    while time.thread_time() <= end:
+        pass
+    return parse(*given)
+
+
+def takes_memory(parse: Parser, *given: Any) -> Any:
+    bytearray(64 * MEMORY_BESIDE)
+    return parse(*given)
+
+
+def of_another(parse: Parser, *_given: Any) -> Any:
+    return parse(*GOOD[parse])
+
+
+PARSERS = [
+    (read_request, f"{__name__}.decode_request"),
+    (read_answer, f"{__name__}.open_response"),
+    (ask_a_teacher, "edl_runtime.teacher.answering.decode_request"),
+    (hear_a_teacher, "edl_runtime.protocol.client.open_response"),
+]
+WRONG = [raises_another_error, refuses_all, of_another, takes_long, takes_memory]
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize(
+    ("check", "parser", "wrong"),
+    [
+        *((*one, wrong) for one in PARSERS for wrong in WRONG),
+        (*PARSERS[0], takes_where("the region has")),
+        (*PARSERS[0], takes_where("normalise.axis is")),
+        (*PARSERS[1], takes_where("bytes follow the JSON")),
+    ],
+)
+def test_a_parser_that_is_wrong_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, check: Callable[[random.Random], None], parser: str, wrong: Parser
+) -> None:
+    """Each check can fail, and soon does."""
+    parse = decode_request if parser.endswith("decode_request") else open_response
+    monkeypatch.setattr(parser, lambda *given: wrong(parse, *given))
+    monkeypatch.setattr(f"{__name__}.MOST_S", 0.2)
+    with pytest.raises((AssertionError, KeyError, ProtocolError)):  # noqa: PT012 - by whichever input
+        for number in range(2000):
+            check(random.Random(number))
 
 
 @pytest.mark.slow
