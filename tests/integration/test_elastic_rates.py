@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.elastic.fake_agent import join, leave, open_gate, trainers
+from support.elastic.fake_agent import join, leave, open_gate, said_in, trainers
 from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.elastic.messages import Finished, Lost, Stepped, Up
@@ -27,10 +26,8 @@ DECAY, AFTER = 0.9, 0.99
 def rates_of(out: Path) -> dict[int, list[float]]:
     """Return by which rates each step was done, on all ranks."""
     rates: dict[int, list[float]] = defaultdict(list)
-    for file in out.glob("rates-*.jsonl"):
-        for line in file.read_text().splitlines():
-            said = json.loads(line)
-            rates[said["step"]].append(said["rate"])
+    for said in said_in(out.glob("rates-*.jsonl")):
+        rates[said["step"]].append(said["rate"])
     return dict(sorted(rates.items()))
 
 

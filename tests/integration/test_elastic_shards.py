@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import redis
-from support.elastic.fake_agent import Trainer, join, open_gate, stepped, trainers
+from support.elastic.fake_agent import Trainer, join, open_gate, said_in, stepped, trainers
 from support.elastic.local_run import SAMPLES, QuietLink, model_and_optimizer, train
 from support.teachers.process import wait_until
 
@@ -40,7 +40,7 @@ def counted(out: Path) -> Counter[int]:
 
 def steps_of(out: Path, trainer: Trainer) -> set[int]:
     file = out / f"stepped-{trainer.process.pid}.jsonl"
-    return {msgspec.json.decode(line)["step"] for line in file.read_bytes().splitlines()} if file.exists() else set()
+    return {line["step"] for line in said_in([file])} if file.exists() else set()
 
 
 def test_records_count_once_an_epoch_whoever_dies_and_joins(tmp_path: Path, environ: dict[str, str]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import redis
+from support.elastic.fake_agent import said_in
 from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.elastic.events import Event, Kind, read
@@ -187,8 +188,7 @@ class Group:
 
     def stepped(self) -> list[dict[str, Any]]:
         """Return what trainers stepped on, by time."""
-        lines = [line for file in self.out.glob("stepped-*.jsonl") for line in file.read_text().splitlines()]
-        return sorted((json.loads(line) for line in lines), key=lambda each: each["at"])
+        return sorted(said_in(self.out.glob("stepped-*.jsonl")), key=lambda each: each["at"])
 
     def check_no_step_twice(self, *, killed: int = 0) -> None:
         """Check that no rank did a step again; of who is `killed` the last step may be one that nobody else has."""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -137,14 +137,18 @@ def trainers(out: Path, count: int, **options: Any) -> Iterator[list[Trainer]]:
             trainer.end()
 
 
+def said_in(files: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return the objects that processes have written to these files; a last line may be half written yet."""
+    return [json.loads(line) for file in files for line in file.read_text().split("\n")[:-1]]
+
+
 def stepped(out: Path) -> dict[int, list[int]]:
     """Return the samples of each step, sorted, as processes have written them down.
 
     A step that was done in two generations counts as in the later: the one before it was lost.
     """
     steps: dict[int, tuple[int, list[int]]] = {}
-    lines = [json.loads(line) for file in out.glob("stepped-*.jsonl") for line in file.read_text().splitlines()]
-    for line in sorted(lines, key=lambda line: int(line["generation"])):
+    for line in sorted(said_in(out.glob("stepped-*.jsonl")), key=lambda line: int(line["generation"])):
         generation, samples = steps.get(line["step"], (0, []))
         kept = samples if generation == line["generation"] else []
         steps[line["step"]] = line["generation"], [*kept, *line["samples"]]
@@ -154,9 +158,8 @@ def stepped(out: Path) -> dict[int, list[int]]:
 def generations_of(out: Path) -> dict[int, set[int]]:
     """Return the generations that each step was done in: of one that was done twice there are two."""
     found: dict[int, set[int]] = {}
-    for file in out.glob("stepped-*.jsonl"):
-        for line in map(json.loads, file.read_text().splitlines()):
-            found.setdefault(line["step"], set()).add(line["generation"])
+    for line in said_in(out.glob("stepped-*.jsonl")):
+        found.setdefault(line["step"], set()).add(line["generation"])
     return found
 
 
