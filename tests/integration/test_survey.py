@@ -44,12 +44,8 @@ async def test_pools_become_as_large_as_their_students_need(
     monkeypatch.setattr(demands_module, "STALE_S", 600.0)
     backend = Jobs(pool("wanted", 2), pool("unwanted", 3))
     async with AsyncExitStack() as held:
-        for name, role, report in (
-            ("t0", "teachers", BUSY),
-            ("t1", "teachers", BUSY),
-            ("s0", "students", WAITS),
-        ):
-            service = Service(namespace, "wanted", role)
+        for name, report in (("t0", BUSY), ("t1", BUSY), ("s0", WAITS)):
+            service = Service(namespace, "wanted", "students" if report is WAITS else "teachers")
             await held.enter_async_context(hold_lease(client, service, Member(id=name, address="h:1"), ttl_s=600))
             said = {"at": time.time(), **msgspec.to_builtins(report)}
             await client.hset(keys.said(service), name, msgspec.json.encode(said))
