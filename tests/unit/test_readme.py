@@ -47,6 +47,7 @@ def test_the_dag_that_rescales_is_a_dag() -> None:
         "docs/distillation.md",
         "docs/elastic-training.md",
         "docs/kubernetes.md",
+        "docs/releasing.md",
         "docs/rescaling.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
