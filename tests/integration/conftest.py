@@ -11,10 +11,18 @@ from redis.asyncio import Redis
 from support.backends.local_processes import wait_until_gone
 
 from edl_runtime.backends.local import LocalBackend
+from edl_runtime.store import client as store_client
 from edl_runtime.store.client import connect
 
 if TYPE_CHECKING:
     from support.airflow.world import World
+
+
+@pytest.fixture(autouse=True)
+def _redis_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody has CPU it answers later than anybody waits for it; a test that is about that says so."""
+    monkeypatch.setattr(store_client, "CONNECT_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(store_client, "ANSWER_TIMEOUT_S", 60.0)
 
 
 @pytest.fixture
