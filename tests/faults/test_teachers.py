@@ -74,6 +74,7 @@ def test_a_stopped_teacher_is_not_waited_for(settings: RuntimeSettings, good: Te
                 stopped.callback(part.resume)
 
         read_until(reader, BATCHES, all_answered(reader, 2))
+        read_until(reader, BATCHES, lambda: reader.stats().teachers == 2)
         BATCHES.check(read_epoch(reader, stop))
         assert reader.stats().hedges > 0
         read_until(reader, BATCHES, lambda: reader.stats().teachers == 1)
@@ -106,7 +107,8 @@ def test_all_teachers_dead_is_a_pause_until_one_registers(settings: RuntimeSetti
                 teacher.process.wait()
             registering.append(beside.submit(register_once_all_are_lost))  # while reading goes on: who asks finds out
 
-        BATCHES.check(read_epoch(reader, kill_all, when=all_answered(reader, 2)))
+        read_until(reader, BATCHES, all_answered(reader, 2))
+        BATCHES.check(read_epoch(reader, kill_all))
         registering[0].result()
         assert reader.stats().answered[good.address] > 0
 
@@ -125,7 +127,7 @@ def test_what_a_slow_teacher_is_asked_another_is_asked_too(good: Teacher, odd: O
             return list(Counter(chain.from_iterable(asked())).values()).count(2)
 
         with reader_of(batches, Fixed(tuple(one.address for one in three)), RuntimeSettings()) as reader:
-            batches.check(list(reader))
+            read_until(reader, batches, all_answered(reader, 3))
             wait_until(lambda: not reader.stats().in_flight)
             before = reader.stats()
             for one, behaviour in zip(three, ["slower 100", "good", "good"], strict=True):
@@ -142,7 +144,7 @@ def test_what_a_slow_teacher_is_asked_another_is_asked_too(good: Teacher, odd: O
         assert sum(map(len, asked())) == requests + hedges
         assert all(len(set(of_one)) == len(of_one) for of_one in asked())
     assert after.retries == 0
-    assert sum(after.answered.values()) == 2 * requests
+    assert sum(after.answered.values()) - sum(before.answered.values()) == requests
     assert hedges <= hedging.MOST_SAVED + hedging.BUDGET_A_REQUEST * requests + hedging.BUDGET_A_SECOND * took_s
 
 
@@ -185,7 +187,7 @@ def test_a_bad_teacher_s_work_is_done_by_another_until_it_is_good_again(
 ) -> None:
     """Each batch comes once, in order, with right answers; the bad one rests, people see why, and it returns."""
     batches = Batches(30, seconds=0.003)
-    quick = msgspec.structs.replace(settings, teacher_timeout_s=1.0)
+    quick = msgspec.structs.replace(settings, teacher_timeout_s=1.0) if "longer than" in reason else settings
     with registered(settings, good.address, odd.address), reader_of(batches, Discovered(POOL), quick) as reader:
         read_until(reader, batches, lambda: odd.address in reader.stats().answered)
         assert not shown(settings, odd.address)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from redis.asyncio import Redis
 from support.backends.local_processes import wait_until_gone
+from support.slow_redis import redis_may_be_slow  # noqa: F401
 
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.store.client import connect

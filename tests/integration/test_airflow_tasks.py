@@ -148,7 +148,7 @@ def test_a_killed_task_leaves_nothing(world: World) -> None:
         operator.execute(world.context())
     thread.join()
     assert world.jobs() == {}
-    assert world.processes() == []
+    assert world.processes(supervisors=False) == []
 
 
 def test_a_timed_out_task_leaves_nothing(world: World) -> None:

@@ -46,7 +46,7 @@ STREAM = "nightly/distill"
 
 TRAINS = """
 # As many epochs as the first argument says; a step takes as many seconds as the second says, none once the file `go` is
-# there, and has no end while `halt` is.
+# there, and has no end while `halt` is: then it leaves `halted`.
 import sys, time
 from pathlib import Path
 import numpy as np
@@ -61,6 +61,8 @@ model, optimizer = run.wrap(model, paddle.optimizer.SGD(0.01, parameters=model.p
 for batch in run.data(list(samples), global_batch=8, epochs=int(sys.argv[1])):
     ends = time.monotonic() + float(sys.argv[2])
     while halt.exists() or (not go.exists() and time.monotonic() < ends):
+        if halt.exists():
+            halt.with_name("halted").touch()
         time.sleep(0.02)
     loss = (model(batch) ** 2).mean()
     loss.backward()
@@ -162,6 +164,7 @@ def test_a_training_that_is_ended_by_force_returns_what_it_left_in_the_end(
         try:
             until(lambda: asyncio.run(_progress(trains)) > 0, 100)
             halt.touch()
+            until((trains.folder / "halted").exists)
         finally:
             late_s["by"] = 3600.0
 

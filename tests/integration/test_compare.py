@@ -67,7 +67,8 @@ def marked(mark: str) -> list[psutil.Process]:
 
 def script_runs(mark: str) -> bool:
     """Whether the script that hangs has started; what has just been forked from the command has its words, too."""
-    return any("--hangs" in one.info["cmdline"] and "compare" not in one.info["cmdline"] for one in marked(mark))
+    found = [one.info["cmdline"] or [] for one in marked(mark)]  # None of one that has just ended
+    return any("--hangs" in words and "compare" not in words for words in found)
 
 
 def measured(process: subprocess.Popen[str], status: int) -> dict[str, Any]:

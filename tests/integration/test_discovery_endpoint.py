@@ -225,7 +225,7 @@ async def test_many_students_cost_one_watch(http: httpx.AsyncClient, settings: R
         for assignments in opened:
             await until(assignments, "a:1")
         assert sorted(await students(settings)) == names
-        assert await waiting(settings) == 2
+        await until_waiting(settings, 2)
     await until_students(settings)
     await until_waiting(settings, 0)
 

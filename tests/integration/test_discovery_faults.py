@@ -19,7 +19,7 @@ from edl_runtime.distill import Discovered
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.server import RedisServer
 
-HANGS_AFTER_S = 30.0
+HANGS_AFTER_S = 100.0
 
 
 async def test_sigterm_ends_streams_in_order(settings: RuntimeSettings) -> None:
@@ -42,9 +42,10 @@ async def test_sigterm_ends_streams_in_order(settings: RuntimeSettings) -> None:
 def test_a_killed_endpoint_stops_no_reader(settings: RuntimeSettings) -> None:
     """The last teachers stay in use, nothing is lost, repeated or reordered; back, it tells of a new teacher."""
     batches = Batches(10**6, seconds=0.002)
+    lasting = msgspec.structs.replace(settings, lease_ttl_s=60.0)  # its lease is not what is looked at
     seen = []
     with (
-        slow_teacher(settings),
+        slow_teacher(lasting),
         running_discovery(settings) as endpoint,
         reader_of(batches, Discovered(POOL), behind(endpoint.url, settings)) as reader,
         capture_logs() as logs,
@@ -56,7 +57,7 @@ def test_a_killed_endpoint_stops_no_reader(settings: RuntimeSettings) -> None:
         while time.monotonic() < begin + settings.lease_ttl_s + 0.5:  # longer than the student's own lease
             seen.append(next(epoch))
         assert reader.stats().teachers == 1
-        with running_discovery(settings, "--port", str(endpoint.port)), slow_teacher(settings):
+        with running_discovery(settings, "--port", str(endpoint.port)), slow_teacher(lasting):
             begin = time.monotonic()
             while reader.stats().teachers < 2:
                 seen.append(next(epoch))

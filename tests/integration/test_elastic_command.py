@@ -137,7 +137,8 @@ def test_a_training_that_nobody_sees_any_more_ends_with_a_checkpoint(
         )
     os.close(theirs)
     try:
-        eventually(lambda: list(out.glob("stepped-*")) and b"\n" in os.read(mine, 10_000), log)
+        eventually(lambda: any(file.stat().st_size for file in out.glob("stepped-*")), log)  # there is what to keep
+        eventually(lambda: b"\n" in os.read(mine, 10_000), log)
         os.close(mine)
         assert run.wait(PATIENCE_S) == 0
         ended = said(edl(work_dir), tmp_path, "jobs", "--json")
@@ -243,7 +244,8 @@ def test_a_stopped_training_leaves_a_checkpoint_or_says_that_it_could_not(
     said(environ, tmp_path, "run", *flags, str(SCRIPT), str(out))
     try:
         told = lambda: "".join(file.read_text() for file in out.glob("stepped-*.jsonl"))  # noqa: E731
-        eventually(lambda: told().count("\n") > 5, next((work_dir / "runs" / "stopped").glob("*/0.log")))
+        (run,) = (work_dir / "runs" / "stopped").iterdir()
+        eventually(lambda: told().count("\n") > 5, run / "0.log")
         if not writable:
             kept.rename(tmp_path / "elsewhere")
             kept.write_text("no folder")

@@ -68,12 +68,13 @@ def test_a_redis_that_forgot_the_ledger_sends_all_ranks_back_together(
 ) -> None:
     """Whoever notices it tells all others in a step, and none is left waiting; model and ledger then go back."""
     environ |= {"EDL_CHECKPOINT": str(tmp_path / "kept"), "EDL_CHECKPOINT_EVERY_STEPS": "3"}
-    options: dict[str, Any] = {"shards": 12, "epochs": 1, "step_s": 0.1, "environ": environ}
+    options: dict[str, Any] = {"shards": 12, "epochs": 1, "gates": [7], "environ": environ}
     with trainers(tmp_path / "out", 3, **options) as first:
         join(first, 1)
         saved = max(trainer.await_word(Saved).step for trainer in first[:1])
         with redis.Redis.from_url(redis_url) as client:
             assert client.delete(*keys.of_ledger(namespace, "sharded"))
+        open_gate(tmp_path / "out", 7)
         all_go_back(first, tmp_path / "out", options, saved)
     assert counted(tmp_path / "out") == dict.fromkeys(range(240), 1)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.registry.discovery_process import running_discovery
-from support.registry.followers import POOL, behind, registered, student, until_shown
+from support.registry.followers import PATIENCE_S, POOL, behind, registered, student, until_shown
 
 from edl_runtime.distill import discovery
 from edl_runtime.registry.directory import Directory
@@ -67,7 +67,7 @@ async def test_students_share_by_one_rule_wherever_they_are(settings: RuntimeSet
         async with connect(settings.redis_url) as client:
             directory = Directory(client, settings.namespace)
             by_all = shares(await directory.members(POOL), await directory.members(POOL, "students"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while sorted(one.teachers or () for one in students) != sorted(by_all.values()):  # noqa: ASYNC110 - they tell nobody
                 await asyncio.sleep(0.01)
         assert sorted(address for mine in by_all.values() for address in mine) == teachers

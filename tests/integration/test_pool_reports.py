@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.registry.discovery_process import running_discovery
 from support.registry.followers import behind
-from support.students.readers import POOL, Batches, reader_of, slow_teacher
+from support.students.readers import POOL, ROWS, Batches, reader_of, slow_teacher
 from support.teachers.process import PATIENCE_S, running_teacher
 
 from edl_runtime.distill import Discovered, DistillReader
@@ -19,7 +19,10 @@ from edl_runtime.registry.demands import demands
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 
-BATCHES = Batches(10**6, seconds=0.02)
+ANSWER_S = 0.5
+"""Beside which little counts that a busy machine adds."""
+
+BATCHES = Batches(10**6, seconds=ANSWER_S)
 LONG_ENOUGH_S = 1.5
 
 
@@ -64,7 +67,7 @@ def test_a_student_that_only_waits_and_its_teacher_say_so(settings: RuntimeSetti
     assert student.waiting > 0.5
     assert 0.5 < student.asked <= 1.01
     assert (student.teachers, student.want) == (1, 2)
-    assert 0 < student.samples_per_s <= 201  # 4 rows in 20 ms at best
+    assert 0 < student.samples_per_s <= 4 / ANSWER_S + ROWS / LONG_ENOUGH_S  # 4 rows an answer, and a batch at hand
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def populated(redis_url: str, namespace: str) -> Iterator[dict[str, str]]:
     async def populate(stack: contextlib.AsyncExitStack) -> None:
         client = await stack.enter_async_context(connect(redis_url))
         for pool, role, member in MEMBERS:
-            await stack.enter_async_context(hold_lease(client, Service(namespace, pool, role), member, ttl_s=60))
+            await stack.enter_async_context(hold_lease(client, Service(namespace, pool, role), member, ttl_s=600))
 
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
@@ -66,7 +66,7 @@ def reported(populated: dict[str, str]) -> dict[str, str]:
                 service = Service(namespace, "digits", role)
                 [record] = await client.hmget(keys.records(service), [member])
                 fence = msgspec.json.decode(record)["fence"]
-                words = [member, fence, 60_000, msgspec.json.encode(report).decode(), ""]
+                words = [member, fence, 600_000, msgspec.json.encode(report).decode(), ""]
                 assert await run_script(client, "renew", keys.of_service(service), words) == str(fence)
 
     asyncio.run(say())

@@ -94,7 +94,7 @@ def test_it_ends_with_its_owner_even_by_sigkill(tmp_path: Path) -> None:
     started = family(int(owner.stdout.readline()))
     owner.kill()
     owner.communicate()
-    _, alive = psutil.wait_procs(started, timeout=30)
+    _, alive = psutil.wait_procs(started, timeout=100)
     assert alive == []
 
 

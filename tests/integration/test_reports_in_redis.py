@@ -80,7 +80,7 @@ async def said(client: Redis, namespace: str, *pools: str) -> dict[str, PoolDema
 
 
 async def until(client: Redis, namespace: str, wanted: PoolDemand) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while (await said(client, namespace, "p"))["p"] != wanted:  # noqa: ASYNC110 - Redis tells nobody
             await asyncio.sleep(0.01)
 

@@ -82,7 +82,7 @@ class Hall:
             come = self._come.setdefault(what, {})
             come[name] = own
             self._change.notify_all()
-            assert self._change.wait_for(lambda: come.keys() == set(members), 20), f"{what}: only {[*come]} have come"
+            assert self._change.wait_for(lambda: come.keys() == set(members), 100), f"{what}: only {[*come]} have come"
             return [come[member] for member in members]
 
 

@@ -225,5 +225,5 @@ def running_group(
                 family = psutil.Process(agent.pid).children(recursive=True)
                 agent.send_signal(signal.SIGKILL)
             agent.wait()
-            _, left = psutil.wait_procs(family, timeout=10)
+            _, left = psutil.wait_procs(family, timeout=PATIENCE_S)
             assert not left, f"trainers outlive their agent: {left}"

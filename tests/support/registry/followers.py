@@ -25,7 +25,7 @@ from edl_runtime.store.client import connect
 from edl_runtime.store.keys import Service
 
 POOL = "pool"
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 
 
 class Student:

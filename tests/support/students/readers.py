@@ -121,7 +121,7 @@ class OddTeacher:
 
     def asked(self) -> list[Asked]:
         """Each request since it was last told what to become."""
-        with urllib.request.urlopen(f"http://{self.address}/asked", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{self.address}/asked", timeout=PATIENCE_S) as answer:
             return [Asked(*request) for request in json.load(answer)]
 
     def _line(self) -> str:
@@ -147,7 +147,7 @@ def running_odd_teacher(metadata: str) -> Iterator[OddTeacher]:
 
 def metadata_of(address: str) -> str:
     """What the teacher at that address says of its model, as it is on the wire."""
-    with urllib.request.urlopen(f"http://{address}{odd_teacher.METADATA}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}{odd_teacher.METADATA}", timeout=PATIENCE_S) as answer:
         return str(answer.read().decode())
 
 

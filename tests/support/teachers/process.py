@@ -14,7 +14,7 @@ import msgspec
 import psutil
 from support.paths import TESTS
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 """How long to wait for what takes a moment, unless the machine is busy."""
 
 

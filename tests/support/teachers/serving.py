@@ -107,6 +107,7 @@ def serving(
     tls: ssl.SSLContext | None = None,
     **options: Any,
 ) -> Iterator[Served]:
+    options.setdefault("look_s", 3600.0)  # tests look for the stalled themselves
     model = CallableModel(ModelOptions(model=f"support.models:{name}"))
     port = options.pop("port", 0)
     arena = Arena.create(options.pop("limit", LIMIT), slots=options.pop("slots", 4))
