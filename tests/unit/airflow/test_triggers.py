@@ -13,11 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 import stamina
+from airflow.jobs import triggerer_job_runner
 from airflow.sdk.exceptions import AirflowNotFoundException
 from support.airflow.fakes import POOL, MadeUpSite, job_status, work_of
 
 from edl_airflow.hooks.edl import EdlHook, Surroundings
-from edl_airflow.triggers.job import EdlJobTrigger
+from edl_airflow.triggers import job
+from edl_airflow.triggers.job import ENDED_BY_A_PERSON, EdlJobTrigger
 from edl_airflow.work import LocalPlace, Outcome
 from edl_runtime.errors import BackendError, ClusterError, ClusterUnavailableError
 
@@ -83,6 +85,31 @@ async def test_on_kill_works_in_a_fresh_process_and_spares_the_next_try(site: Ma
     site.backend.jobs = {"student": job_status("student", "try-1")}
     await resolve_name(path)(**kwargs).on_kill()
     assert site.backend.jobs == {}
+
+
+@pytest.mark.parametrize(
+    ("by", "left"), [(ENDED_BY_A_PERSON, {}), ("EOF - shutting down", {"student"}), (None, {"student"})]
+)
+async def test_what_a_person_has_ended_is_stopped_though_nobody_calls_on_kill(
+    site: MadeUpSite, by: str | None, left: set[str]
+) -> None:
+    """Airflow forgets to where it cancels a trigger once more meanwhile; one that only shuts down stops nothing."""
+    assert ENDED_BY_A_PERSON == triggerer_job_runner._USER_ACTION_CANCEL_MSG
+    site.backend.jobs = {"student": job_status("student", "try-1")}
+    followed = asyncio.Event()
+
+    class Trigger(EdlJobTrigger):
+        async def outcome(self) -> Outcome:
+            followed.set()
+            return await asyncio.Future()
+
+    running = asyncio.create_task(_only_event(Trigger(msgspec.to_builtins(WORK))))
+    await followed.wait()
+    running.cancel(by)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await asyncio.gather(*job._stopping)
+    assert site.backend.jobs.keys() == set(left)
 
 
 async def test_what_on_kill_has_begun_is_tried_again_until_the_cluster_is_back(
