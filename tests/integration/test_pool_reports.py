@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 from support.registry.discovery_process import running_discovery
 from support.registry.followers import behind
@@ -24,6 +25,12 @@ ANSWER_S = 0.5
 
 BATCHES = Batches(10**6, seconds=ANSWER_S)
 LONG_ENOUGH_S = 1.5
+
+
+@pytest.fixture
+def settings(settings: RuntimeSettings) -> RuntimeSettings:
+    """Leases that do not run out however busy the machine is: who registers anew has said nothing yet."""
+    return msgspec.structs.replace(settings, lease_ttl_s=600.0)
 
 
 def look(settings: RuntimeSettings, *pools: str) -> list[PoolDemand]:
