@@ -7,7 +7,7 @@ says what was given, what is allowed and what to do next.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -469,20 +469,48 @@ class MissingExtraError(CheckpointStoreError):
         return f"checkpoints at {self.url} need {self.extra}: {self.cause}"
 
 
-class DamagedCheckpointError(CheckpointError):
-    """Raised when a checkpoint is not what was written: `damage` says which files, and how."""
+class UnreadableCheckpointError(CheckpointError):
+    """Raised when what is in a checkpoint's folder can't be loaded. `state`: what it is; `problem`: why it is that."""
 
-    def __init__(self, url: str, damage: Sequence[str]) -> None:
-        super().__init__(url, damage)
+    state: ClassVar[str]
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(url, problem)
         self.url = url
-        self.damage = tuple(damage)
+        self.problem = problem
 
     def __str__(self) -> str:
-        return f"checkpoint {self.url} is damaged: {'; '.join(self.damage)}"
+        return f"checkpoint {self.url} is {self.state}: {self.problem}"
 
 
-class UnfinishedCheckpointError(DamagedCheckpointError):
+class DamagedCheckpointError(UnreadableCheckpointError):
+    """Raised when a checkpoint is not what was written: `problem` says which file, and how."""
+
+    state = "damaged"
+
+
+class UnfinishedCheckpointError(UnreadableCheckpointError):
     """Raised when a checkpoint has no manifest: it is being written or removed, or whoever did that has died."""
+
+    state = "unfinished"
+
+
+class UnknownFormatError(UnreadableCheckpointError, ValueError):
+    """Raised when another version has written a checkpoint, in a format (`found`) that is not the one `known` here."""
+
+    state = "of an unknown format"
+
+    def __init__(self, url: str, found: int, known: int) -> None:
+        super().__init__(url, f"format {found}, this version reads format {known}")
+        self.args = (url, found, known)
+        self.found = found
+        self.known = known
+
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__()}; go on with the version of edl-airflow that wrote it, or name another place "
+            "(EDL_CHECKPOINT)"
+        )
 
 
 class NoWholeCheckpointError(CheckpointError, ValueError):

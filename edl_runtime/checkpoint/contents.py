@@ -17,7 +17,7 @@ from edl_runtime.checkpoint.snapshot import Snapshot
 from edl_runtime.checkpoint.storage import Storage
 from edl_runtime.checkpoint.tensors import parse, pieces
 from edl_runtime.checkpoint.trying import patiently
-from edl_runtime.errors import DamagedCheckpointError, UnfinishedCheckpointError
+from edl_runtime.errors import DamagedCheckpointError, UnfinishedCheckpointError, UnreadableCheckpointError
 
 EXTRA = "extra.json"
 ARRAYS = ".safetensors"
@@ -51,15 +51,15 @@ def write_folder(storage: Storage, name: str, snapshot: Snapshot, answered: Call
 
 
 def read_info(storage: Storage, name: str) -> CheckpointInfo:
-    """Return what a folder's manifest says. Raises DamagedCheckpointError."""
+    """Return what a folder's manifest says. Raises UnreadableCheckpointError."""
     url = storage.url_of(name)
     try:
         with storage.open(name, MANIFEST) as file:
             content = file.read()
     except FileNotFoundError:
-        raise UnfinishedCheckpointError(url, [f"it has no {MANIFEST}"]) from None
+        raise UnfinishedCheckpointError(url, f"it has no {MANIFEST}") from None
     with _damaged_if_wrong(url, MANIFEST):
-        manifest = Manifest.decode(content)
+        manifest = Manifest.decode(content, url)
         if (manifest.generation, manifest.step) != position_of(name):
             raise ValueError(f"it is of step {manifest.step} in generation {manifest.generation}")
     return CheckpointInfo(url=url, name=name, manifest=manifest)
@@ -112,11 +112,13 @@ def _damaged_if_wrong(url: str, file: str) -> Iterator[None]:
     """Raise DamagedCheckpointError for a file that is not there, can't be read or holds something else."""
     try:
         yield
+    except UnreadableCheckpointError:
+        raise
     except FileNotFoundError:
-        raise DamagedCheckpointError(url, [f"{file} is missing"]) from None
+        raise DamagedCheckpointError(url, f"{file} is missing") from None
     except ValueError as error:
-        raise DamagedCheckpointError(url, [f"{file}: {error}"]) from error
+        raise DamagedCheckpointError(url, f"{file}: {error}") from error
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        raise DamagedCheckpointError(url, [f"{file}: {error}"]) from error
+        raise DamagedCheckpointError(url, f"{file}: {error}") from error

@@ -9,6 +9,8 @@ from typing import NamedTuple, Self
 
 import msgspec
 
+from edl_runtime.errors import UnknownFormatError
+
 FORMAT = 1
 """The version of the format that is written here. Others are refused."""
 
@@ -54,14 +56,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"files of other names: {', '.join(wrong)}")
 
     @classmethod
-    def decode(cls, content: bytes) -> Self:
-        """Read a manifest's file. Raises ValueError that says what is wrong with it."""
+    def decode(cls, content: bytes, url: str) -> Self:
+        """Read the manifest's file of the checkpoint at `url`.
+
+        Raises UnknownFormatError, and a ValueError that says what is wrong where its bytes are not those written.
+        """
         sealed = msgspec.json.decode(content, type=_Sealed)
         if zlib.crc32(sealed.manifest) != sealed.crc32:
             raise ValueError("other content than was written")
         version = msgspec.json.decode(sealed.manifest, type=_Version).format
         if version != FORMAT:
-            raise ValueError(f"format {version}, this version reads format {FORMAT}")
+            raise UnknownFormatError(url, version, FORMAT)
         return msgspec.json.decode(sealed.manifest, type=cls)
 
     def encode(self) -> bytes:

@@ -93,7 +93,7 @@ def test_trainers_under_fire_miss_nothing_and_double_nothing(
         assert "checkpoint.loaded" in group.logs()
     found = CheckpointStore(Checkpoint(url=str(kept))).load_newest()
     assert found is not None
-    _, snapshot = found
+    snapshot = found.snapshot
     counts = snapshot.arrays["model"]["counts"]
     often = np.rint(counts).astype(int)
     assert np.abs(counts - often).max() < 0.01

@@ -52,7 +52,7 @@ def test_a_half_uploaded_or_damaged_one_is_passed_by(bucket: str) -> None:
         found = store.load_newest()
     assert found is not None
     assert found[1].step == 1
-    assert [each.get("damage") for each in logs] == [None, ("model.safetensors: other content than was written",)]
+    assert [each.get("problem") for each in logs] == [None, "model.safetensors: other content than was written"]
     files().rm(model)
     with pytest.raises(DamagedCheckpointError, match=r"model\.safetensors is missing"):
         store.verify(flipped.name)

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
-from support.checkpoints.snapshots import is_whole, snapshot_at, steps_of, stored
+from support.checkpoints.snapshots import flip, is_whole, reformat, snapshot_at, steps_of, stored
 
 from edl_runtime.checkpoint import contents, files, storage
 from edl_runtime.checkpoint.files import read_checked, write_checked
@@ -31,6 +31,7 @@ from edl_runtime.errors import (
     NoWholeCheckpointError,
     SpecError,
     UnfinishedCheckpointError,
+    UnknownFormatError,
 )
 from edl_runtime.specs import Checkpoint
 
@@ -43,13 +44,6 @@ def folder_of(place: Path, step: int) -> Path:
     return found
 
 
-def flip(path: Path, at: int = -1) -> None:
-    """Change one bit of a file."""
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
-
-
 def test_what_was_written_is_loaded(tmp_path: Path) -> None:
     """Arrays, what else there is, and what the manifest tells of it."""
     store = stored(tmp_path / "new" / "place")
@@ -57,7 +51,7 @@ def test_what_was_written_is_loaded(tmp_path: Path) -> None:
     written = store.write(snapshot_at(step=25, generation=3))
     found = store.load_newest()
     assert found is not None
-    info, snapshot = found
+    info, snapshot, _ = found
     assert info == written == store.list()[0]
     assert (snapshot.generation, snapshot.step, snapshot.epoch, snapshot.metrics) == (3, 25, 2, {"loss": 1 / 26})
     assert is_whole(snapshot)
@@ -96,8 +90,41 @@ def test_a_damaged_one_is_passed_by(tmp_path: Path, file: str, harm: str) -> Non
     assert found is not None
     assert found[0].manifest.step == 1
     assert is_whole(found[1])
-    expected = "checkpoint.unfinished" if (file, harm) == (MANIFEST, "missing") else "checkpoint.damaged"
+    expected = "checkpoint.unfinished" if (file, harm) == (MANIFEST, "missing") else "checkpoint.unreadable"
     assert {(each["event"], each["url"]) for each in logs} == {(expected, str(folder_of(tmp_path, 2)))}
+
+
+def test_what_was_passed_by_is_known(tmp_path: Path) -> None:
+    """Whoever goes back to an older one can say how far, and why."""
+    store = stored(tmp_path, 1, 2, 3)
+    newest, middle = folder_of(tmp_path, 3), folder_of(tmp_path, 2)
+    flip(newest / MANIFEST, at=40)
+    flip(middle / "extra.json")
+    found = store.load_newest()
+    assert found is not None
+    assert [(error.url, error.problem.partition(":")[0]) for error in found.passed_by] == [
+        (str(newest), MANIFEST),
+        (str(middle), "extra.json"),
+    ]
+    fresh = stored(tmp_path, 4).load_newest()
+    assert fresh is not None
+    assert fresh.passed_by == ()
+
+
+def test_one_of_an_unknown_format_is_not_passed_by(tmp_path: Path) -> None:
+    """A later version wrote it, and training would go back behind it: the error says which version, and what to do."""
+    store = stored(tmp_path, 1, 2)
+    reformat(folder_of(tmp_path, 2), 7)
+    with pytest.raises(UnknownFormatError) as refused:
+        store.load_newest()
+    assert (refused.value.found, refused.value.known) == (7, 1)
+    assert str(refused.value).startswith(
+        f"checkpoint {folder_of(tmp_path, 2)} is of an unknown format: format 7, this version reads format 1; "
+    )
+    assert isinstance(refused.value, ValueError)  # wrong input: no other try would fare better
+    stored(tmp_path, 3)
+    assert (found := store.load_newest()) is not None
+    assert found[1].step == 3
 
 
 def test_damage_is_said(tmp_path: Path) -> None:
@@ -200,6 +227,25 @@ def test_what_was_left_unfinished_is_removed_once_nobody_writes_to_it(tmp_path: 
     assert list(store.prune()) == []
     assert set(store.prune(now=time.time() + LATER)) == {half_removed.name, draft.name}
     assert [path.name for path in tmp_path.iterdir()] == [folder_of(tmp_path, 2).name]
+
+
+@pytest.mark.parametrize("harm", ["of a later version", "flipped", "torn", "renamed"])
+def test_one_whose_manifest_can_not_be_read_is_never_removed(tmp_path: Path, harm: str) -> None:
+    """It is not abandoned: whoever wrote it has finished it, and its arrays may be all there."""
+    stored(tmp_path, 1, 2)
+    folder = folder_of(tmp_path, 1)
+    if harm == "of a later version":
+        reformat(folder, 2)
+    elif harm == "flipped":
+        flip(folder / MANIFEST, at=40)
+    elif harm == "torn":
+        os.truncate(folder / MANIFEST, 0)
+    else:
+        folder = folder.rename(tmp_path / folder.name.replace("step-000000001", "step-000000099"))
+    store = stored(tmp_path, 3, 4, keep_last=1)
+    store.prune(now=time.time() + LATER)
+    assert steps_of(store) == [4]
+    assert len(list(folder.iterdir())) == 4
 
 
 def test_one_that_comes_while_others_are_judged_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
