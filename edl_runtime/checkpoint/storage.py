@@ -79,7 +79,7 @@ class LocalStorage:
         return str(self._root / folder)
 
     def check(self) -> None:
-        self._root.mkdir(parents=True, exist_ok=True)
+        _make(self._root)
         probe = self._root / _probe()
         probe.write_bytes(b"probe")
         probe.unlink()
@@ -99,7 +99,8 @@ class LocalStorage:
     @contextlib.contextmanager
     def draft(self, folder: str) -> Iterator[Draft]:
         partial = self._root / draft_name(folder)
-        partial.mkdir(parents=True)
+        _make(self._root)
+        partial.mkdir()
         try:
             yield _LocalDraft(partial)
             _sync(partial)
@@ -225,6 +226,14 @@ def _probe() -> str:
 
 def _last(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
+
+
+def _make(folder: Path) -> None:
+    """Make a folder, and those above it that are missing; the entries of all that were are on the disk then."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in reversed(missing):
+        _sync(each.parent)
 
 
 def _sync(folder: Path) -> None:

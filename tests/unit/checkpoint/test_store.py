@@ -61,6 +61,28 @@ def test_what_was_written_is_loaded(tmp_path: Path) -> None:
     assert info.size_bytes == sum(path.stat().st_size for path in Path(info.url).iterdir() if path.name != MANIFEST)
 
 
+@pytest.mark.parametrize("first", ["a check", "a write"])
+def test_a_new_place_is_there_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    """Each folder made on the way has its entry synced, else a power cut takes the first checkpoint with its place."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    store = stored(tmp_path / "new" / "of" / "mine")
+    if first == "a check":
+        store.check()
+    else:
+        store.write(snapshot_at(1))
+    assert {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "of")} <= set(synced)
+    synced.clear()
+    store.write(snapshot_at(2))
+    assert str(tmp_path / "new" / "of") not in synced
+
+
 def test_where_nothing_is_nothing_is_found(tmp_path: Path) -> None:
     """As at a first start, where looking makes no folder; and where the first one was never finished."""
     store = stored(tmp_path / "place")
