@@ -470,9 +470,13 @@ class MissingExtraError(CheckpointStoreError):
 
 
 class UnreadableCheckpointError(CheckpointError):
-    """Raised when what is in a checkpoint's folder can't be loaded. `state`: what it is; `problem`: why it is that."""
+    """Raised when what is in a checkpoint's folder can't be loaded. `state`: what it is; `problem`: why it is that.
+
+    If it `is_draft` it has never been finished: it is being written, or its writer has died.
+    """
 
     state: ClassVar[str]
+    is_draft = False
 
     def __init__(self, url: str, problem: str) -> None:
         super().__init__(url, problem)
@@ -490,9 +494,15 @@ class DamagedCheckpointError(UnreadableCheckpointError):
 
 
 class UnfinishedCheckpointError(UnreadableCheckpointError):
-    """Raised when a checkpoint has no manifest: it is being written or removed, or whoever did that has died."""
+    """Raised when a checkpoint has no manifest: it is a draft, or is being removed, or has lost its manifest."""
 
     state = "unfinished"
+
+    def __init__(self, url: str, *, is_draft: bool) -> None:
+        draft = "it has no manifest.json yet: it is being written, or its writer has died"
+        other = "its manifest.json is gone: it is being removed, or somebody has taken the manifest away"
+        super().__init__(url, draft if is_draft else other)
+        self.is_draft = is_draft
 
 
 class UnknownFormatError(UnreadableCheckpointError, ValueError):
@@ -516,10 +526,10 @@ class UnknownFormatError(UnreadableCheckpointError, ValueError):
 class NoWholeCheckpointError(CheckpointError, ValueError):
     """Raised when all finished checkpoints at a place are damaged: a training would begin anew as if there were none.
 
-    `first`: what is wrong with the newest of them.
+    One that has lost its manifest is damaged, too. `first`: what is wrong with the newest of them.
     """
 
-    def __init__(self, url: str, damaged: int, first: DamagedCheckpointError) -> None:
+    def __init__(self, url: str, damaged: int, first: UnreadableCheckpointError) -> None:
         super().__init__(url, damaged, first)
         self.url = url
         self.damaged = damaged
@@ -528,7 +538,8 @@ class NoWholeCheckpointError(CheckpointError, ValueError):
     def __str__(self) -> str:
         return (
             f"no checkpoint at {self.url} is whole, {self.damaged} damaged: {self.first}. See "
-            f"`edl checkpoints verify {self.url}`; to begin anew remove them, or name another place (EDL_CHECKPOINT)"
+            f"`edl checkpoints verify {self.url}`; to begin anew remove them, or name another place (EDL_CHECKPOINT); "
+            "to go on bring back what is missing, as from a copy"
         )
 
 

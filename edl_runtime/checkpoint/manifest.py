@@ -17,6 +17,12 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 """The manifest's file name."""
 
+DRAFT = "draft"
+"""A file that an object store's folder has from its first byte until its manifest is there.
+
+One with neither has lost its manifest, or is being removed. On a file system a draft has another name instead.
+"""
+
 _NAME = re.compile(r"step-(\d{9,18})-gen-(\d{6,18})-[0-9a-f]{8}")
 _FILE = re.compile(r"[a-z0-9_-]+\.(safetensors|json)")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -38,7 +39,7 @@ class Restored(NamedTuple):
 
     info: CheckpointInfo
     snapshot: Snapshot
-    passed_by: tuple[DamagedCheckpointError, ...]
+    passed_by: tuple[UnreadableCheckpointError, ...]
 
 
 class CheckpointStore:
@@ -81,21 +82,28 @@ class CheckpointStore:
     def load_newest(self, known: Restored | None = None) -> Restored | None:
         """Return the newest that is whole, None where none has ever been finished.
 
-        One that is `known` from before is not read again. Damaged ones are passed by, with a warning. Raises
-        NoWholeCheckpointError when all are, and UnknownFormatError for one of another version that is newer than those.
+        One that is `known` from before is not read again. Damaged ones, those that have lost their manifest among them,
+        are passed by with a warning. Raises NoWholeCheckpointError when all are, and UnknownFormatError for one of
+        another version that is newer than the newest whole one.
         """
-        passed: dict[str, DamagedCheckpointError | UnfinishedCheckpointError] = {}
-        # listed anew each time: what goes missing while it is read may have been removed in favour of a newer one
-        while name := next((each for each in self.names() if each not in passed), None):
+        passed: dict[str, UnreadableCheckpointError] = {}
+        while True:
+            # listed anew each time: what goes missing while it is read may have been removed in favour of a newer one
+            names = self.names()
+            newer = list(takewhile(passed.__contains__, names))
+            damaged = tuple(passed[name] for name in newer if not passed[name].is_draft)
+            if len(newer) == len(names):
+                break
+            name = names[len(newer)]
             if known is not None and known.info.name == name:
                 return known
             try:
                 info = self.info(name)
-                return Restored(info, self.load(info), _damaged(passed))
+                return Restored(info, self.load(info), damaged)
             except (DamagedCheckpointError, UnfinishedCheckpointError) as error:
                 _log_unreadable(error)
                 passed[name] = error
-        if damaged := _damaged(passed):
+        if damaged:
             raise NoWholeCheckpointError(self.spec.url, len(damaged), damaged[0])
         return None
 
@@ -226,10 +234,6 @@ def _newest_first(folders: Iterable[str]) -> Sequence[str]:
     return sorted(filter(is_name, folders), key=lambda name: (position_of(name), name), reverse=True)
 
 
-def _damaged(passed: Mapping[str, UnreadableCheckpointError]) -> tuple[DamagedCheckpointError, ...]:
-    return tuple(error for error in passed.values() if isinstance(error, DamagedCheckpointError))
-
-
 @contextlib.contextmanager
 def _passing_by() -> Iterator[None]:
     try:
@@ -239,7 +243,7 @@ def _passing_by() -> Iterator[None]:
 
 
 def _log_unreadable(error: UnreadableCheckpointError) -> None:
-    if isinstance(error, UnfinishedCheckpointError):
+    if error.is_draft:
         log.info("checkpoint.unfinished", url=error.url)
     else:
         log.warning("checkpoint.unreadable", url=error.url, state=error.state, problem=error.problem)

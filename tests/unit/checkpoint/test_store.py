@@ -14,6 +14,7 @@ from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO, Self, cast
 
+import fsspec  # type: ignore[import-untyped]
 import msgspec
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from support.checkpoints.snapshots import flip, is_whole, reformat, snapshot_at,
 
 from edl_runtime.checkpoint import contents, files, storage
 from edl_runtime.checkpoint.files import read_checked, write_checked
-from edl_runtime.checkpoint.manifest import MANIFEST, CheckpointInfo
+from edl_runtime.checkpoint.manifest import DRAFT, MANIFEST, CheckpointInfo, Manifest
 from edl_runtime.checkpoint.store import ABANDONED_AFTER_S, CheckpointStore
 from edl_runtime.errors import (
     CheckpointStoreError,
@@ -84,14 +85,106 @@ def test_a_new_place_is_there_for_good(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_where_nothing_is_nothing_is_found(tmp_path: Path) -> None:
-    """As at a first start, where looking makes no folder; and where the first one was never finished."""
+    """As at a first start, where looking makes no folder."""
     store = stored(tmp_path / "place")
     assert store.load_newest() is None
     assert (list(store.list()), list(store.prune())) == ([], [])
     assert not (tmp_path / "place").exists()
-    store.write(snapshot_at(1))
-    (folder_of(tmp_path / "place", 1) / MANIFEST).unlink()
+
+
+@pytest.mark.parametrize("place", ["{}", "memory://interrupted"])
+def test_where_the_first_was_never_finished_nothing_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Its writer was killed: a training begins, and once it has a checkpoint, what was left behind is removed."""
+    store = stored(place.format(tmp_path))
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", killed)  # not even a local draft is cleaned up
+        patched.setattr(Manifest, "encode", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.write(snapshot_at(1))
+    (left,) = store._storage.folders()
     assert store.load_newest() is None
+    store.write(snapshot_at(2))
+    assert list(store.prune(now=time.time() + LATER)) == [left]
+    assert len(store._storage.folders()) == 1
+
+
+@pytest.mark.parametrize("place", ["{}", "memory://lost"])
+def test_where_all_manifests_are_gone_no_training_begins(tmp_path: Path, place: str) -> None:
+    """There were checkpoints, as their folders say, and the error says what to do; nothing of them is removed."""
+    store = stored(place.format(tmp_path), 1, 2)
+    fs, root = fsspec.core.url_to_fs(store.spec.url)
+    fs.rm([path for path in fs.find(root) if path.endswith(MANIFEST)])
+    left = fs.find(root)
+    assert len(left) == 6
+    with pytest.raises(NoWholeCheckpointError) as refused:
+        store.load_newest()
+    newest = store._storage.url_of(store.names()[0])
+    assert str(refused.value).startswith(
+        f"no checkpoint at {store.spec.url} is whole, 2 damaged: checkpoint {newest} is unfinished: its {MANIFEST} is "
+        "gone: it is being removed, or somebody has taken the manifest away. See `edl checkpoints verify"
+    )
+    assert list(store.prune(now=time.time() + LATER)) == []
+    assert fs.find(root) == left
+
+
+def test_one_that_is_finished_while_it_is_looked_at_is_none_without_a_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its manifest was not there yet, and its draft is no more."""
+    store = stored("memory://meanwhile")
+    real_open, looked = store._storage.open, list[str]()
+
+    def open_late(folder: str, file: str) -> BinaryIO:
+        looked.append(file)
+        if len(looked) == 1:
+            raise FileNotFoundError
+        return real_open(folder, file)
+
+    name = store.write(snapshot_at(1)).name
+    monkeypatch.setattr(store._storage, "open", open_late)
+    assert store.info(name).manifest.step == 1
+    assert looked == [MANIFEST, DRAFT, MANIFEST]
+
+
+def test_of_a_draft_that_is_removed_the_mark_goes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interruption leaves a draft, and not what looks as if it had lost its manifest."""
+    store = stored("memory://unmade")
+    fs = fsspec.filesystem("memory")
+    removed: list[str] = []
+    remove = fs.rm_file
+
+    def noted(path: str) -> None:
+        remove(path)
+        removed.append(path.rpartition("/")[2])
+
+    def fail(*_: object) -> None:
+        raise PermissionError("no more")
+
+    monkeypatch.setattr(type(fs), "rm_file", lambda _, path: noted(path))
+    monkeypatch.setattr(Manifest, "encode", fail)
+    with pytest.raises(CheckpointStoreError, match="no more"):
+        store.write(msgspec.structs.replace(snapshot_at(1), arrays={"a": {"b": np.zeros(1)}}))
+    assert sorted(removed) == ["a.safetensors", DRAFT, "extra.json"]
+    assert removed[-1] == DRAFT
+
+
+def test_a_lost_manifest_is_passed_by_aloud(tmp_path: Path) -> None:
+    """As any damage, where an older one is whole; one that is still being written is not."""
+    store = stored(tmp_path, 1, 2, 3)
+    (folder_of(tmp_path, 3) / MANIFEST).unlink()
+    (folder_of(tmp_path, 2) / MANIFEST).rename(folder_of(tmp_path, 2) / DRAFT)
+    with capture_logs() as logs:
+        found = store.load_newest()
+    assert found is not None
+    assert (found.snapshot.step, [error.url for error in found.passed_by]) == (1, [str(folder_of(tmp_path, 3))])
+    assert [(each["log_level"], each["url"]) for each in logs] == [
+        ("warning", str(folder_of(tmp_path, 3))),
+        ("info", str(folder_of(tmp_path, 2))),
+    ]
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "extra.json", MANIFEST])
@@ -112,8 +205,7 @@ def test_a_damaged_one_is_passed_by(tmp_path: Path, file: str, harm: str) -> Non
     assert found is not None
     assert found[0].manifest.step == 1
     assert is_whole(found[1])
-    expected = "checkpoint.unfinished" if (file, harm) == (MANIFEST, "missing") else "checkpoint.unreadable"
-    assert {(each["event"], each["url"]) for each in logs} == {(expected, str(folder_of(tmp_path, 2)))}
+    assert {(each["event"], each["url"]) for each in logs} == {("checkpoint.unreadable", str(folder_of(tmp_path, 2)))}
 
 
 def test_what_was_passed_by_is_known(tmp_path: Path) -> None:
@@ -174,9 +266,9 @@ def test_a_manifest_of_another_checkpoint_is_not_believed(tmp_path: Path) -> Non
 
 
 def test_where_all_are_damaged_none_is_passed_off_as_the_beginning(tmp_path: Path) -> None:
-    """The error says where, how many, what is wrong with the newest and what to do; unfinished ones count as none."""
+    """The error says where, how many, what is wrong with the newest and what to do; drafts count as none."""
     store = stored(tmp_path, 1, 2, 3)
-    (folder_of(tmp_path, 3) / MANIFEST).unlink()
+    (folder_of(tmp_path, 3) / MANIFEST).rename(folder_of(tmp_path, 3) / DRAFT)
     flip(folder_of(tmp_path, 2) / "model.safetensors")
     (folder_of(tmp_path, 1) / "extra.json").unlink()
     with pytest.raises(NoWholeCheckpointError) as refused:
