@@ -7,7 +7,7 @@ says what was given, what is allowed and what to do next.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -469,29 +469,67 @@ class MissingExtraError(CheckpointStoreError):
         return f"checkpoints at {self.url} need {self.extra}: {self.cause}"
 
 
-class DamagedCheckpointError(CheckpointError):
-    """Raised when a checkpoint is not what was written: `damage` says which files, and how."""
+class UnreadableCheckpointError(CheckpointError):
+    """Raised when what is in a checkpoint's folder can't be loaded. `state`: what it is; `problem`: why it is that.
 
-    def __init__(self, url: str, damage: Sequence[str]) -> None:
-        super().__init__(url, damage)
+    If it `is_draft` it has never been finished: it is being written, or its writer has died.
+    """
+
+    state: ClassVar[str]
+    is_draft = False
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(url, problem)
         self.url = url
-        self.damage = tuple(damage)
+        self.problem = problem
 
     def __str__(self) -> str:
-        return f"checkpoint {self.url} is damaged: {'; '.join(self.damage)}"
+        return f"checkpoint {self.url} is {self.state}: {self.problem}"
 
 
-class UnfinishedCheckpointError(DamagedCheckpointError):
-    """Raised when a checkpoint has no manifest: it is being written or removed, or whoever did that has died."""
+class DamagedCheckpointError(UnreadableCheckpointError):
+    """Raised when a checkpoint is not what was written: `problem` says which file, and how."""
+
+    state = "damaged"
+
+
+class UnfinishedCheckpointError(UnreadableCheckpointError):
+    """Raised when a checkpoint has no manifest: it is a draft, or is being removed, or has lost its manifest."""
+
+    state = "unfinished"
+
+    def __init__(self, url: str, *, is_draft: bool) -> None:
+        draft = "it has no manifest.json yet: it is being written, or its writer has died"
+        other = "its manifest.json is gone: it is being removed, or somebody has taken the manifest away"
+        super().__init__(url, draft if is_draft else other)
+        self.is_draft = is_draft
+
+
+class UnknownFormatError(UnreadableCheckpointError, ValueError):
+    """Raised when another version has written a checkpoint, in a format (`found`) that is not the one `known` here."""
+
+    state = "of an unknown format"
+
+    def __init__(self, url: str, found: int, known: int) -> None:
+        super().__init__(url, f"format {found}, this version reads format {known}")
+        self.args = (url, found, known)
+        self.found = found
+        self.known = known
+
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__()}; go on with the version of edl-airflow that wrote it, or name another place "
+            "(EDL_CHECKPOINT)"
+        )
 
 
 class NoWholeCheckpointError(CheckpointError, ValueError):
     """Raised when all finished checkpoints at a place are damaged: a training would begin anew as if there were none.
 
-    `first`: what is wrong with the newest of them.
+    One that has lost its manifest is damaged, too. `first`: what is wrong with the newest of them.
     """
 
-    def __init__(self, url: str, damaged: int, first: DamagedCheckpointError) -> None:
+    def __init__(self, url: str, damaged: int, first: UnreadableCheckpointError) -> None:
         super().__init__(url, damaged, first)
         self.url = url
         self.damaged = damaged
@@ -500,7 +538,8 @@ class NoWholeCheckpointError(CheckpointError, ValueError):
     def __str__(self) -> str:
         return (
             f"no checkpoint at {self.url} is whole, {self.damaged} damaged: {self.first}. See "
-            f"`edl checkpoints verify {self.url}`; to begin anew remove them, or name another place (EDL_CHECKPOINT)"
+            f"`edl checkpoints verify {self.url}`; to begin anew remove them, or name another place (EDL_CHECKPOINT); "
+            "to go on bring back what is missing, as from a copy"
         )
 
 

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 
 from edl_runtime.checkpoint.files import read_checked, write_checked
-from edl_runtime.checkpoint.manifest import FORMAT, MANIFEST, CheckpointInfo, Manifest, position_of
+from edl_runtime.checkpoint.manifest import DRAFT, FORMAT, MANIFEST, CheckpointInfo, Manifest, position_of
 from edl_runtime.checkpoint.snapshot import Snapshot
 from edl_runtime.checkpoint.storage import Storage
 from edl_runtime.checkpoint.tensors import parse, pieces
 from edl_runtime.checkpoint.trying import patiently
-from edl_runtime.errors import DamagedCheckpointError, UnfinishedCheckpointError
+from edl_runtime.errors import DamagedCheckpointError, UnfinishedCheckpointError, UnreadableCheckpointError
 
 EXTRA = "extra.json"
 ARRAYS = ".safetensors"
@@ -45,24 +45,30 @@ def write_folder(storage: Storage, name: str, snapshot: Snapshot, answered: Call
             created_at=time.time(),
             files=files,
         )
+        content = manifest.encode()
         with draft.create(MANIFEST) as file:
-            file.write(manifest.encode())
+            file.write(content)
     return CheckpointInfo(url=storage.url_of(name), name=name, manifest=manifest)
 
 
 def read_info(storage: Storage, name: str) -> CheckpointInfo:
-    """Return what a folder's manifest says. Raises DamagedCheckpointError."""
+    """Return what a folder's manifest says. Raises UnreadableCheckpointError."""
     url = storage.url_of(name)
-    try:
-        with storage.open(name, MANIFEST) as file:
-            content = file.read()
-    except FileNotFoundError:
-        raise UnfinishedCheckpointError(url, [f"it has no {MANIFEST}"]) from None
+    content = _manifest_of(storage, name)
     with _damaged_if_wrong(url, MANIFEST):
-        manifest = Manifest.decode(content)
+        manifest = Manifest.decode(content, url)
         if (manifest.generation, manifest.step) != position_of(name):
             raise ValueError(f"it is of step {manifest.step} in generation {manifest.generation}")
     return CheckpointInfo(url=url, name=name, manifest=manifest)
+
+
+def _manifest_of(storage: Storage, name: str) -> bytes:
+    for file in (MANIFEST, DRAFT, MANIFEST):  # twice: the draft may have been finished between the first two
+        with contextlib.suppress(FileNotFoundError), storage.open(name, file) as found:
+            if file == DRAFT:
+                raise UnfinishedCheckpointError(storage.url_of(name), is_draft=True)
+            return found.read()
+    raise UnfinishedCheckpointError(storage.url_of(name), is_draft=False)
 
 
 def read_files(
@@ -112,11 +118,13 @@ def _damaged_if_wrong(url: str, file: str) -> Iterator[None]:
     """Raise DamagedCheckpointError for a file that is not there, can't be read or holds something else."""
     try:
         yield
+    except UnreadableCheckpointError:
+        raise
     except FileNotFoundError:
-        raise DamagedCheckpointError(url, [f"{file} is missing"]) from None
+        raise DamagedCheckpointError(url, f"{file} is missing") from None
     except ValueError as error:
-        raise DamagedCheckpointError(url, [f"{file}: {error}"]) from error
+        raise DamagedCheckpointError(url, f"{file}: {error}") from error
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        raise DamagedCheckpointError(url, [f"{file}: {error}"]) from error
+        raise DamagedCheckpointError(url, f"{file}: {error}") from error

@@ -9,11 +9,19 @@ from typing import NamedTuple, Self
 
 import msgspec
 
+from edl_runtime.errors import UnknownFormatError
+
 FORMAT = 1
 """The version of the format that is written here. Others are refused."""
 
 MANIFEST = "manifest.json"
 """The manifest's file name."""
+
+DRAFT = "draft"
+"""A file that an object store's folder has from its first byte until its manifest is there.
+
+One with neither has lost its manifest, or is being removed. On a file system a draft has another name instead.
+"""
 
 _NAME = re.compile(r"step-(\d{9,18})-gen-(\d{6,18})-[0-9a-f]{8}")
 _FILE = re.compile(r"[a-z0-9_-]+\.(safetensors|json)")
@@ -54,14 +62,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"files of other names: {', '.join(wrong)}")
 
     @classmethod
-    def decode(cls, content: bytes) -> Self:
-        """Read a manifest's file. Raises ValueError that says what is wrong with it."""
+    def decode(cls, content: bytes, url: str) -> Self:
+        """Read the manifest's file of the checkpoint at `url`.
+
+        Raises UnknownFormatError, and a ValueError that says what is wrong where its bytes are not those written.
+        """
         sealed = msgspec.json.decode(content, type=_Sealed)
         if zlib.crc32(sealed.manifest) != sealed.crc32:
             raise ValueError("other content than was written")
         version = msgspec.json.decode(sealed.manifest, type=_Version).format
         if version != FORMAT:
-            raise ValueError(f"format {version}, this version reads format {FORMAT}")
+            raise UnknownFormatError(url, version, FORMAT)
         return msgspec.json.decode(sealed.manifest, type=cls)
 
     def encode(self) -> bytes:

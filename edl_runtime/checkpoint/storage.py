@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from edl_runtime.checkpoint.manifest import MANIFEST
+from edl_runtime.checkpoint.manifest import DRAFT, MANIFEST
 from edl_runtime.errors import MissingExtraError, SpecError
 
 READ_AT_ONCE = 1 << 23
@@ -50,15 +50,19 @@ class Storage(Protocol):
     def draft(self, folder: str) -> contextlib.AbstractContextManager[Draft]:
         """Make a folder, which holds all its files after the context; after an error in it, none if it can be removed.
 
-        Who is killed in between leaves a draft: a folder of another name, or one that lacks the files created last. So
-        does an error, in a place from which nothing can be removed; one that comes after the last file, a whole folder.
+        Who is killed in between leaves a draft: a folder of another name, or one that has the file DRAFT and lacks what
+        is created last. So does an error, in a place from which nothing can be removed; one that comes after the last
+        file, a whole folder.
         """
 
     def changed_at(self, folder: str) -> float:
         """Return the Unix time at which something last changed in a folder; now, if it has gone."""
 
     def remove(self, folder: str) -> None:
-        """Remove a folder, its manifest first: an interruption leaves a draft. Does nothing if it has gone."""
+        """Remove a folder, its manifest first: an interruption leaves nothing that looks whole, and of a draft a draft.
+
+        Does nothing if it has gone.
+        """
 
 
 def storage_at(url: str) -> Storage:
@@ -79,7 +83,7 @@ class LocalStorage:
         return str(self._root / folder)
 
     def check(self) -> None:
-        self._root.mkdir(parents=True, exist_ok=True)
+        _make(self._root)
         probe = self._root / _probe()
         probe.write_bytes(b"probe")
         probe.unlink()
@@ -99,7 +103,8 @@ class LocalStorage:
     @contextlib.contextmanager
     def draft(self, folder: str) -> Iterator[Draft]:
         partial = self._root / draft_name(folder)
-        partial.mkdir(parents=True)
+        _make(self._root)
+        partial.mkdir()
         try:
             yield _LocalDraft(partial)
             _sync(partial)
@@ -137,6 +142,8 @@ class _LocalDraft:
 
 class ObjectStorage:
     """Folders in a store that fsspec knows. It need not rename: what is created last makes a folder complete.
+
+    A draft says that it is one by a file, removed at its end: beside a manifest it means nothing.
 
     Where the store is and who may use it is said as its own library has it, as in AWS_ENDPOINT_URL_S3.
     """
@@ -181,12 +188,16 @@ class ObjectStorage:
 
     @contextlib.contextmanager
     def draft(self, folder: str) -> Iterator[Draft]:
+        mark = f"{self.url_of(folder)}/{DRAFT}"
         try:
+            self._fs.pipe_file(mark, b"")
             yield _ObjectDraft(self._fs, self.url_of(folder))
         except Exception:
             with contextlib.suppress(Exception):  # what is left is a draft or whole; the first error is the one to tell
                 self.remove(folder)
             raise
+        with contextlib.suppress(Exception):  # it is whole, whatever else is in it
+            self._fs.rm_file(mark)
 
     def changed_at(self, folder: str) -> float:
         files = self._fs.find(self.url_of(folder))
@@ -196,6 +207,8 @@ class ObjectStorage:
         url = self.url_of(folder)
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(f"{url}/{MANIFEST}")
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm([file for file in self._fs.find(url) if _last(file) != DRAFT])
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm(url, recursive=True)
 
@@ -225,6 +238,14 @@ def _probe() -> str:
 
 def _last(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
+
+
+def _make(folder: Path) -> None:
+    """Make a folder, and those above it that are missing; the entries of all that were are on the disk then."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in reversed(missing):
+        _sync(each.parent)
 
 
 def _sync(folder: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import ParamSpec, TypeVar
+from itertools import takewhile
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import structlog
@@ -16,7 +17,12 @@ from edl_runtime.checkpoint.retention import kept_for_good
 from edl_runtime.checkpoint.snapshot import Snapshot
 from edl_runtime.checkpoint.storage import finished_name, storage_at
 from edl_runtime.checkpoint.trying import in_our_words, trying
-from edl_runtime.errors import DamagedCheckpointError, NoWholeCheckpointError, UnfinishedCheckpointError
+from edl_runtime.errors import (
+    DamagedCheckpointError,
+    NoWholeCheckpointError,
+    UnfinishedCheckpointError,
+    UnreadableCheckpointError,
+)
 from edl_runtime.specs import Checkpoint
 
 ABANDONED_AFTER_S = 3600.0
@@ -26,6 +32,14 @@ log = structlog.get_logger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Restored(NamedTuple):
+    """The newest checkpoint that is whole, what it holds, and what is wrong with newer ones, of the newest first."""
+
+    info: CheckpointInfo
+    snapshot: Snapshot
+    passed_by: tuple[UnreadableCheckpointError, ...]
 
 
 class CheckpointStore:
@@ -65,26 +79,30 @@ class CheckpointStore:
         self._written = info.name
         return info
 
-    def load_newest(
-        self, known: tuple[CheckpointInfo, Snapshot] | None = None
-    ) -> tuple[CheckpointInfo, Snapshot] | None:
-        """Return the newest that is whole and what it holds, None where none has ever been finished.
+    def load_newest(self, known: Restored | None = None) -> Restored | None:
+        """Return the newest that is whole, None where none has ever been finished.
 
-        One that is `known` from before is not read again. Damaged ones are passed by. Raises NoWholeCheckpointError
-        when all are.
+        One that is `known` from before is not read again. Damaged ones, those that have lost their manifest among them,
+        are passed by with a warning. Raises NoWholeCheckpointError when all are, and UnknownFormatError for one of
+        another version that is newer than the newest whole one.
         """
-        passed: dict[str, DamagedCheckpointError] = {}
-        # listed anew each time: what goes missing while it is read may have been removed in favour of a newer one
-        while name := next((each for each in self.names() if each not in passed), None):
-            if known is not None and known[0].name == name:
+        passed: dict[str, UnreadableCheckpointError] = {}
+        while True:
+            # listed anew each time: what goes missing while it is read may have been removed in favour of a newer one
+            names = self.names()
+            newer = list(takewhile(passed.__contains__, names))
+            damaged = tuple(passed[name] for name in newer if not passed[name].is_draft)
+            if len(newer) == len(names):
+                break
+            name = names[len(newer)]
+            if known is not None and known.info.name == name:
                 return known
             try:
                 info = self.info(name)
-                return info, self.load(info)
-            except DamagedCheckpointError as error:
-                _log_damaged(error)
+                return Restored(info, self.load(info), damaged)
+            except (DamagedCheckpointError, UnfinishedCheckpointError) as error:
+                _log_unreadable(error)
                 passed[name] = error
-        damaged = [error for error in passed.values() if not isinstance(error, UnfinishedCheckpointError)]
         if damaged:
             raise NoWholeCheckpointError(self.spec.url, len(damaged), damaged[0])
         return None
@@ -94,25 +112,25 @@ class CheckpointStore:
         return snapshot_of(info, self._read(info, keep=True))
 
     def verify(self, name: str) -> CheckpointInfo:
-        """Return a checkpoint of which every byte is as it was written. Raises DamagedCheckpointError."""
+        """Return a checkpoint of which every byte is as it was written. Raises UnreadableCheckpointError."""
         info = self.info(name)
         self._read(info, keep=False)
         return info
 
     def info(self, name: str) -> CheckpointInfo:
-        """Return what a checkpoint's manifest says. Raises DamagedCheckpointError."""
+        """Return what a checkpoint's manifest says. Raises UnreadableCheckpointError."""
         return self._ask(read_info, self._storage, name)
 
     def list(self) -> Sequence[CheckpointInfo]:
-        """Return all that have a manifest. Their files are not read: `verify` does."""
+        """Return all that have a manifest that can be read. Their files are not read: `verify` does."""
         found = []
         for name in self.names():
-            with _passing_by_damaged():
+            with _passing_by():
                 found.append(self.info(name))
         return found
 
     def names(self) -> Sequence[str]:
-        """Return the names of all, unfinished and damaged ones too."""
+        """Return the names of all, unfinished, damaged and unknown ones too."""
         return _newest_first(self._folders())
 
     def prune(self, *, now: float | None = None, dry_run: bool = False) -> Sequence[str]:
@@ -120,15 +138,16 @@ class CheckpointStore:
 
         The newest whole one stays with those before it, `keep_last` in all, and with newer ones that have a manifest;
         so does what this store reads or writes at this moment, and what it has written last, though a later generation
-        writes here. As long as none is whole, all stay. Whether older ones are whole is not looked at. Each loses its
-        manifest first: an interruption leaves nothing that looks whole. `now` is a Unix time.
+        writes here. As long as none is whole, all stay. Whether older ones are whole is not looked at. One with a
+        manifest that can't be read is not abandoned, and stays for good: its arrays may be all there, and another
+        version may know its format. Each loses its manifest first: an interruption leaves nothing that looks whole.
+        `now` is a Unix time.
         """
         folders = self._folders()  # once: what another process adds from here on is not judged
-        finished = [name for name in _newest_first(folders) if self._is_finished(name)]
+        finished, unfinished = self._judged(folders)
         newest = self._newest_kept(finished)
         if not newest:
             return []
-        unfinished = set(folders).difference(finished)
         doomed = [*self._old(finished, newest), *self._abandoned(unfinished, time.time() if now is None else now)]
         for name in doomed if not dry_run else ():
             self._ask(self._storage.remove, name)
@@ -154,7 +173,7 @@ class CheckpointStore:
     def _newest_kept(self, finished: Sequence[str]) -> Sequence[str]:
         sound = [name for name in finished if self._whole.get(name, True)]
         for place, name in enumerate(sound):
-            with _passing_by_damaged():
+            with _passing_by():
                 if name not in self._whole:
                     self.verify(name)
                 return sound[place : place + self.spec.keep_last]
@@ -179,14 +198,20 @@ class CheckpointStore:
                 found.append(folder)
         return found
 
-    def _is_finished(self, name: str) -> bool:
-        if name not in self._finished:
+    def _judged(self, folders: Iterable[str]) -> tuple[Sequence[str], Sequence[str]]:
+        """Return those that have a manifest, newest first, and the unfinished ones, drafts among them."""
+        finished, unfinished = [], [folder for folder in folders if finished_name(folder) != folder]
+        for name in _newest_first(folders):
             try:
-                self.info(name)
-            except DamagedCheckpointError:
-                return False
-            self._finished.add(name)
-        return True
+                if name not in self._finished:
+                    self.info(name)
+                self._finished.add(name)
+                finished.append(name)
+            except UnfinishedCheckpointError:
+                unfinished.append(name)
+            except UnreadableCheckpointError:
+                pass  # neither: somebody finished it
+        return finished, unfinished
 
     def _folders(self) -> Sequence[str]:
         return self._ask(self._storage.folders)
@@ -210,15 +235,15 @@ def _newest_first(folders: Iterable[str]) -> Sequence[str]:
 
 
 @contextlib.contextmanager
-def _passing_by_damaged() -> Iterator[None]:
+def _passing_by() -> Iterator[None]:
     try:
         yield
-    except DamagedCheckpointError as error:
-        _log_damaged(error)
+    except UnreadableCheckpointError as error:
+        _log_unreadable(error)
 
 
-def _log_damaged(error: DamagedCheckpointError) -> None:
-    if isinstance(error, UnfinishedCheckpointError):
+def _log_unreadable(error: UnreadableCheckpointError) -> None:
+    if error.is_draft:
         log.info("checkpoint.unfinished", url=error.url)
     else:
-        log.warning("checkpoint.damaged", url=error.url, damage=error.damage)
+        log.warning("checkpoint.unreadable", url=error.url, state=error.state, problem=error.problem)

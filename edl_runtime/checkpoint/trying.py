@@ -20,6 +20,7 @@ _LASTING = {
     errno.EFBIG,
     errno.ENOENT,
     errno.ENOTDIR,
+    errno.EEXIST,
 }
 
 _asking = stamina.RetryingCaller(attempts=3, wait_initial=0.2, wait_max=2.0, timeout=20.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -11,11 +11,14 @@ import click
 import msgspec
 import structlog
 
-from edl_runtime.checkpoint.manifest import CheckpointInfo
+from edl_runtime.checkpoint.manifest import CheckpointInfo, position_of
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.cli.tables import print_table
-from edl_runtime.errors import DamagedCheckpointError, SpecError, UnfinishedCheckpointError
+from edl_runtime.errors import SpecError, UnfinishedCheckpointError, UnreadableCheckpointError
 from edl_runtime.specs import Checkpoint
+
+Seen = CheckpointInfo | UnreadableCheckpointError
+"""A checkpoint, or why there is none in a folder that has the name of one."""
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _url = click.argument("url")
@@ -36,13 +39,18 @@ def checkpoints() -> None:
 @_url
 @_as_json
 def ls(url: str, *, as_json: bool) -> None:
-    """Show the checkpoints at URL, newest first, as their manifests have them."""
-    infos = CheckpointStore(Checkpoint(url=url)).list()
+    """Show the checkpoints at URL, newest first, as their manifests have them.
+
+    For one whose manifest can't be read its name says generation and step, and PROBLEM what is wrong with it. Their
+    files are not read: `edl checkpoints verify` does.
+    """
+    store = CheckpointStore(Checkpoint(url=url))
+    found = [(name, _seen(store.info, name)) for name in store.names()]
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode([_plain(info) for info in infos])))
-    elif infos:
-        headings = ["GENERATION", "STEP", "EPOCH", "INSTANCES", "CREATED", "MB", "METRICS", "NAME"]
-        print_table(headings, [_row(info) for info in infos])
+        click.echo(msgspec.json.format(msgspec.json.encode([_plain(name, seen) for name, seen in found])))
+    elif found:
+        headings = ["GENERATION", "STEP", "EPOCH", "INSTANCES", "CREATED", "MB", "METRICS", "NAME", "PROBLEM"]
+        print_table(headings, [_row(name, seen) for name, seen in found])
     else:
         click.echo(f"no checkpoints at {url}")
 
@@ -53,20 +61,24 @@ def ls(url: str, *, as_json: bool) -> None:
 def verify(url: str, *, as_json: bool) -> None:
     """Read all checkpoints at URL and say which are whole.
 
-    Exit status 1 if one is damaged, or none is whole. One without a manifest is being written or removed, or was never
-    finished: it is said, and is no damage.
+    Exit status 1 if one is damaged or of an unknown format, or none is whole. One without a manifest is being written
+    or removed, or was never finished: it is said, and is no damage.
     """
     store = CheckpointStore(Checkpoint(url=url))
-    found = [(name, *_state(store, name)) for name in store.names()]
+    found = [(name, _seen(store.verify, name)) for name in store.names()]
+    states = [
+        (name, "whole", "") if isinstance(seen, CheckpointInfo) else (name, seen.state, seen.problem)
+        for name, seen in found
+    ]
     if as_json:
-        views = [{"name": name, "state": state, "damage": damage} for name, state, damage in found]
+        views = [{"name": name, "state": state, "problem": problem} for name, state, problem in states]
         click.echo(msgspec.json.format(msgspec.json.encode(views)))
     elif found:
-        print_table(["NAME", "STATE", "DAMAGE"], [[name, state, "\n".join(damage)] for name, state, damage in found])
+        print_table(["NAME", "STATE", "PROBLEM"], states)
     else:
         click.echo(f"no checkpoints at {url}")
-    states = {state for _, state, _ in found}
-    if "damaged" in states or "whole" not in states:
+    kinds = {type(seen) for _, seen in found}
+    if CheckpointInfo not in kinds or not kinds <= {CheckpointInfo, UnfinishedCheckpointError}:
         sys.exit(1)
 
 
@@ -79,7 +91,8 @@ def verify(url: str, *, as_json: bool) -> None:
 def prune(url: str, *, keep_last: int, keep_every: int | None, dry_run: bool, as_json: bool) -> None:
     """Remove old checkpoints at URL, and what was left unfinished more than an hour ago.
 
-    The newest is read before anything is removed: while none is whole, all stay.
+    The newest is read before anything is removed: while none is whole, all stay. One that was finished, but has a
+    manifest that can't be read, stays, too: `edl checkpoints ls` says what is wrong with it.
     """
     store = CheckpointStore(Checkpoint(url=url, keep_last=keep_last, keep_every=keep_every))
     if not store.exists():
@@ -95,23 +108,25 @@ def prune(url: str, *, keep_last: int, keep_every: int | None, dry_run: bool, as
         click.echo(f"nothing to remove at {url}")
 
 
-def _state(store: CheckpointStore, name: str) -> tuple[str, Sequence[str]]:
+def _seen(look: Callable[[str], CheckpointInfo], name: str) -> Seen:
     try:
-        store.verify(name)
-    except UnfinishedCheckpointError as error:
-        return "unfinished", error.damage
-    except DamagedCheckpointError as error:
-        return "damaged", error.damage
-    return "whole", ()
+        return look(name)
+    except UnreadableCheckpointError as error:
+        return error
 
 
-def _plain(info: CheckpointInfo) -> dict[str, Any]:
-    return {"url": info.url, "name": info.name, "size_bytes": info.size_bytes, **msgspec.to_builtins(info.manifest)}
+def _plain(name: str, seen: Seen) -> dict[str, Any]:
+    if isinstance(seen, UnreadableCheckpointError):
+        return {"url": seen.url, "name": name, **position_of(name)._asdict(), "problem": seen.problem}
+    known = {"size_bytes": seen.size_bytes, **msgspec.to_builtins(seen.manifest)}
+    return {"url": seen.url, "name": name, **known, "problem": ""}
 
 
-def _row(info: CheckpointInfo) -> list[str]:
-    manifest = info.manifest
+def _row(name: str, seen: Seen) -> list[str]:
+    if isinstance(seen, UnreadableCheckpointError):
+        return [*map(str, position_of(name)), "", "", "", "", "", name, seen.problem]
+    manifest = seen.manifest
     created = datetime.fromtimestamp(manifest.created_at).astimezone()
     metrics = " ".join(f"{name}={value:g}" for name, value in manifest.metrics.items())
     numbers = [manifest.generation, manifest.step, manifest.epoch, manifest.world_size]
-    return [*map(str, numbers), f"{created:%Y-%m-%d %H:%M:%S}", f"{info.size_bytes / 1e6:.1f}", metrics, info.name]
+    return [*map(str, numbers), f"{created:%Y-%m-%d %H:%M:%S}", f"{seen.size_bytes / 1e6:.1f}", metrics, name, ""]

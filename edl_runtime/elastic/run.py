@@ -124,7 +124,7 @@ class Run:
           None, never: then the script may, in its loop, where a rank may have no batch.
 
         Raises OtherModelError for a checkpoint of another model, NoWholeCheckpointError when those there are damaged,
-        SpecError for what can't be trained so.
+        UnknownFormatError for one that another version wrote, SpecError for what can't be trained so.
         """
         import paddle
 

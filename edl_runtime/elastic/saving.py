@@ -8,7 +8,7 @@ from collections.abc import Callable
 from edl_runtime.checkpoint.manifest import CheckpointInfo, position_of
 from edl_runtime.checkpoint.schedule import Schedule
 from edl_runtime.checkpoint.snapshot import Arrays, Snapshot
-from edl_runtime.checkpoint.store import CheckpointStore
+from edl_runtime.checkpoint.store import CheckpointStore, Restored
 from edl_runtime.checkpoint.tensors import check_types
 from edl_runtime.checkpoint.writer import CheckpointWriter
 from edl_runtime.elastic.link import Link
@@ -18,6 +18,9 @@ from edl_runtime.specs import Checkpoint
 
 CLOSE_LIMIT_S = 60.0
 """How long the end of a training waits for a checkpoint that is being written."""
+
+MOST_TOLD = 3
+"""Damaged checkpoints that are named when a training goes back behind them."""
 
 Capture = Callable[[], Snapshot]
 
@@ -34,7 +37,7 @@ class Saver:
         self._store = None if spec is None else CheckpointStore(spec, answered=link.moved)
         self._writer: CheckpointWriter | None = None
         self._schedule: Schedule | None = None
-        self._found: tuple[CheckpointInfo, Snapshot] | None = None
+        self._found: Restored | None = None
         if self._store is not None:
             self._store.check()
 
@@ -48,13 +51,25 @@ class Saver:
         newest = [] if self._store is None else self._store.names()[:1]
         return position_of(newest[0]).generation if newest else 0
 
-    def newest(self) -> tuple[CheckpointInfo, Snapshot] | None:
-        """Return the newest that is whole, and what it holds. Raises as `CheckpointStore.load_newest`.
+    def newest(self) -> Restored | None:
+        """Return the newest that is whole. Raises as `CheckpointStore.load_newest`.
 
         It is kept until `begin`, and not read again as long as it is the newest.
         """
         self._found = None if self._store is None else self._store.load_newest(self._found)
         return self._found
+
+    def tell_passed_by(self, found: Restored) -> None:
+        """Say that a training goes back to this one, if newer ones are damaged: what they hold is trained again."""
+        if found.passed_by:
+            what = "; ".join(map(str, found.passed_by[:MOST_TOLD]))
+            more = len(found.passed_by) - MOST_TOLD
+            rest = f"; and {more} more" if more > 0 else ""
+            place = found.info.url.rpartition("/")[0]
+            text = (
+                f"training goes back to step {found.info.manifest.step}: {what}{rest}. See `edl checkpoints ls {place}`"
+            )
+            self._link.say(Note(text=text))
 
     def begin(self, step: int, unsaved_s: float) -> None:
         """Count from this step when checkpoints are due, `unsaved_s` after the last; go on if that has been begun.

@@ -336,9 +336,9 @@ class Training:
         found = self._saver.newest()
         if found is None:
             return self.standing.snapshot("start")
-        info, snapshot = found
-        log.info("checkpoint.loaded", url=info.url, step=snapshot.step)
-        return from_checkpoint(snapshot)
+        log.info("checkpoint.loaded", url=found.info.url, step=found.snapshot.step)
+        self._saver.tell_passed_by(found)
+        return from_checkpoint(found.snapshot)
 
     def _follow_size(self, join: Join) -> None:
         standing, before = self.standing, self.standing.scale

@@ -112,6 +112,6 @@ def test_trainers_under_fire_miss_nothing_and_double_nothing(
         assert "checkpoint.loaded" in group.logs()
     found = CheckpointStore(Checkpoint(url=str(kept))).load_newest()
     assert found is not None
-    _, snapshot = found
+    snapshot = found.snapshot
     assert lost_and_doubled(snapshot.arrays["model"]["counts"]) == ([], [])
     assert msgspec.convert(snapshot.extra["samples"], int) == SAMPLES

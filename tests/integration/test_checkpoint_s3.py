@@ -14,9 +14,14 @@ from support.object_store import files
 
 from edl_runtime.checkpoint import contents
 from edl_runtime.checkpoint.files import write_checked
-from edl_runtime.checkpoint.manifest import MANIFEST, FileRecord
+from edl_runtime.checkpoint.manifest import DRAFT, MANIFEST, FileRecord
 from edl_runtime.checkpoint.store import ABANDONED_AFTER_S, CheckpointStore
-from edl_runtime.errors import CheckpointStoreError, DamagedCheckpointError
+from edl_runtime.errors import (
+    CheckpointStoreError,
+    DamagedCheckpointError,
+    NoWholeCheckpointError,
+    UnfinishedCheckpointError,
+)
 from edl_runtime.specs import Checkpoint
 
 LATER = 2 * ABANDONED_AFTER_S
@@ -46,13 +51,13 @@ def test_a_half_uploaded_or_damaged_one_is_passed_by(bucket: str) -> None:
     half, flipped, _ = store.list()
     model = f"{flipped.url}/model.safetensors"
     content = files().cat_file(model)
-    files().rm(f"{half.url}/{MANIFEST}")
+    files().mv(f"{half.url}/{MANIFEST}", f"{half.url}/{DRAFT}")
     files().pipe_file(model, content[:500] + bytes([content[500] ^ 1]) + content[501:])
     with capture_logs() as logs:
         found = store.load_newest()
     assert found is not None
     assert found[1].step == 1
-    assert [each.get("damage") for each in logs] == [None, ("model.safetensors: other content than was written",)]
+    assert [each.get("problem") for each in logs] == [None, "model.safetensors: other content than was written"]
     files().rm(model)
     with pytest.raises(DamagedCheckpointError, match=r"model\.safetensors is missing"):
         store.verify(flipped.name)
@@ -75,6 +80,20 @@ def test_an_upload_that_breaks_off_leaves_nothing(bucket: str, monkeypatch: pyte
     with pytest.raises(CheckpointStoreError, match="no more"):
         stored(bucket).write(snapshot_at(1))
     assert files().find(bucket) == []
+
+
+def test_where_all_manifests_are_gone_no_training_begins(bucket: str) -> None:
+    """Unlike where the first was never finished: that one is marked as a draft from its first byte."""
+    store = stored(bucket)
+    with store._storage.draft("step-000000001-gen-000001-0a1b2c3d") as draft:
+        with draft.create("model.safetensors") as file:
+            file.write(b"half")
+        assert store.load_newest() is None
+        with pytest.raises(UnfinishedCheckpointError, match="is being written, or its writer has died"):
+            store.info("step-000000001-gen-000001-0a1b2c3d")
+    files().rm(f"{store.write(snapshot_at(2)).url}/{MANIFEST}")
+    with pytest.raises(NoWholeCheckpointError, match=f"2 damaged: .* its {MANIFEST} is gone"):
+        store.load_newest()
 
 
 def test_a_bucket_that_is_not_there_is_told_at_the_start(bucket: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.checkpoints.snapshots import steps_of, stored
+from support.checkpoints.snapshots import flip, reformat, steps_of, stored
 from support.edl_command import Edl, edl_command
 
 from edl_runtime.checkpoint.manifest import MANIFEST
@@ -26,12 +26,53 @@ def test_they_are_shown_newest_first(tmp_path: Path, edl: Edl) -> None:
     code, printed, _ = edl("ls", tmp_path)
     heading, *lines = printed.splitlines()
     assert code == 0
-    assert heading.split() == ["GENERATION", "STEP", "EPOCH", "INSTANCES", "CREATED", "MB", "METRICS", "NAME"]
+    assert heading.split() == [
+        "GENERATION",
+        "STEP",
+        "EPOCH",
+        "INSTANCES",
+        "CREATED",
+        "MB",
+        "METRICS",
+        "NAME",
+        "PROBLEM",
+    ]
     assert [line.split()[1] for line in lines] == ["123", "7"]
-    assert lines[0].endswith(store.list()[0].name)
+    assert lines[0].rstrip().endswith(store.list()[0].name)
     (newest, _) = json.loads(edl("ls", tmp_path, "--json")[1])
     assert (newest["url"], newest["step"], newest["epoch"]) == (store.list()[0].url, 123, 12)
     assert newest["metrics"] == {"loss": 1 / 124}
+
+
+def test_those_that_can_not_be_read_are_shown_with_what_is_wrong(tmp_path: Path, edl: Edl) -> None:
+    """At their place among the others; `verify` says so, too, and removes nothing."""
+    damaged, later, _ = (Path(info.url) for info in stored(tmp_path, 1, 2, 3).list())
+    flip(damaged / MANIFEST, at=40)
+    reformat(later, 2)
+    code, printed, _ = edl("ls", tmp_path)
+    assert code == 0
+    first, second, third = printed.splitlines()[1:]
+    assert first.split()[:2] == ["1", "3"]
+    assert f"{damaged.name}  {MANIFEST}: other content than was written" in first
+    assert f"{later.name}  format 2, this version reads format 1" in second
+    assert third.split()[1] == "1"
+    views = json.loads(edl("ls", tmp_path, "--json")[1])
+    assert [(view["step"], "format" in view, bool(view["problem"])) for view in views] == [
+        (3, False, True),
+        (2, False, True),
+        (1, True, False),
+    ]
+    code, printed, _ = edl("verify", tmp_path, "--json")
+    assert code == 1
+    assert [view["state"] for view in json.loads(printed)] == ["damaged", "of an unknown format", "whole"]
+    assert edl("prune", tmp_path, "--keep-last", "1")[1] == f"nothing to remove at {tmp_path}\n"
+
+
+def test_one_of_an_unknown_format_is_not_verified(tmp_path: Path, edl: Edl) -> None:
+    """Exit status 1: a training would not go on from it."""
+    newest = stored(tmp_path, 1, 2).list()[0]
+    reformat(Path(newest.url), 2)
+    assert edl("verify", tmp_path)[0] == 1
 
 
 @pytest.mark.parametrize(("verb", "status"), [("ls", 0), ("verify", 1)])
@@ -58,7 +99,7 @@ def test_damage_is_found_and_named(tmp_path: Path, edl: Edl, file: str) -> None:
     assert code == 1
     damaged, whole = json.loads(printed)
     assert (damaged["name"], damaged["state"], whole["state"]) == (newest.name, "damaged", "whole")
-    assert damaged["damage"][0].startswith(f"{file}: ")
+    assert damaged["problem"].startswith(f"{file}: ")
     assert file in edl("verify", tmp_path)[1]
 
 

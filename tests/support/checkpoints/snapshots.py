@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
+from edl_runtime.checkpoint.manifest import MANIFEST
 from edl_runtime.checkpoint.snapshot import Snapshot
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.specs import Checkpoint
@@ -45,3 +48,18 @@ def stored(place: Path | str, *steps: int, generation: int = 1, keep_last: int =
 def steps_of(store: CheckpointStore) -> list[int]:
     """Return the steps of which there are checkpoints, newest first."""
     return [info.manifest.step for info in store.list()]
+
+
+def flip(path: Path, at: int = -1) -> None:
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def reformat(folder: Path, number: int) -> None:
+    """Have a checkpoint's manifest say that it is of this format, as a later version writes it."""
+    manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())["manifest"] | {"format": number}
+    encoded = msgspec.json.encode(manifest)
+    sealed = {"manifest": msgspec.Raw(encoded), "crc32": zlib.crc32(encoded)}
+    (folder / MANIFEST).write_bytes(msgspec.json.encode(sealed))

@@ -14,7 +14,7 @@ from safetensors.numpy import load, save, save_file
 
 from edl_runtime.checkpoint.manifest import FileRecord, Manifest, Position, is_name, new_name, position_of
 from edl_runtime.checkpoint.tensors import parse, pieces
-from edl_runtime.errors import SpecError
+from edl_runtime.errors import SpecError, UnknownFormatError
 
 DTYPES = [np.dtype(name) for name in ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?", "c8")]
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -116,7 +116,7 @@ MANIFEST = Manifest(
 
 def test_a_manifest_is_read_as_it_was_written() -> None:
     """All of it."""
-    assert Manifest.decode(MANIFEST.encode()) == MANIFEST
+    assert Manifest.decode(MANIFEST.encode(), "there") == MANIFEST
 
 
 def test_no_byte_of_it_can_be_another() -> None:
@@ -126,7 +126,7 @@ def test_no_byte_of_it_can_be_another() -> None:
         changed = bytearray(content)
         changed[at] ^= 1
         try:
-            found = Manifest.decode(bytes(changed))
+            found = Manifest.decode(bytes(changed), "there")
         except ValueError:
             continue
         assert found == MANIFEST
@@ -137,13 +137,13 @@ def test_no_part_of_it_is_one() -> None:
     content = MANIFEST.encode()
     for length in range(len(content)):
         with pytest.raises(ValueError, match=r"."):
-            Manifest.decode(content[:length])
+            Manifest.decode(content[:length], "there")
 
 
 def test_another_format_is_refused_by_its_number() -> None:
     """One of a later version may mean something else."""
-    with pytest.raises(ValueError, match="format 2, this version reads format 1"):
-        Manifest.decode(msgspec.structs.replace(MANIFEST, format=2).encode())
+    with pytest.raises(UnknownFormatError, match=r"there .* format 2, this version reads format 1"):
+        Manifest.decode(msgspec.structs.replace(MANIFEST, format=2).encode(), "there")
 
 
 @pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "model.pkl", ""])

@@ -14,15 +14,16 @@ from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO, Self, cast
 
+import fsspec  # type: ignore[import-untyped]
 import msgspec
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
-from support.checkpoints.snapshots import is_whole, snapshot_at, steps_of, stored
+from support.checkpoints.snapshots import flip, is_whole, reformat, snapshot_at, steps_of, stored
 
 from edl_runtime.checkpoint import contents, files, storage
 from edl_runtime.checkpoint.files import read_checked, write_checked
-from edl_runtime.checkpoint.manifest import MANIFEST, CheckpointInfo
+from edl_runtime.checkpoint.manifest import DRAFT, MANIFEST, CheckpointInfo, Manifest
 from edl_runtime.checkpoint.store import ABANDONED_AFTER_S, CheckpointStore
 from edl_runtime.errors import (
     CheckpointStoreError,
@@ -31,6 +32,7 @@ from edl_runtime.errors import (
     NoWholeCheckpointError,
     SpecError,
     UnfinishedCheckpointError,
+    UnknownFormatError,
 )
 from edl_runtime.specs import Checkpoint
 
@@ -43,13 +45,6 @@ def folder_of(place: Path, step: int) -> Path:
     return found
 
 
-def flip(path: Path, at: int = -1) -> None:
-    """Change one bit of a file."""
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
-
-
 def test_what_was_written_is_loaded(tmp_path: Path) -> None:
     """Arrays, what else there is, and what the manifest tells of it."""
     store = stored(tmp_path / "new" / "place")
@@ -57,7 +52,7 @@ def test_what_was_written_is_loaded(tmp_path: Path) -> None:
     written = store.write(snapshot_at(step=25, generation=3))
     found = store.load_newest()
     assert found is not None
-    info, snapshot = found
+    info, snapshot, _ = found
     assert info == written == store.list()[0]
     assert (snapshot.generation, snapshot.step, snapshot.epoch, snapshot.metrics) == (3, 25, 2, {"loss": 1 / 26})
     assert is_whole(snapshot)
@@ -67,15 +62,129 @@ def test_what_was_written_is_loaded(tmp_path: Path) -> None:
     assert info.size_bytes == sum(path.stat().st_size for path in Path(info.url).iterdir() if path.name != MANIFEST)
 
 
+@pytest.mark.parametrize("first", ["a check", "a write"])
+def test_a_new_place_is_there_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    """Each folder made on the way has its entry synced, else a power cut takes the first checkpoint with its place."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    store = stored(tmp_path / "new" / "of" / "mine")
+    if first == "a check":
+        store.check()
+    else:
+        store.write(snapshot_at(1))
+    assert {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "of")} <= set(synced)
+    synced.clear()
+    store.write(snapshot_at(2))
+    assert str(tmp_path / "new" / "of") not in synced
+
+
 def test_where_nothing_is_nothing_is_found(tmp_path: Path) -> None:
-    """As at a first start, where looking makes no folder; and where the first one was never finished."""
+    """As at a first start, where looking makes no folder."""
     store = stored(tmp_path / "place")
     assert store.load_newest() is None
     assert (list(store.list()), list(store.prune())) == ([], [])
     assert not (tmp_path / "place").exists()
-    store.write(snapshot_at(1))
-    (folder_of(tmp_path / "place", 1) / MANIFEST).unlink()
+
+
+@pytest.mark.parametrize("place", ["{}", "memory://interrupted"])
+def test_where_the_first_was_never_finished_nothing_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Its writer was killed: a training begins, and once it has a checkpoint, what was left behind is removed."""
+    store = stored(place.format(tmp_path))
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", killed)  # not even a local draft is cleaned up
+        patched.setattr(Manifest, "encode", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.write(snapshot_at(1))
+    (left,) = store._storage.folders()
     assert store.load_newest() is None
+    store.write(snapshot_at(2))
+    assert list(store.prune(now=time.time() + LATER)) == [left]
+    assert len(store._storage.folders()) == 1
+
+
+@pytest.mark.parametrize("place", ["{}", "memory://lost"])
+def test_where_all_manifests_are_gone_no_training_begins(tmp_path: Path, place: str) -> None:
+    """There were checkpoints, as their folders say, and the error says what to do; nothing of them is removed."""
+    store = stored(place.format(tmp_path), 1, 2)
+    fs, root = fsspec.core.url_to_fs(store.spec.url)
+    fs.rm([path for path in fs.find(root) if path.endswith(MANIFEST)])
+    left = fs.find(root)
+    assert len(left) == 6
+    with pytest.raises(NoWholeCheckpointError) as refused:
+        store.load_newest()
+    newest = store._storage.url_of(store.names()[0])
+    assert str(refused.value).startswith(
+        f"no checkpoint at {store.spec.url} is whole, 2 damaged: checkpoint {newest} is unfinished: its {MANIFEST} is "
+        "gone: it is being removed, or somebody has taken the manifest away. See `edl checkpoints verify"
+    )
+    assert list(store.prune(now=time.time() + LATER)) == []
+    assert fs.find(root) == left
+
+
+def test_one_that_is_finished_while_it_is_looked_at_is_none_without_a_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its manifest was not there yet, and its draft is no more."""
+    store = stored("memory://meanwhile")
+    real_open, looked = store._storage.open, list[str]()
+
+    def open_late(folder: str, file: str) -> BinaryIO:
+        looked.append(file)
+        if len(looked) == 1:
+            raise FileNotFoundError
+        return real_open(folder, file)
+
+    name = store.write(snapshot_at(1)).name
+    monkeypatch.setattr(store._storage, "open", open_late)
+    assert store.info(name).manifest.step == 1
+    assert looked == [MANIFEST, DRAFT, MANIFEST]
+
+
+def test_of_a_draft_that_is_removed_the_mark_goes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interruption leaves a draft, and not what looks as if it had lost its manifest."""
+    store = stored("memory://unmade")
+    fs = fsspec.filesystem("memory")
+    removed: list[str] = []
+    remove = fs.rm_file
+
+    def noted(path: str) -> None:
+        remove(path)
+        removed.append(path.rpartition("/")[2])
+
+    def fail(*_: object) -> None:
+        raise PermissionError("no more")
+
+    monkeypatch.setattr(type(fs), "rm_file", lambda _, path: noted(path))
+    monkeypatch.setattr(Manifest, "encode", fail)
+    with pytest.raises(CheckpointStoreError, match="no more"):
+        store.write(msgspec.structs.replace(snapshot_at(1), arrays={"a": {"b": np.zeros(1)}}))
+    assert sorted(removed) == ["a.safetensors", DRAFT, "extra.json"]
+    assert removed[-1] == DRAFT
+
+
+def test_a_lost_manifest_is_passed_by_aloud(tmp_path: Path) -> None:
+    """As any damage, where an older one is whole; one that is still being written is not."""
+    store = stored(tmp_path, 1, 2, 3)
+    (folder_of(tmp_path, 3) / MANIFEST).unlink()
+    (folder_of(tmp_path, 2) / MANIFEST).rename(folder_of(tmp_path, 2) / DRAFT)
+    with capture_logs() as logs:
+        found = store.load_newest()
+    assert found is not None
+    assert (found.snapshot.step, [error.url for error in found.passed_by]) == (1, [str(folder_of(tmp_path, 3))])
+    assert [(each["log_level"], each["url"]) for each in logs] == [
+        ("warning", str(folder_of(tmp_path, 3))),
+        ("info", str(folder_of(tmp_path, 2))),
+    ]
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "extra.json", MANIFEST])
@@ -96,8 +205,40 @@ def test_a_damaged_one_is_passed_by(tmp_path: Path, file: str, harm: str) -> Non
     assert found is not None
     assert found[0].manifest.step == 1
     assert is_whole(found[1])
-    expected = "checkpoint.unfinished" if (file, harm) == (MANIFEST, "missing") else "checkpoint.damaged"
-    assert {(each["event"], each["url"]) for each in logs} == {(expected, str(folder_of(tmp_path, 2)))}
+    assert {(each["event"], each["url"]) for each in logs} == {("checkpoint.unreadable", str(folder_of(tmp_path, 2)))}
+
+
+def test_what_was_passed_by_is_known(tmp_path: Path) -> None:
+    """Whoever goes back to an older one can say how far, and why."""
+    store = stored(tmp_path, 1, 2, 3)
+    newest, middle = folder_of(tmp_path, 3), folder_of(tmp_path, 2)
+    flip(newest / MANIFEST, at=40)
+    flip(middle / "extra.json")
+    found = store.load_newest()
+    assert found is not None
+    assert [(error.url, error.problem.partition(":")[0]) for error in found.passed_by] == [
+        (str(newest), MANIFEST),
+        (str(middle), "extra.json"),
+    ]
+    fresh = stored(tmp_path, 4).load_newest()
+    assert fresh is not None
+    assert fresh.passed_by == ()
+
+
+def test_one_of_an_unknown_format_is_not_passed_by(tmp_path: Path) -> None:
+    """A later version wrote it, and training would go back behind it: the error says which version, and what to do."""
+    store = stored(tmp_path, 1, 2)
+    reformat(folder_of(tmp_path, 2), 7)
+    with pytest.raises(UnknownFormatError) as refused:
+        store.load_newest()
+    assert (refused.value.found, refused.value.known) == (7, 1)
+    assert str(refused.value).startswith(
+        f"checkpoint {folder_of(tmp_path, 2)} is of an unknown format: format 7, this version reads format 1; "
+    )
+    assert isinstance(refused.value, ValueError)  # wrong input: no other try would fare better
+    stored(tmp_path, 3)
+    assert (found := store.load_newest()) is not None
+    assert found[1].step == 3
 
 
 def test_damage_is_said(tmp_path: Path) -> None:
@@ -125,9 +266,9 @@ def test_a_manifest_of_another_checkpoint_is_not_believed(tmp_path: Path) -> Non
 
 
 def test_where_all_are_damaged_none_is_passed_off_as_the_beginning(tmp_path: Path) -> None:
-    """The error says where, how many, what is wrong with the newest and what to do; unfinished ones count as none."""
+    """The error says where, how many, what is wrong with the newest and what to do; drafts count as none."""
     store = stored(tmp_path, 1, 2, 3)
-    (folder_of(tmp_path, 3) / MANIFEST).unlink()
+    (folder_of(tmp_path, 3) / MANIFEST).rename(folder_of(tmp_path, 3) / DRAFT)
     flip(folder_of(tmp_path, 2) / "model.safetensors")
     (folder_of(tmp_path, 1) / "extra.json").unlink()
     with pytest.raises(NoWholeCheckpointError) as refused:
@@ -200,6 +341,25 @@ def test_what_was_left_unfinished_is_removed_once_nobody_writes_to_it(tmp_path: 
     assert list(store.prune()) == []
     assert set(store.prune(now=time.time() + LATER)) == {half_removed.name, draft.name}
     assert [path.name for path in tmp_path.iterdir()] == [folder_of(tmp_path, 2).name]
+
+
+@pytest.mark.parametrize("harm", ["of a later version", "flipped", "torn", "renamed"])
+def test_one_whose_manifest_can_not_be_read_is_never_removed(tmp_path: Path, harm: str) -> None:
+    """It is not abandoned: whoever wrote it has finished it, and its arrays may be all there."""
+    stored(tmp_path, 1, 2)
+    folder = folder_of(tmp_path, 1)
+    if harm == "of a later version":
+        reformat(folder, 2)
+    elif harm == "flipped":
+        flip(folder / MANIFEST, at=40)
+    elif harm == "torn":
+        os.truncate(folder / MANIFEST, 0)
+    else:
+        folder = folder.rename(tmp_path / folder.name.replace("step-000000001", "step-000000099"))
+    store = stored(tmp_path, 3, 4, keep_last=1)
+    store.prune(now=time.time() + LATER)
+    assert steps_of(store) == [4]
+    assert len(list(folder.iterdir())) == 4
 
 
 def test_one_that_comes_while_others_are_judged_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.checkpoints.snapshots import flip
 from support.elastic.local_run import SAMPLES, QuietLink, arrays_of, begin, model_and_optimizer, paddle, train
 
 from edl_runtime import elastic
+from edl_runtime.checkpoint.manifest import MANIFEST
 from edl_runtime.distill import DistillReader, Fixed
 from edl_runtime.elastic.messages import Finished, Note, Saved, Up
 from edl_runtime.elastic.run import Run
@@ -279,6 +281,20 @@ def test_a_training_does_not_begin_anew_where_its_checkpoints_are_damaged(tmp_pa
     assert f"no checkpoint at {tmp_path} is whole, 1 damaged" in str(refused.value)
     assert f"`edl checkpoints verify {tmp_path}`; to begin anew remove them" in str(refused.value)
     assert sorted(tmp_path.rglob("*")) == kept
+
+
+def test_a_training_that_goes_back_behind_a_damaged_checkpoint_says_so(tmp_path: Path) -> None:
+    """Among its events: how far, and what is wrong with which."""
+    run, _ = begin(tmp_path, every_steps=2)
+    model, _ = run.wrap(*model_and_optimizer())
+    train(run, model, run.data(SAMPLES, **BATCHES), after=run._saver._writer.wait)
+    (newest,) = tmp_path.glob("step-000000006-*")
+    flip(newest / MANIFEST, at=40)
+    run, link = begin(tmp_path)
+    model, _ = run.wrap(*model_and_optimizer())
+    train(run, model, run.data(SAMPLES, **BATCHES))
+    (note,) = [word.text for word in link.said if isinstance(word, Note)]
+    assert note.startswith(f"training goes back to step 4: checkpoint {newest} is damaged: {MANIFEST}: other content")
 
 
 def test_other_data_than_a_checkpoint_s_is_refused(tmp_path: Path) -> None:
