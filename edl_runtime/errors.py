@@ -627,7 +627,7 @@ class StaleGenerationError(LedgerError):
 
 
 class LedgerMissingError(LedgerError, LookupError):
-    """Raised when Redis has lost a job's ledger, or may have lost what happened last: after a restart or a failover."""
+    """Raised when Redis has lost a job's ledger, or may have lost a part: by a restart, a failover or an eviction."""
 
     def __init__(self, job: str) -> None:
         super().__init__(job)
@@ -635,8 +635,8 @@ class LedgerMissingError(LedgerError, LookupError):
 
     def __str__(self) -> str:
         return (
-            f"Redis has no ledger of job {self.job!r}, or may have lost what was last in it, as after a restart or a "
-            "failover; trainers go back to a checkpoint by themselves, model and ledger. If this comes again, have "
+            f"Redis has no ledger of job {self.job!r}, or may have lost a part of it, as by a restart, a failover or "
+            "an eviction; trainers go back to a checkpoint by themselves, model and ledger. If this comes again, have "
             "Redis run on, and evict none of its data (maxmemory-policy noeviction)"
         )
 

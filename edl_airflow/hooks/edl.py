@@ -149,11 +149,14 @@ class EdlHook(BaseHook):
         return Surroundings.of(connection, await aextra() if aextra else connection.extra_dejson)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether Redis answers and is new enough, and the backend can be used; and what is wrong if not."""
+        """Whether Redis answers and is new enough, and the backend can be used; and what is wrong if not.
+
+        A Redis that deletes keys when it is full passes, with a warning.
+        """
         try:
             surroundings = self.surroundings()
             backend = _check_backend(surroundings.place)
-            version = asyncio.run(_redis_version(surroundings))
+            version, warning = asyncio.run(_ask_redis(surroundings))
         except (EdlError, OSError) as error:
             return False, str(error)
         if version < REDIS_AT_LEAST:
@@ -161,7 +164,8 @@ class EdlHook(BaseHook):
                 False,
                 f"Redis is {'.'.join(map(str, version))}, needed is {'.'.join(map(str, REDIS_AT_LEAST))} or newer",
             )
-        return True, f"Redis {'.'.join(map(str, version))} answers, and {backend}"
+        good = f"Redis {'.'.join(map(str, version))} answers, and {backend}"
+        return True, f"{good}. Warning: {warning}" if warning else good
 
 
 def _local_place(fields: _Fields) -> LocalPlace:
@@ -226,19 +230,22 @@ def _redis_url(connection: Connection, host: str, port: int, *, tls: bool) -> st
     return f"{'rediss' if tls else 'redis'}://{user}{f'[{host}]' if ':' in host else host}:{port}/0"
 
 
-async def _redis_version(surroundings: Surroundings) -> tuple[int, ...]:
+async def _ask_redis(surroundings: Surroundings) -> tuple[tuple[int, ...], str]:
+    """Return its version, and a warning if it is set up to lose keys."""
     from redis.exceptions import RedisError
 
+    from edl_runtime.store import eviction
     from edl_runtime.store.client import address_of, connect
 
     client = connect(surroundings.redis_url)
     try:
         info: dict[str, Any] = await client.info("server")
+        warning = await eviction.warning(client)
     except (RedisError, OSError) as error:
         raise RegistryUnavailableError(address_of(surroundings.redis_url), str(error)) from error
     finally:
         await client.aclose()
-    return tuple(int(part) for part in str(info["redis_version"]).split(".")[:3])
+    return tuple(int(part) for part in str(info["redis_version"]).split(".")[:3]), warning
 
 
 def _check_folder(folder: Path) -> None:

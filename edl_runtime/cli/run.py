@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -20,7 +20,7 @@ import msgspec
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.checkpoint.storage import LocalStorage, storage_at
-from edl_runtime.cli.starting import make_way, priority_option, weight_option
+from edl_runtime.cli.starting import make_way, priority_option, warn_of_eviction, weight_option
 from edl_runtime.elastic import events
 from edl_runtime.elastic.job import elastic_job
 from edl_runtime.elastic.membership import request_stop
@@ -135,7 +135,10 @@ async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool, as_jso
     async with AsyncExitStack() as stack:
         url = settings.redis_url or await stack.enter_async_context(_own_redis())
         client = await stack.enter_async_context(connect(url))
-        if not settings.redis_url:
+        if settings.redis_url:
+            with suppress(RegistryUnavailableError):  # the agents wait for it
+                await warn_of_eviction(client)
+        else:
             await stack.enter_async_context(_none_left(backend, spec.name, token))
         shell = _shell(os.environ, without=spec.env)
         status = await backend.submit(spec, token=token, secrets={**shell, "EDL_REDIS_URL": url})

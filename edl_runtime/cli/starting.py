@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import click
 
 from edl_runtime.backends.base import Backend
 from edl_runtime.errors import JobRunsError, UnknownJobError
+from edl_runtime.store import eviction
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 priority_option = click.option(
     "--priority", type=int, default=0, show_default=True, help="Where not all jobs fit, a higher one is first."
@@ -19,6 +24,12 @@ weight_option = click.option(
     show_default=True,
     help="Of 2, about twice what one of 1 gets beyond its least.",
 )
+
+
+async def warn_of_eviction(client: Redis) -> None:
+    """Say what is to be set in a Redis that may delete what a job needs. Raises RegistryUnavailableError."""
+    if warning := await eviction.warning(client):
+        click.echo(f"edl: warning: {warning}", err=True)
 
 
 async def make_way(backend: Backend, name: str) -> None:

@@ -14,14 +14,14 @@ import click
 import msgspec
 
 from edl_runtime.cli import places
-from edl_runtime.cli.starting import make_way, priority_option, weight_option
+from edl_runtime.cli.starting import make_way, priority_option, warn_of_eviction, weight_option
 from edl_runtime.compat.manifests import manifest_text
 from edl_runtime.compat.training_job import TrainingJob, read_training_job
 from edl_runtime.elastic.job import elastic_job
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, JobSpec
-from edl_runtime.store.client import connect, unavailable_if_lost
+from edl_runtime.store.client import connect
 
 _HOST_AND_PORT = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\]):\d{1,5}")
 
@@ -135,8 +135,7 @@ def _redis_of_instances(settings: RuntimeSettings) -> str:
 async def _start(specs: Sequence[JobSpec], settings: RuntimeSettings, redis_url: str, *, as_json: bool) -> None:
     """Start all of them; none if one of their names is taken by a job that runs, or Redis can't be used from here."""
     async with connect(settings.redis_url) as client:
-        with unavailable_if_lost(client):
-            await client.ping()
+        await warn_of_eviction(client)
     backend = places.backend(settings)
     for spec in specs:
         await make_way(backend, spec.name)

@@ -31,6 +31,8 @@ BLOCK_S = 0.7
 """Longest single wait inside Redis; below the client's time limit for an answer."""
 REDIS_TICK_S = 0.1
 """How much later than asked Redis may end a wait; a deadline's last moments are waited for here."""
+LISTED_S = 86_400
+"""How long the list of pools is kept after one of their members said last that its pool is one."""
 NO_EVENT = (0, 0)
 
 log = structlog.get_logger(__name__)
@@ -97,9 +99,9 @@ class Directory:
         """Take the name off the list, unless somebody joins meanwhile; return whether it is off."""
         with unavailable_if_lost(self._client):
             await self._client.srem(keys.pools(self._namespace), pool)
-            if not await self._is_alive(pool):
-                return True
-            await self._client.sadd(keys.pools(self._namespace), pool)
+        if not await self._is_alive(pool):
+            return True
+        await list_pool(self._client, self._namespace, pool)
         return False
 
     async def _is_alive(self, pool: str) -> bool:
@@ -125,6 +127,16 @@ class Directory:
                 if await self._client.xread({keys.events(service): f"{ms}-{sequence}"}, count=1, block=block_ms):
                     return
         await asyncio.sleep(max(0.0, rest_s))
+
+
+async def list_pool(client: Redis, namespace: str, pool: str) -> None:
+    """Have `pool` on the list of pools, which is kept for `LISTED_S` from now on. Raises RegistryUnavailableError."""
+    key = keys.pools(namespace)
+    with unavailable_if_lost(client):
+        async with client.pipeline(transaction=True) as both:
+            both.sadd(key, pool)
+            both.expire(key, LISTED_S)
+            await both.execute()
 
 
 class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,9 +20,10 @@ import structlog
 
 from edl_runtime.errors import PoolMismatchError, RegistryError, RegistryUnavailableError, SpecError, SupersededError
 from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.registry.directory import list_pool
 from edl_runtime.registry.members import Member, differences
 from edl_runtime.store import keys
-from edl_runtime.store.client import run_script, unavailable_if_lost
+from edl_runtime.store.client import run_script
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -31,6 +32,8 @@ RENEW_EVERY_S = 1.0
 """At the latest: so soon is a member back in a Redis that was emptied, however long its lease."""
 RETRY_EVERY_S = 0.5
 """While Redis does not answer."""
+LIST_EVERY_S = 600.0
+"""How often a member puts its pool on the list of pools anew, which is kept for a day and may be lost alone."""
 
 Says = Callable[[], msgspec.Struct | None]
 """Returns what a member reports at the moment, None for nothing; called on the event loop, so it returns at once."""
@@ -50,6 +53,7 @@ class Lease:
         self._says = says
         self._holder = secrets.token_hex(8)
         self._keeping: asyncio.Task[RegistryError] | None = None
+        self._list_at = 0.0
 
     async def refused(self) -> RegistryError:
         """Wait until this registration can never come back and return why; for ever, if all goes well.
@@ -107,6 +111,8 @@ class Lease:
             await self._register()
         else:
             self.fence = int(answer)  # a later one where a registration was not answered
+        if time.monotonic() >= self._list_at:
+            await self._list()
 
     async def _register(self) -> None:
         """Register, waiting once for leases that stand in the way to run out: their holders may be dead."""
@@ -129,8 +135,7 @@ class Lease:
             else:
                 waited = True
                 await asyncio.sleep(runs_out_ms / 1000 + 0.01)
-        with unavailable_if_lost(self._client):
-            await self._client.sadd(keys.pools(self._service.namespace), self._service.pool)
+        await self._list()
         log.info(
             "member.registered",
             pool=self._service.pool,
@@ -139,6 +144,10 @@ class Lease:
             address=self._member.address,
             fence=self.fence,
         )
+
+    async def _list(self) -> None:
+        await list_pool(self._client, self._service.namespace, self._service.pool)
+        self._list_at = time.monotonic() + LIST_EVERY_S
 
     async def _run(self, script: str, *args: str | int) -> Any:
         return await run_script(self._client, script, keys.of_service(self._service), args)

@@ -48,8 +48,9 @@ class Ledger:
     name that no other process ever has, and `generation` the one that it acts for: 0 until `begin` or `restore`.
 
     What changes the ledger raises StaleGenerationError when it is another generation's, and LedgerMissingError when
-    Redis has forgotten it, or may have forgotten what happened last: from each restart of Redis, and each failover, to
-    the next `restore`. A stream grows all the same. Raises SpecError for a stream that is to be shuffled.
+    Redis has forgotten it or a part of it, or may have forgotten what happened last: from each restart of Redis, and
+    each failover, to the next `restore`. A stream grows all the same. Raises SpecError for a stream that is to be
+    shuffled.
     """
 
     def __init__(

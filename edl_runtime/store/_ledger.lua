@@ -3,7 +3,8 @@
 -- A ticket is one shard in one epoch: they are handed out in order, epoch * added + place in the epoch. Each below
 -- `next` is in doing, back or acked, or else it is done for good or was dropped, for it failed too often.
 --
---   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history
+--   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history,
+--                     parts
 --   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
 --   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
 --   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, not before the last commit's
@@ -13,17 +14,44 @@
 
 local FIELDS = {'generation', 'added', 'closed', 'epochs', 'epoch', 'next', 'dropped', 'limit'}
 
--- Redis keeps a ledger for a week from its last use; its checkpoints hold all that it takes to restore it.
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
+-- How many keys there are besides the state: an empty one is none.
+local function count_parts()
+  return redis.call('EXISTS', KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7])
+end
+
+-- Redis keeps a ledger for a week from its last use; its checkpoints hold all that it takes to restore it. What changes
+-- it ends with this, for the next script counts its parts again.
 local function keep()
+  redis.call('HSET', KEYS[1], 'parts', count_parts())
   for _, key in ipairs({KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]}) do
     redis.call('EXPIRE', key, 604800)
   end
 end
 
+-- A Redis that evicts takes one key at a time. When one is gone, the others go as well, as if all had been forgotten at
+-- once. What is true without them stays: the generation, and how many shards a stream has if their names are there.
 local function read_state()
   local state = {}
-  for place, value in ipairs(redis.call('HMGET', KEYS[1], unpack(FIELDS))) do
-    state[FIELDS[place]] = tonumber(value or nil)
+  for place, value in ipairs(redis.call('HMGET', KEYS[1], 'parts', unpack(FIELDS))) do
+    state[FIELDS[place - 1] or 'parts'] = tonumber(value or nil)
+  end
+  if count_parts() ~= (state.parts or 0) then
+    local left = {generation = state.generation}
+    if state.added and redis.call('EXISTS', KEYS[6]) == 1 then
+      left.added, left.closed = state.added, state.closed
+    else
+      redis.call('DEL', KEYS[6])
+    end
+    redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[7])
+    for field, value in pairs(left) do
+      redis.call('HSET', KEYS[1], field, whole(value))
+    end
+    keep()
+    return left
   end
   return state
 end
@@ -41,10 +69,6 @@ local function refusal(state, generation)
   if state.generation ~= tonumber(generation) then
     return {'stale', state.generation}
   end
-end
-
-local function whole(number)
-  return string.format('%.0f', number)
 end
 
 -- Answers where a lease began, and whose it is.

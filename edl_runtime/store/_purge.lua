@@ -13,11 +13,13 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Events and fence outlive the members by a day, so that a name that is used again finds its tokens and news, and
--- names of one run don't pile up. Even later a token is larger than all before it, for the first one is the clock.
+-- All is kept for a day from its last use, also when nobody is left to strike the members off, so that a name that is
+-- used again finds its tokens and news, and names of one run don't pile up. Even later a token is larger than all before
+-- it, for the first one is the clock.
 local function keep()
-  redis.call('EXPIRE', KEYS[4], 86400)
-  redis.call('EXPIRE', KEYS[5], 86400)
+  for _, key in ipairs(KEYS) do
+    redis.call('EXPIRE', key, 86400)
+  end
 end
 
 local function announce(what, id)

@@ -5,13 +5,13 @@ script touches one slot and Redis Cluster works.
 
 | key | type and content | lifetime | writer | reader |
 | --- | --- | --- | --- | --- |
-| leases | sorted set, member id → deadline in ms of Redis's clock | while there are members | Lua | Lua |
-| records | hash, member id → JSON of the member with its fence | as its lease | Lua | Lua |
-| fence | counter | a day longer than its members | register | register |
-| contract | string, the pool's model signature as JSON | while there are members | Lua | Lua |
-| said | hash, member id → JSON of what it last reported, and when by Redis's clock | as its lease | Lua | Lua |
-| events | stream of joined, left, expired; the last 1,000 or so | as fence | Lua | watchers |
-| pools | set of names; readers drop those without members | for ever | register | `edl pools` |
+| leases | sorted set, member id → deadline in ms of Redis's clock | a day from the last use | Lua | Lua |
+| records | hash, member id → JSON of the member with its fence | as leases | Lua | Lua |
+| fence | counter | as leases | register | register |
+| contract | string, the pool's model signature as JSON | while there are members, and as leases | Lua | Lua |
+| said | hash, member id → JSON of what it last reported, and when by Redis's clock | as leases | Lua | Lua |
+| events | stream of joined, left, expired; the last 1,000 or so | as leases | Lua | watchers |
+| pools | set of names; readers drop those without members | a day from the last beat | members | `edl pools` |
 | traffic profile | string, JSON of what the web has taught, and its latest sample | 2 days | rescaling | as writer |
 | quarantine | string, JSON of teachers a student shuns, address → why | 10 s from the last | student | `edl pools` |
 | progress | string, JSON of the last report | an hour from the last | student | Airflow, `edl jobs` |

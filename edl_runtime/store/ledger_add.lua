@@ -1,6 +1,7 @@
 -- Append shards to a stream. Those of numbers that it has already are passed over, so doing it twice is doing it once.
 --
---   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history
+--   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history,
+--                     parts
 --   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
 --   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
 --   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, not before the last commit's

@@ -1,6 +1,7 @@
 -- Say that a stream has all its shards.
 --
---   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history
+--   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history,
+--                     parts
 --   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
 --   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
 --   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, not before the last commit's
@@ -10,6 +11,7 @@
 --
 -- Answers {'ok'}.
 
+read_state()
 redis.call('HSET', KEYS[1], 'closed', 1)
 redis.call('HSETNX', KEYS[1], 'added', 0)
 keep()

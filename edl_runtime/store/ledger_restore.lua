@@ -2,7 +2,8 @@
 --
 -- Shards that were added to a stream since then stay. So does what is known of failures, unless this is a new start.
 --
---   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history
+--   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history,
+--                     parts
 --   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
 --   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
 --   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, not before the last commit's

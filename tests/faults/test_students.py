@@ -18,8 +18,9 @@ from types import MappingProxyType
 import msgspec
 import psutil
 import pytest
+import redis
 from support.paths import TESTS
-from support.students.readers import POOL, Batches, OddTeacher, read_until, reader_of, registered
+from support.students.readers import POOL, Batches, OddTeacher, read_until, reader_of, registered, slow_teacher
 from support.students.student import COUNT
 from support.teachers.process import PATIENCE_S, Teacher, wait_until
 
@@ -140,3 +141,21 @@ def test_a_killed_student_s_teachers_are_the_others_with_its_lease(
         read_until(reader, batches, lambda: reader.stats().teachers == 1)
         other.kill()
         read_until(reader, batches, lambda: reader.stats().teachers == 2)
+
+
+@pytest.mark.slow
+def test_all_that_a_killed_pool_leaves_in_redis_has_an_end(settings: RuntimeSettings) -> None:
+    """Nobody is there to tidy up: what its teachers and students have written goes within a day, and its name."""
+    there = {f"{role}:{what}" for role in ("teachers", "students") for what in ("leases", "records", "said")}
+    env = {**settings.to_env(), "EDL_JOB": "job"}
+    with redis.Redis.from_url(settings.redis_url, decode_responses=True) as client:
+
+        def ends() -> dict[str, int]:
+            found = client.scan_iter(f"edl:{{{settings.namespace}*", count=1000)
+            return {key.partition("}:")[2]: client.ttl(key) for key in found}
+
+        with slow_teacher(settings), student("read", POOL, env=env):
+            wait_until(lambda: there | {"pools", "progress", "teachers:contract"} <= set(ends()))
+        left = ends()
+    assert there <= set(left)
+    assert {name: end for name, end in left.items() if not 0 < end <= 86_400} == {}

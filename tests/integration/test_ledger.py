@@ -299,6 +299,9 @@ async def test_a_stream_outlives_a_redis_that_forgot_it(ledger_of: Make, client:
     assert [shard.name for shard in await leased(ledger, 5)] == ["b", "c", "d"]
 
 
+ALL_VERBS = ["lease", "ack", "fail", "commit", "release", "report", "begin"]
+
+
 async def refused_verbs(ledger: Ledger, shard: Shard) -> list[str]:
     """Return which of a ledger's verbs say that it is missing, of all that use what is in it."""
     generation = ledger.generation
@@ -320,14 +323,77 @@ async def refused_verbs(ledger: Ledger, shard: Shard) -> list[str]:
     return refused
 
 
+PARTS = ["state", "doing", "back", "acked", "failures", "names", "answers"]
+
+
+async def begun_stream(ledger: Ledger) -> tuple[Shard, LedgerState]:
+    """Begin a stream of six shards so that each part of its ledger has something; return one that is leased.
+
+    In the checkpoint the first is done.
+    """
+    await ledger.add(list("abcdef"), first=0)
+    await ledger.restore(None, 1)
+    first, second, third, fourth, _ = await leased(ledger, 5)
+    await ledger.ack([first], step=1)
+    state = through_json(await ledger.commit(1, {}))
+    await ledger.ack([second], step=2)
+    await ledger.fail(third, "torn")
+    return fourth, state
+
+
+@pytest.mark.parametrize("part", range(len(PARTS)), ids=PARTS)
+async def test_a_ledger_that_lacks_a_part_is_missing(ledger_of: Make, client: Redis, namespace: str, part: int) -> None:
+    """Nothing of the rest is handed out or saved any more; from the checkpoint all comes back that is not done."""
+    ledger = ledger_of(shards=None)
+    held, state = await begun_stream(ledger)
+    assert await client.delete(keys.of_ledger(namespace, "job")[part])
+    assert await refused_verbs(ledger, held) == ALL_VERBS
+    await ledger.restore(state, 2)
+    assert sorted(shard.name for shard in await leased(ledger, 9)) == list("bcdef")
+
+
+async def test_a_redis_that_evicts_hands_out_nothing_of_the_rest(own_redis: RedisServer) -> None:
+    """It is full, and its policy lets it delete whichever keys it likes."""
+    async with connect(own_redis.url) as client:
+        ledger = Ledger(client, "n", "job", worker="w")
+        held, state = await begun_stream(ledger)
+        await client.config_set("maxmemory-policy", "allkeys-random")
+        used = (await client.info("memory"))["used_memory"]
+        await client.config_set("maxmemory", used - 1)
+        assert (await client.info("stats"))["evicted_keys"]
+        await client.config_set("maxmemory", 0)
+        assert await refused_verbs(ledger, held) == ALL_VERBS
+        await ledger.restore(state, 2)
+        assert sorted(shard.name for shard in await leased(ledger, 9)) == list("bcdef")
+
+
+async def test_a_stream_that_lacks_a_part_keeps_its_shards_if_their_names_are_there(
+    ledger_of: Make, client: Redis, namespace: str
+) -> None:
+    """Its producer may have ended. Without their names it is told how many there are, and adds them again."""
+    ledger = ledger_of(shards=None)
+    _, state = await begun_stream(ledger)
+    await ledger.add(["g", "h"], first=6)
+    await ledger.close_stream()
+    await client.delete(keys.of_ledger(namespace, "job")[PARTS.index("acked")])
+    await ledger.restore(state, 2)
+    assert sorted(shard.name for shard in await leased(ledger, 9)) == list("bcdefgh")
+    await client.delete(keys.of_ledger(namespace, "job")[PARTS.index("names")])
+    with pytest.raises(StaleGenerationError):
+        await ledger_of("ghost", shards=None).restore(state, 1)
+    with pytest.raises(StreamError, match="it has 0, and those up to number 7 come first"):
+        await ledger.add(["i"], first=8)
+    await ledger.restore(state, 3)
+    await ledger.add(list("abcdefghi"), first=0)
+    await ledger.close_stream()
+    assert sorted(shard.name for shard in await leased(ledger, 9)) == list("bcdefghi")
+
+
 async def restart(server: RedisServer, client: Redis) -> None:
     """Kill a Redis and start it with what it last saved."""
     server.kill()
     await client.connection_pool.disconnect()
     server.start()
-
-
-ALL_VERBS = ["lease", "ack", "fail", "commit", "release", "report", "begin"]
 
 
 async def test_a_redis_that_restarts_older_hands_out_nothing_of_its_ledger(own_redis: RedisServer) -> None:

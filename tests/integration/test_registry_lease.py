@@ -78,6 +78,17 @@ async def test_a_member_is_listed_from_the_first_line_of_the_block_to_its_end(po
     assert await pool.directory.pools() == []
 
 
+async def test_a_pool_is_listed_again_by_a_redis_that_lost_the_list(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member says from time to time that its pool is one, though its lease is as it was."""
+    monkeypatch.setattr(lease_module, "LIST_EVERY_S", 0.0)
+    async with pool.hold(), asyncio.timeout(30):
+        await pool.client.delete(keys.pools(pool.service.namespace))
+        while await pool.directory.pools() == []:  # noqa: ASYNC110 - Redis tells nobody
+            await asyncio.sleep(0.01)
+
+
 async def test_a_pool_that_is_joined_while_it_is_struck_off_stays_listed(pool: Pool) -> None:
     """A reader that found a pool empty, and then somebody joins, does not hide it."""
     async with pool.hold():
@@ -123,14 +134,19 @@ async def test_a_holder_that_missed_the_answer_to_its_registration_is_not_supers
         assert listed.fence == lease.fence > before
 
 
-async def test_what_expires_goes_a_day_after_the_members_and_no_earlier(pool: Pool) -> None:
-    """The counter and the news stay as long as members do, for renewing puts their end off."""
+async def test_what_expires_goes_a_day_after_the_members_and_no_earlier(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it stays as long as members do, for renewing puts its end off; the counter and the news stay longer."""
+    monkeypatch.setattr(lease_module, "LIST_EVERY_S", 0.0)
     kept = [keys.events(pool.service), keys.fence(pool.service)]
     async with pool.hold() as lease, asyncio.timeout(100):
         fence = lease.fence
-        for key in kept:
+        there = [*kept, *map(str, await pool.client.keys(f"*{{{pool.service.namespace}*"))]
+        assert set(there) > {keys.leases(pool.service), keys.pools(pool.service.namespace)}
+        for key in there:
             await pool.client.expire(key, 60)
-        while min([await pool.client.ttl(key) for key in kept]) <= 60:  # noqa: ASYNC110 - Redis tells nobody
+        while min([await pool.client.ttl(key) for key in there]) <= 60:  # noqa: ASYNC110 - Redis tells nobody
             await asyncio.sleep(0.01)
         assert lease.fence == fence
     assert sorted(await pool.client.keys(f"*{{{pool.service.namespace}/{pool.service.pool}}}*")) == sorted(kept)

@@ -7,7 +7,7 @@ import copy
 import uuid
 from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 from support.depth import examples
 
-from edl_runtime.errors import StaleGenerationError
+from edl_runtime.errors import LedgerMissingError, StaleGenerationError
 from edl_runtime.shards.ledger import Ledger
 from edl_runtime.shards.state import LedgerState, Plan, Shard
 from edl_runtime.store import keys
@@ -33,6 +33,8 @@ RECORDS = 3
 """In each shard."""
 LIMIT = 3
 """So often a shard may fail."""
+PARTS = ("state", "doing", "back", "acked", "failures", "names", "answers")
+"""The keys of a ledger."""
 
 Answer = TypeVar("Answer")
 
@@ -109,14 +111,14 @@ class LedgerModel:
         saved.release(step, positions, (), failed=False)
         return saved
 
-    def restored(self, now: LedgerModel, *, forgotten: bool, stream: bool) -> LedgerModel:
-        """Return this checkpoint's ledger; a Redis that has not forgotten adds what it knows besides."""
+    def restored(self, now: LedgerModel, *, failures: bool, stream: bool) -> LedgerModel:
+        """Return this checkpoint's ledger, with what Redis knows besides of failures and of a stream that has grown."""
         back = copy.deepcopy(self)
-        if not forgotten:
+        if failures:
             for ticket, count in now.failures.items():
                 back.failures[ticket] = max(count, back.failures.get(ticket, 0))
-            if stream:
-                back.added, back.closed = max(now.added, self.added), now.closed or self.closed
+        if stream:
+            back.added, back.closed = max(now.added, self.added), now.closed or self.closed
         return back
 
     def counts(self) -> dict[str, int]:
@@ -297,19 +299,21 @@ class LedgerMachine(RuleBasedStateMachine):
         ledger = self.model.commit(self.step, self.positions())
         self.checkpoints.append(Checkpoint(self.step, msgspec.json.encode(state), ledger, dict(self.applied)))
 
-    @rule(data=st.data(), what=st.sampled_from(["nothing", "everything"]))
+    @rule(data=st.data(), lost=st.sampled_from([(), PARTS, *((part,) for part in PARTS)]))
     @precondition(lambda self: self.checkpoints)
-    def go_back(self, data: st.DataObject, what: Literal["nothing", "everything"]) -> None:
-        """The whole group starts again from one of its checkpoints; Redis may have forgotten everything."""
+    def go_back(self, data: st.DataObject, lost: Collection[str]) -> None:
+        """The whole group starts again from one of its checkpoints; Redis may have forgotten all, or evicted a part."""
         saved = data.draw(st.sampled_from(self.checkpoints))
         self.checkpoints = self.checkpoints[: self.checkpoints.index(saved) + 1]
-        forgotten = what == "everything"
-        if forgotten:
-            self.run(self.forget())
+        is_whole = not self.run(self.forget(lost))
+        if not is_whole:
+            with pytest.raises(LedgerMissingError):
+                self.run(self.workers[0].ledger.lease())
         self.gone += self.workers
         self.workers = []
         self.join()
-        self.model = saved.ledger.restored(self.model, forgotten=forgotten, stream=self.stream)
+        grown = self.stream and (is_whole or not {"state", "names"} & set(lost))
+        self.model = saved.ledger.restored(self.model, failures=is_whole, stream=grown)
         self.applied, self.step = dict(saved.applied), saved.step
         self.begin_anew(msgspec.json.decode(saved.state, type=LedgerState))
 
@@ -354,8 +358,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def positions(self) -> dict[int, int]:
         return dict(worker.position for worker in self.workers if worker.position)
 
-    async def forget(self) -> None:
-        await self.client.delete(*keys.of_ledger(self.namespace, "job"))
+    async def forget(self, lost: Collection[str]) -> int:
+        """Return how many of these parts there were."""
+        named = [key for key in keys.of_ledger(self.namespace, "job") if key.rpartition(":")[2] in lost]
+        return int(await self.client.delete(*named)) if named else 0
 
     def begin_anew(self, state: LedgerState | None) -> None:
         self.generation += 1

@@ -59,6 +59,12 @@ def test_no_password_or_token_stands_in_a_file(name: str) -> None:
     assert f"kubectl create secret generic {own['name']} -n edl --from-literal={own['key']}=" in text
 
 
+@pytest.mark.parametrize("name", ["redis.yaml", "tls/redis.yaml"])
+def test_redis_keeps_what_is_in_it(name: str) -> None:
+    """Where it is full it refuses to write, and evicts nothing."""
+    assert " --maxmemory-policy noeviction " in (DEPLOY / name).read_text()
+
+
 def test_airflow_has_the_connection_and_the_role() -> None:
     """The connection comes from a secret, and who starts jobs has the role's service account."""
     values = yaml.safe_load((DEPLOY / "airflow-values.yaml").read_text())

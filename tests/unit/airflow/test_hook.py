@@ -12,12 +12,14 @@ from urllib.parse import urlsplit
 import pytest
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
+from redis import Redis
 
 from edl_airflow.hooks.edl import EdlHook, Surroundings
 from edl_airflow.work import KubernetesPlace, LocalPlace
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.server import RedisServer
 
 
 def _surroundings(extra: dict[str, Any] | None = None, **given: Any) -> Surroundings:
@@ -170,6 +172,17 @@ def test_a_good_connection_passes_the_test(connect: Any, redis_url: str, work_di
     assert stat.S_IMODE(work_dir.stat().st_mode) == 0o700  # made by the test, and the owner's only as by the backend
 
 
+def test_a_redis_that_evicts_passes_with_a_warning(connect: Any, own_redis: RedisServer, work_dir: Path) -> None:
+    """It names the policy, and what is to be set."""
+    with Redis.from_url(own_redis.url) as client:
+        client.config_set("maxmemory", "100mb")
+        client.config_set("maxmemory-policy", "volatile-lru")
+    passed, message = connect(own_redis.url, work_dir)
+    assert passed
+    assert "maxmemory-policy volatile-lru" in message
+    assert "noeviction" in message
+
+
 def test_a_bad_one_says_what_is_wrong(connect: Any, redis_url: str, work_dir: Path) -> None:
     """A Redis that is away, a wrong password, a folder that is a file: never the password itself."""
     good = urlsplit(redis_url)
@@ -190,8 +203,8 @@ def test_a_redis_that_is_too_old_is_named(
 ) -> None:
     """Streams and scripts need 6.2."""
 
-    async def old(_: Surroundings) -> tuple[int, ...]:
-        return (6, 0, 16)
+    async def old(_: Surroundings) -> tuple[tuple[int, ...], str]:
+        return (6, 0, 16), ""
 
-    monkeypatch.setattr("edl_airflow.hooks.edl._redis_version", old)
+    monkeypatch.setattr("edl_airflow.hooks.edl._ask_redis", old)
     assert connect(redis_url, work_dir) == (False, "Redis is 6.0.16, needed is 6.2 or newer")
