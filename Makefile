@@ -1,6 +1,8 @@
 # Everything starts here: `make demo` and `make test` set up what they need in .venv. CONTRIBUTING.md lists the rest.
 
-PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(shell command -v $(name))))
+# The first that runs, and is one of those that edl-airflow supports; to use another for .venv, remove that first
+FITS := import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
+PYTHON ?= $(shell for name in python3.11 python3.12 python3; do $$name -c '$(FITS)' 2>/dev/null && echo $$name && break; done)
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
@@ -67,7 +69,7 @@ lock: .venv/uv-$(UV_VERSION)
 	@touch $@
 
 .venv/uv-$(UV_VERSION):
-	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null || \
+	@$(or $(PYTHON),false) -c '$(FITS)' 2>/dev/null || \
 	  { echo "edl-airflow needs Python 3.11 or 3.12; name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
+import shutil
 import signal
 import tempfile
 import threading
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     from edl_runtime.store.server import RedisServer
 
 # Airflow reads this when it is imported, so it has to be set before any test module is.
-os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="edl-airflow-home-"))
+if "AIRFLOW_HOME" not in os.environ:
+    os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="edl-airflow-home-")
+    atexit.register(shutil.rmtree, os.environ["AIRFLOW_HOME"], ignore_errors=True)
 os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
 
 # Where tests are started in the background SIGINT is ignored, and so it would be by all processes that they interrupt.

@@ -36,6 +36,11 @@ SET_ASIDE = "shards_set_aside"
 log = structlog.get_logger(__name__)
 
 
+def hold_s(failed_in_a_row: int) -> float:
+    """Return for how many seconds a shard is kept that can't be read, after so many others in a row."""
+    return min(HOLD_S * 2.0**failed_in_a_row, LONGEST_HOLD_S)
+
+
 class _Place(msgspec.Struct, kw_only=True):
     """How far all ranks are.
 
@@ -238,10 +243,10 @@ class ShardData:
             records = opened.take(self._batch_size)
         except Exception as error:  # noqa: BLE001 -- whatever is wrong with a shard, others can be read
             opened.trouble = f"{type(error).__name__}: {error}"
-            hold_s = min(HOLD_S * 2**self._failed_in_a_row, LONGEST_HOLD_S)
-            opened.held_until = time.monotonic() + hold_s
+            held_s = hold_s(self._failed_in_a_row)
+            opened.held_until = time.monotonic() + held_s
             self._failed_in_a_row = min(self._failed_in_a_row + 1, 16)
-            log.warning("shard.failed", shard=opened.shard.name, reason=opened.trouble, held_s=hold_s)
+            log.warning("shard.failed", shard=opened.shard.name, reason=opened.trouble, held_s=held_s)
             return False
         self._failed_in_a_row = 0
         step = self._training.standing.steps

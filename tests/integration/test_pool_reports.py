@@ -34,15 +34,20 @@ def settings(settings: RuntimeSettings) -> RuntimeSettings:
 
 
 def look(settings: RuntimeSettings, *pools: str) -> list[PoolDemand]:
-    """Return what is reported to these pools, as soon as all members have reported of some seconds."""
+    """Return what is reported to these pools, as soon as all members have reported of some seconds.
+
+    One of the pools has been busy by then: what a teacher reports is at first of the time before a student came, too.
+    """
 
     async def ask() -> list[PoolDemand]:
         async with connect(settings.redis_url) as client, asyncio.timeout(PATIENCE_S):
             while True:
                 found = list((await demands(client, settings.namespace, pools)).values())
                 reports = [report for pool in found for report in (*pool.teachers.values(), *pool.students.values())]
-                if all(pool.teachers and pool.students for pool in found) and all(
-                    report is not None and report.over_s >= LONG_ENOUGH_S for report in reports
+                if (
+                    all(pool.teachers and pool.students for pool in found)
+                    and all(report is not None and report.over_s >= LONG_ENOUGH_S for report in reports)
+                    and any(pool.busy is not None and pool.busy > 0.5 for pool in found)
                 ):
                     return found
                 await asyncio.sleep(0.1)

@@ -265,7 +265,7 @@ def test_what_is_left_open_comes_from_the_defaults() -> None:
     assert both.over(defaults) == both
 
 
-def test_a_template_is_one_thing() -> None:
+def test_a_pod_s_template_takes_the_place_of_the_default_one() -> None:
     """How one is laid over another is the backend's to say."""
     defaults, pod = Pod(template={"spec": {"hostNetwork": True}}), Pod(template={"spec": {"dnsPolicy": "Default"}})
     assert pod.over(defaults).template == pod.template

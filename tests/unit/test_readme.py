@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.paths import ROOT
+
+from edl_airflow.operators.autoscale import EdlAutoscaleOperator
+from edl_airflow.triggers import news
+from edl_runtime import specs
+from edl_runtime.autoscale import policy, speeds
+from edl_runtime.distill import batches, health, hedging, limit
+from edl_runtime.elastic import shard_data, team
+from edl_runtime.elastic.run import Run
+from edl_runtime.protocol import sharing
+from edl_runtime.settings import RuntimeSettings
 
 README = (ROOT / "README.md").read_text()
 
 
 def dags() -> list[str]:
     return [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "with DAG" in block]
+
+
+def default(function: Callable[..., Any], name: str) -> Any:
+    """Return what an argument is unless given."""
+    return inspect.signature(function).parameters[name].default
 
 
 def test_the_dag_to_copy_is_a_dag() -> None:
@@ -40,20 +57,48 @@ def test_the_dag_that_rescales_is_a_dag() -> None:
     assert task.lead_s == 300, "jobs shrink by the pass before a window begins"
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "docs/distillation.md",
-        "docs/elastic-training.md",
-        "docs/kubernetes.md",
-        "docs/releasing.md",
-        "docs/rescaling.md",
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-    ],
-)
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_every_file_it_links_to_is_there(page: str) -> None:
     """No link to a file of the project is dead."""
     links = [link for link in re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text()) if "://" not in link]
     assert [link for link in links if not ((ROOT / page).parent / link.partition("#")[0]).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "words", "number", "promised"),
+    [
+        ("README.md", "takes more than 20 s counts as hung", specs.HUNG_AFTER_S, 20),
+        ("distillation", "requests of 256 KB and more lie in memory", sharing.LEAST_BYTES, 256 << 10),
+        ("distillation", "up to `--max_batch` rows (64)", specs.MAX_BATCH, 64),
+        ("distillation", "0.1 s at first and twice as long each time, 30 s at most", health.LAST_REST_S, 30),
+        ("distillation", "fail for ten seconds", batches.LEAST_FAILING_S, 10),
+        ("distillation", "three times as long as usual", hedging.SLOW, 3),
+        ("distillation", "at most one request in ten", hedging.BUDGET_A_REQUEST, 0.1),
+        ("distillation", "It has to be so for 20 s", limit.SETTLED_S, 20),
+        ("elastic-training", "twice as long, 30 s at most", shard_data.LONGEST_HOLD_S, 30),
+        ("elastic-training", "After three failures (`failure_limit`)", default(Run.shards, "failure_limit"), 3),
+        ("elastic-training", "a process that has been in 32 groups", team.MOST_LIVE, 32),
+        ("elastic-training", "`EDL_STEP_LIMIT_S` (600)", RuntimeSettings().step_limit_s, 600),
+        ("elastic-training", "Three are kept", specs.Checkpoint(url="kept").keep_last, 3),
+        ("elastic-training", "Three are kept", RuntimeSettings().checkpoint_keep_last, 3),
+        ("rescaling", "grows at most every five minutes", policy.REST_S, 300),
+        ("rescaling", "makes up for its pause within fifteen", policy.PAYS_BACK_S, 900),
+        ("rescaling", "has waited for four hours", policy.PATIENCE_S, 4 * 3600),
+        ("rescaling", "kept for a week", speeds.KEPT_S, 7 * 86_400),
+        ("rescaling", "holds for an hour", default(EdlAutoscaleOperator.__init__, "approval_timeout_s"), 3600),
+        ("rescaling", "looks at the jobs every two seconds", news.LOOK_EVERY_S, 2),
+    ],
+)
+def test_numbers_in_documents_are_those_of_the_code(page: str, words: str, number: float, promised: float) -> None:
+    """What people read is what they get where they say nothing else."""
+    text = (ROOT / (page if page.endswith(".md") else f"docs/{page}.md")).read_text()
+    assert words in " ".join(text.split())
+    assert number == promised

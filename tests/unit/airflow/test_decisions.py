@@ -135,7 +135,7 @@ REMOVED = "somebody has removed it while it was running"
         ),
     ],
 )
-def test_why_it_ends(work: Work, view: View, now: float, ended: str, reason: str) -> None:
+def test_the_log_says_why_a_task_ends(work: Work, view: View, now: float, ended: str, reason: str) -> None:
     """In words for the task's log."""
     outcome = decide(work, view, now)
     assert isinstance(outcome, Outcome)

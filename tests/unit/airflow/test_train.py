@@ -114,7 +114,7 @@ def test_the_first_half_starts_the_training_and_defers(context: Any, site: MadeU
     }
 
 
-def test_what_it_returns(context: Any, site: MadeUpSite) -> None:
+def test_a_training_returns_its_newest_checkpoint(context: Any, site: MadeUpSite) -> None:
     """The newest checkpoint, what the script said of it, and how the training has ended."""
     deferred = deferred_by(rendered(_train(job="digits"), context), context)
     ended = Outcome(
@@ -141,7 +141,7 @@ def test_what_it_returns(context: Any, site: MadeUpSite) -> None:
 
 
 @pytest.mark.parametrize("before", [None, landed(40, job="digits", metrics={"accuracy": 0.9})])
-def test_what_it_returns_of_a_script_that_leaves_a_model_of_its_own(
+def test_a_script_that_leaves_a_model_of_its_own_returns_its_own_step(
     context: Any, site: MadeUpSite, before: LandedCheckpoint | None
 ) -> None:
     """Its step is how far the script came, and not that of the last checkpoint before, if there is one."""

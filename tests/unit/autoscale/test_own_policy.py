@@ -27,7 +27,7 @@ JOBS = tuple(
 SURVEY = Survey(at=10.0, jobs=JOBS, capacity=Capacity(nodes=(NODE,)))
 
 
-def test_it_is_one() -> None:
+def test_the_policy_in_the_documents_makes_a_plan() -> None:
     """It makes a plan: the jobs that came first have their minimum, the third has no room."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, Any] = {}

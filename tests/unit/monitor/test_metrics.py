@@ -117,7 +117,7 @@ def test_a_port_that_is_taken_is_named() -> None:
             pass
 
 
-def test_others_need_a_token() -> None:
+def test_off_loopback_metrics_need_a_token() -> None:
     """Off loopback none is an error, and with one nobody else is told anything."""
     with pytest.raises(SpecError, match="EDL_MONITOR_TOKEN"), serving(seen, "0.0.0.0", 0):
         pass

@@ -231,7 +231,7 @@ def test_a_free_axis_that_does_not_depend_on_the_batch_is_proved_so_once(arena: 
     assert model.runs == [1, 2, 2]
 
 
-def test_one_is_none(arena: Arena) -> None:
+def test_a_largest_batch_of_one_joins_no_requests(arena: Arena) -> None:
     """With a largest batch of 1, every request runs alone, whatever its size."""
     model = Doubler()
     work = Work(model, arena, 1)

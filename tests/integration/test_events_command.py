@@ -134,7 +134,7 @@ def test_a_job_without_events_is_told_of(environ: dict[str, str]) -> None:
     assert "'letters'" in result.stderr
 
 
-def test_it_takes_a_redis() -> None:
+def test_without_a_redis_there_are_no_events() -> None:
     """Events are nowhere else."""
     with pytest.raises(SpecError, match="EDL_REDIS_URL"):
         run({"EDL_REDIS_URL": ""}, "digits")
