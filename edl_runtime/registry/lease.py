@@ -1,9 +1,10 @@
 """Being registered: a lease that is renewed until one leaves.
 
-A lease is granted for `ttl_s` by Redis's clock and renewed every third of that, at least once a second. While Redis
-is away the holder keeps trying; a Redis that came back empty, or a holder that was stopped for too long, is a
-registration anew with a new fencing token. The record in Redis carries a random name of its holder: one that starved
-and missed the answer to its registration finds itself there, and not somebody who superseded it.
+A lease is granted for `ttl_s` by a clock that goes by Redis's, but never back, and renewed every third of that, at
+least once a second. While Redis is away the holder keeps trying; a Redis that came back empty, or a holder that was
+stopped for too long, is a registration anew with a new fencing token. The record in Redis carries a random name of its
+holder: one that starved and missed the answer to its registration finds itself there, and not somebody who superseded
+it.
 """
 
 from __future__ import annotations

@@ -9,18 +9,10 @@
 --   KEYS[5] events   stream of {event = JSON}, the last 2,000 or so
 --   ARGV[1] member id, ARGV[2] its fence (0 before it has one), ARGV[3] lease in ms
 
--- The group's clock goes by Redis's, but never back, and never on by more than a third of a lease at once: while nobody
--- beats, because Redis or all agents were stopped, no lease runs out. An empty or older Redis goes on from `known`.
+-- It goes on by no more than a third of a lease at once: while nobody beats, because Redis or all agents were stopped, no
+-- lease runs out. An empty or older Redis goes on from `known`.
 local function tick(ttl, known)
-  local time = redis.call('TIME')
-  local wall = time[1] * 1000 + math.floor(time[2] / 1000)
-  local last = redis.call('HMGET', KEYS[4], 'wall', 'clock')
-  local now = math.max(wall, known)
-  if last[1] then
-    now = math.max(last[2] + math.min(math.max(wall - last[1], 0), math.floor(ttl / 3)), known)
-  end
-  redis.call('HSET', KEYS[4], 'wall', wall, 'clock', now)
-  return now, wall
+  return tick_of(KEYS[4], math.floor(ttl / 3), known)
 end
 
 local function get(field)

@@ -1,17 +1,13 @@
--- Stands at the head of every script: the clock, and who has run out. Redis's own clock is the only one that counts.
+-- Stands at the head of every script: how long all is kept, and who has run out.
 --
 -- Each script's keys are those of one service (a pool's teachers or students):
---   KEYS[1] leases    sorted set, member id -> deadline in ms of Redis's clock
+--   KEYS[1] leases    sorted set, member id -> deadline in ms of the clock
 --   KEYS[2] records   hash, member id -> JSON of the member, beginning {"fence":N,
 --   KEYS[3] contract  string, JSON of the signature that all members share; gone with the last member
 --   KEYS[4] events    stream of {joined|left|expired = member id}, the last 1,000 or so
 --   KEYS[5] fence     counter, the last fencing token
---   KEYS[6] said      hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of Redis's clock
-
-local function now_ms()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
+--   KEYS[6] said      hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of the clock
+--   KEYS[7] clock     hash: wall and clock, by which leases run, and changed: when somebody came or went
 
 -- All is kept for a day from its last use, also when nobody is left to strike the members off, so that a name that is
 -- used again finds its tokens and news, and names of one run don't pile up. Even later a token is larger than all before
@@ -22,8 +18,13 @@ local function keep()
   end
 end
 
+local function now_ms()
+  return (tick_of(KEYS[7], math.huge, 0))
+end
+
 local function announce(what, id)
   redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', what, id)
+  redis.call('HSET', KEYS[7], 'changed', redis.call('HGET', KEYS[7], 'clock'))
   keep()
 end
 

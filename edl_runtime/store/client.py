@@ -114,7 +114,7 @@ def unavailable_if_lost(client: Redis) -> Iterator[None]:
 async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
     """Run `name`.lua of this folder on `keys` in one step and return its answer.
 
-    What the scripts of a family share stands in front: `_history.lua` and `_group.lua` before `group_beat`, if there is
+    What scripts share stands in front: `_clock.lua`; `_history.lua` and `_group.lua` before `group_beat`, if there is
     such a file; `_purge.lua` before the registry's, which have names of one word. Raises RegistryUnavailableError.
     """
     with unavailable_if_lost(client):
@@ -139,7 +139,7 @@ def _text(name: str) -> str:
     folder = resources.files("edl_runtime.store")
     family, one_of_many, _ = name.partition("_")
     fronts = ["_history.lua", f"_{family}.lua"] if one_of_many else ["_purge.lua"]
-    parts = [folder / file for file in [*fronts, f"{name}.lua"]]
+    parts = [folder / file for file in ["_clock.lua", *fronts, f"{name}.lua"]]
     return "".join(part.read_text(encoding="utf-8") for part in parts if part.is_file())
 
 

@@ -5,13 +5,14 @@ script touches one slot and Redis Cluster works.
 
 | key | type and content | lifetime | writer | reader |
 | --- | --- | --- | --- | --- |
-| leases | sorted set, member id → deadline in ms of Redis's clock | a day from the last use | Lua | Lua |
+| leases | sorted set, member id → deadline in ms of the clock | a day from the last use | Lua | Lua |
 | records | hash, member id → JSON of the member with its fence | as leases | Lua | Lua |
 | fence | counter | as leases | register | register |
 | contract | string, the pool's model signature as JSON | while there are members, and as leases | Lua | Lua |
-| said | hash, member id → JSON of what it last reported, and when by Redis's clock | as leases | Lua | Lua |
+| said | hash, member id → JSON of what it last reported, and when by the clock | as leases | Lua | Lua |
 | events | stream of joined, left, expired; the last 1,000 or so | as leases | Lua | watchers |
-| pools | set of names; readers drop those without members | a day from the last beat | members | `edl pools` |
+| clock | hash, the clock of a pool's teachers or students, and when one came or went | as leases | Lua | Lua |
+| pools | set of names; readers drop those without members | a day from the last member's word | members | `edl pools` |
 | traffic profile | string, JSON of what the web has taught, and its latest sample | 2 days | rescaling | as writer |
 | quarantine | string, JSON of teachers a student shuns, address → why | 10 s from the last | student | `edl pools` |
 | progress | string, JSON of the last report | an hour from the last | student | Airflow, `edl jobs` |
@@ -77,6 +78,10 @@ def events(service: Service) -> str:
 
 def said(service: Service) -> str:
     return _of(service, "said")
+
+
+def clock(service: Service) -> str:
+    return _of(service, "clock")
 
 
 def pools(namespace: str) -> str:
@@ -147,7 +152,8 @@ def _group(namespace: str, job: str, what: str) -> str:
 
 def of_service(service: Service) -> list[str]:
     """Return the keys that every Lua script takes first, in its order."""
-    return [leases(service), records(service), contract(service), events(service), fence(service), said(service)]
+    parts = (leases, records, contract, events, fence, said, clock)
+    return [part(service) for part in parts]
 
 
 def _of(service: Service, what: str) -> str:

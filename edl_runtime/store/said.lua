@@ -5,7 +5,8 @@
 --   KEYS[3] contract  string, JSON of the signature that all members share
 --   KEYS[4] events    stream of {joined|left|expired = member id}
 --   KEYS[5] fence     counter, the last fencing token
---   KEYS[6] said      hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of Redis's clock
+--   KEYS[6] said      hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of the clock
+--   KEYS[7] clock     hash: wall and clock, by which leases run, and changed: when somebody came or went
 --
 -- Answers {now in ms, ms since somebody came or went or -1 if that is not known, member ids, for each the JSON of its
 -- report or ''}.
@@ -18,5 +19,5 @@ local said = {}
 for place, id in ipairs(ids) do
   said[place] = redis.call('HGET', KEYS[6], id) or ''
 end
-local last = redis.call('XREVRANGE', KEYS[4], '+', '-', 'COUNT', 1)[1]
-return {now, last and now - string.match(last[1], '^%d+') or -1, ids, said}
+local changed = redis.call('HGET', KEYS[7], 'changed')
+return {now, changed and now - changed or -1, ids, said}

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from support.elastic.group_clock import later, take_time_from_a_key
+from support.redis_clock import later, take_time_from_a_key
 
 from edl_runtime.elastic import membership
 from edl_runtime.elastic.agreement import decide
 from edl_runtime.elastic.events import Event, follow, read
 from edl_runtime.elastic.falls import MOST_FALLS
 from edl_runtime.elastic.generation import Generation, GroupView, Outcome, TrainerMember
+from edl_runtime.elastic.glance import is_anybody_there
 from edl_runtime.elastic.membership import Membership, request_stop
 from edl_runtime.errors import InstanceSupersededError, JobTakenError, RegistryUnavailableError
 from edl_runtime.specs import Bounds
@@ -537,3 +538,21 @@ async def test_a_new_run_of_the_same_name_begins_with_no_falls(client: Redis, na
     await before.leave()
     anew = await faller(client, namespace, boot="b")
     assert await counts(anew, [50, 50]) == [1, 2]
+
+
+async def test_who_last_beat_before_the_clock_was_set_back_is_not_there(client: Redis, namespace: str) -> None:
+    """Whoever is beats again in a moment."""
+    await group(client, namespace, 1)
+    (now_s, _), state = await client.time(), keys.group_state(namespace, JOB)
+    for at_s, is_there in ((now_s, True), (now_s + 3600, False), (now_s - 3600, False)):
+        await client.hset(state, "wall", str(at_s * 1000))
+        assert await is_anybody_there(client, namespace, JOB) == is_there
+
+
+async def test_who_leaves_a_redis_that_was_emptied_leaves_nothing_there_for_ever(client: Redis, namespace: str) -> None:
+    """All that a group has in Redis has an end."""
+    (agent,) = await group(client, namespace, 1)
+    await client.delete(*keys.of_group(namespace, JOB))
+    await agent.membership.leave()
+    left = [key for key in keys.of_group(namespace, JOB) if await client.exists(key)]
+    assert [key for key in left if not 0 < await client.ttl(key) <= 86_400] == []

@@ -137,9 +137,9 @@ async def test_a_holder_that_missed_the_answer_to_its_registration_is_not_supers
 async def test_what_expires_goes_a_day_after_the_members_and_no_earlier(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it stays as long as members do, for renewing puts its end off; the counter and the news stay longer."""
+    """All of it stays as long as members do, for renewing puts its end off; the counter, news and clock stay longer."""
     monkeypatch.setattr(lease_module, "LIST_EVERY_S", 0.0)
-    kept = [keys.events(pool.service), keys.fence(pool.service)]
+    kept = [keys.events(pool.service), keys.fence(pool.service), keys.clock(pool.service)]
     async with pool.hold() as lease, asyncio.timeout(100):
         fence = lease.fence
         there = [*kept, *map(str, await pool.client.keys(f"*{{{pool.service.namespace}*"))]

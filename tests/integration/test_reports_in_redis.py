@@ -131,13 +131,13 @@ async def test_an_old_or_unreadable_report_is_none(client: Redis, namespace: str
 
 
 async def test_it_is_known_when_somebody_last_came_or_went(client: Redis, namespace: str) -> None:
-    """Of either role, by Redis's clock; of a pool that there never was, nobody has."""
+    """Of either role, by the clock of their leases; of a pool that there never was, nobody has."""
     service = Service(namespace, "p")
     seconds, _ = await client.time()
-    await client.xadd(keys.events(service), {"left": "t0"}, id=f"{1000 * (seconds - 3600)}-0")
+    await client.hset(keys.clock(service), "changed", str(1000 * (seconds - 3600)))
     async with hold(client, Service(namespace, "p", "students"), Member(id="s0", address="h:2")):
         assert (await demands(client, namespace, ["p"]))["p"].settled_s < 3600
-        await client.delete(keys.events(Service(namespace, "p", "students")))
+        await client.delete(keys.clock(Service(namespace, "p", "students")))
         assert (await demands(client, namespace, ["p"]))["p"].settled_s >= 3600
         assert (await demands(client, namespace, ["q"]))["q"].settled_s == math.inf
         assert await demands(client, namespace, []) == {}

@@ -49,7 +49,7 @@ async def test_pools_become_as_large_as_their_students_need(
             await held.enter_async_context(hold_lease(client, service, Member(id=name, address="h:1"), ttl_s=600))
             said = {"at": time.time(), **msgspec.to_builtins(report)}
             await client.hset(keys.said(service), name, msgspec.json.encode(said))
-            await client.delete(keys.events(service))  # so it has been there for long
+            await client.hdel(keys.clock(service), "changed")  # so it has been there for long
         done = await rescale(backend, client, namespace, Rules())
     assert backend.wanted == {"wanted": 4, "unwanted": 1}
     assert "students wait 50 % of the time, teachers are busy 100 %" in done.plan.targets[1].reason

@@ -12,8 +12,8 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from support.depth import examples
-from support.elastic.group_clock import take_time_from_a_key
 from support.elastic.group_simulation import LEASE_S, Agent, World
+from support.redis_clock import take_time_from_a_key
 
 from edl_runtime.elastic.agreement import decide
 from edl_runtime.elastic.generation import Generation

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 import msgspec
-from support.elastic.group_clock import START_S, set_clock
+from support.redis_clock import START_S, set_clock
 
 from edl_runtime.elastic.agreement import decide, outcome_of
 from edl_runtime.elastic.generation import Generation, GroupView, TrainerMember

@@ -1,4 +1,4 @@
-"""Redis's clock as the scripts of trainer groups read it, set by hand: no time passes unless a test says so."""
+"""Redis's clock as our scripts read it, set by hand: no time passes unless a test says so."""
 
 from __future__ import annotations
 
