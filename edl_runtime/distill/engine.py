@@ -64,6 +64,7 @@ class Engine:
         normalise: Mapping[str, Normalise],
         format: Format,  # noqa: A002 -- as the reader has it
         teacher_batch_size: int,
+        allow_nan: bool,
         epochs: int | None,
         cache: AnswerCache | None,
         settings: RuntimeSettings,
@@ -74,7 +75,9 @@ class Engine:
         self._size = teacher_batch_size
         self._settings = settings
         self._questions = questions
-        self._plans_of = [partial(Plan.of, inputs, question.outputs, normalise) for question in questions]
+        self._plans_of = [
+            partial(Plan.of, inputs, question.outputs, normalise, allow_nan=allow_nan) for question in questions
+        ]
         self._cache = cache
         self._recall: Recall | None = None
         self._pid = os.getpid()
