@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
 
 from edl_runtime.autoscale import history
 from edl_runtime.autoscale.plan import JobTarget, Plan, Rules, plan
@@ -30,6 +29,7 @@ from edl_runtime.errors import (
     SpecError,
     UnknownJobError,
 )
+from edl_runtime.log import get_logger
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
 from edl_runtime.store.records import decoded
@@ -149,7 +149,7 @@ async def _resize(jobs: Sequence[JobTarget], backend: Backend) -> dict[str, EdlE
             except (BackendError, SpecError) as error:
                 refused[one.name] = error
                 return
-            structlog.get_logger("edl").info("job.rescaled", job=one.name, instances=one.target, reason=one.reason)
+            get_logger("edl").info("job.rescaled", job=one.name, instances=one.target, reason=one.reason)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -168,7 +168,7 @@ async def _alone(client: Redis, namespace: str) -> AsyncIterator[None]:
     lock = client.lock(keys.rescaling(namespace), timeout=PASS_S + LET_GO_S, blocking_timeout=WAITS_S)
     with unavailable_if_lost(client):
         if not await lock.acquire(blocking=False):
-            structlog.get_logger("edl").info("rescaling.waits", behind="another", at_most_s=WAITS_S)
+            get_logger("edl").info("rescaling.waits", behind="another", at_most_s=WAITS_S)
             if not await lock.acquire():
                 raise RescalingError("another rescaling", WAITS_S)
     try:
@@ -178,4 +178,4 @@ async def _alone(client: Redis, namespace: str) -> AsyncIterator[None]:
             with unavailable_if_lost(client):
                 await lock.release()
         except (LockError, RegistryUnavailableError) as error:  # it is let go of by itself
-            structlog.get_logger("edl").warning("rescaling.lock_lost", cause=str(error))
+            get_logger("edl").warning("rescaling.lock_lost", cause=str(error))

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import structlog
 
+from edl_runtime.log import get_logger
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
 
@@ -32,7 +32,7 @@ START = "0-0"
 
 _FIELD = "landed"
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Landed(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,6 @@ from itertools import takewhile
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
-import structlog
 
 from edl_runtime.checkpoint.contents import read_files, read_info, snapshot_of, write_folder
 from edl_runtime.checkpoint.manifest import CheckpointInfo, Position, is_name, new_name, position_of
@@ -23,12 +22,13 @@ from edl_runtime.errors import (
     UnfinishedCheckpointError,
     UnreadableCheckpointError,
 )
+from edl_runtime.log import get_logger
 from edl_runtime.specs import Checkpoint
 
 ABANDONED_AFTER_S = 3600.0
 """An unfinished checkpoint in which nothing has changed for so long is nobody's any more."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,18 +8,17 @@ import threading
 import time
 from collections.abc import Callable
 
-import structlog
-
 from edl_runtime.checkpoint.buffers import HostBuffers
 from edl_runtime.checkpoint.manifest import CheckpointInfo, Position, position_of
 from edl_runtime.checkpoint.snapshot import Arrays, Snapshot
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.errors import CheckpointError, EdlError
+from edl_runtime.log import get_logger
 
 NICENESS = 10
 """How far a thread of the writer's stands back for those that compute."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Capture = Callable[[], Snapshot]
 

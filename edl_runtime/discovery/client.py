@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import aclosing, suppress
 
 import msgspec
-import structlog
 
 from edl_runtime.discovery.link import Link
 from edl_runtime.discovery.messages import SAY_EVERY_S, Assignment, Words
 from edl_runtime.errors import DiscoveryRefusedError, DiscoveryUnavailableError
+from edl_runtime.log import get_logger
 from edl_runtime.registry.directory import SETTLE_S
 from edl_runtime.registry.members import Member
 from edl_runtime.waits import first
@@ -25,7 +25,7 @@ LONGEST_PAUSE_S = 2.0
 LINE_LIMIT = 1 << 20
 """Bytes of an assignment: tens of thousands of teachers."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _decoder = msgspec.json.Decoder(Assignment)
 

@@ -7,11 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-import structlog
-
 from edl_runtime.discovery.feed import Feed
 from edl_runtime.discovery.messages import SAY_EVERY_S, SILENT_AFTER_S, Assignment, Words
 from edl_runtime.errors import PoolLimitError, RegistryUnavailableError
+from edl_runtime.log import get_logger
 from edl_runtime.pool_reports import StudentReport
 from edl_runtime.registry import quarantine
 from edl_runtime.registry.directory import Directory
@@ -23,7 +22,7 @@ from edl_runtime.waits import first
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Hub:

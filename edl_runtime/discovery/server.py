@@ -9,13 +9,13 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import structlog
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from edl_runtime.discovery.app import WELCOME, build_app
 from edl_runtime.discovery.hub import Hub
 from edl_runtime.errors import RegistryError, SpecError
+from edl_runtime.log import get_logger
 from edl_runtime.protocol.address import check_exposure
 from edl_runtime.protocol.tls import shown_by
 from edl_runtime.settings import RuntimeSettings
@@ -34,7 +34,7 @@ DEAD_AFTER_S = 10.0
 LEAVE_S = 3.0
 """Longest time to end what is in flight."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Callable[[str], None]) -> None:

@@ -7,13 +7,13 @@ import re
 from contextlib import suppress
 
 import msgspec
-import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from edl_runtime.discovery.hub import Connected, Hub
 from edl_runtime.errors import SpecError
+from edl_runtime.log import get_logger
 from edl_runtime.registry.members import Member
 from edl_runtime.specs import check_name
 from edl_runtime.waits import first
@@ -24,7 +24,7 @@ LAST_WORD_S = 1.0
 _WORD = re.compile(r"[!-~]{1,200}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Stream:

@@ -103,6 +103,13 @@ def checked_count(field: str, given: object) -> int:
     return given
 
 
+def checked_flag(field: str, given: object) -> bool:
+    """Return `given` if it is True or False. Raises SpecError that names `field`."""
+    if not isinstance(given, bool):
+        raise SpecError(field, given, "True or False")
+    return given
+
+
 def _checked_outputs(field: str, outputs: object) -> tuple[str | TopK, ...]:
     allowed = "a list of one or more of the model's outputs, names or TopK(name, k), none twice"
     if isinstance(outputs, str) or not isinstance(outputs, Sequence) or not outputs:

@@ -94,9 +94,10 @@ class Request:
 
     - `hedged`: a second teacher is asked since the first takes long; no third one is for that reason.
     - `memo`: where its answers are to be kept, if anywhere.
+    - `turn`: its place among the requests to the pool, in the order of the source; its dispatcher counts.
     """
 
-    __slots__ = ("batch", "failures", "hedged", "index", "inputs", "memo", "pool", "rows")
+    __slots__ = ("batch", "failures", "hedged", "index", "inputs", "memo", "pool", "rows", "turn")
 
     def __init__(
         self, batch: Batch, pool: int, index: int, inputs: Mapping[str, Tensor], rows: int, *, memo: Memo | None = None
@@ -108,6 +109,7 @@ class Request:
         self.rows = rows
         self.memo = memo
         self.hedged = False
+        self.turn = 0
         self.failures: Failures | None = None
 
     @property

@@ -13,9 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import structlog
-
 from edl_runtime.distill.cache_store import Subject, tell_full
+from edl_runtime.log import get_logger
 
 BUSY_LIMIT_S = 0.5
 """How long to wait for another process that writes. What can't be kept by then is not kept."""
@@ -27,7 +26,7 @@ AT_ONCE = 500
 
 T = TypeVar("T")
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _SETTINGS = (
     "PRAGMA page_size = 16384",  # so that a thousand float32 logits lie within a page

@@ -7,12 +7,12 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-import structlog
+from edl_runtime.log import get_logger
 
 ENTRY_BYTES = 200
 """What an entry takes in memory besides its own bytes (measured: 170 to 230)."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Subject(NamedTuple):

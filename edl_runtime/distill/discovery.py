@@ -13,14 +13,13 @@ import uuid
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-import structlog
-
 from edl_runtime.discovery.client import follow
 from edl_runtime.discovery.feed import Feed
 from edl_runtime.discovery.link import Link
 from edl_runtime.discovery.messages import Assignment, Words
 from edl_runtime.distill.teachers import Discovered
 from edl_runtime.errors import DiscoverySilentError, RegistrySilentError, RegistryUnavailableError
+from edl_runtime.log import get_logger
 from edl_runtime.registry import quarantine
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 TELL_EVERY_S = 1.0
 """How often a student says which teachers it keeps in quarantine."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Use = Callable[[Collection[str]], None]
 """Takes the addresses of the teachers to use from now on."""

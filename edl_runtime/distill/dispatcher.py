@@ -1,16 +1,20 @@
 """Hands the requests to one pool to its lanes, the connections of its teachers.
 
-A lane takes one request at a time and brings the answers, or gives it back when its teacher fails: then it is the
-next to be taken. So a teacher gets work as fast as it does it, and not in equal parts. A request that is under way for
-too long is hedged: a lane of another teacher takes it, too, and whose answers come first counts.
+A lane takes one request at a time and brings the answers, or gives it back when its teacher fails. What comes back is
+taken before what was never asked, oldest first: the training script waits for the oldest. So a teacher gets work as
+fast as it does it, and not in equal parts. A request that is under way for too long is hedged: a lane of another
+teacher takes it, too, and whose answers come first counts.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import count
+from operator import attrgetter
 
 from edl_runtime.distill.batches import Batch, Request
 from edl_runtime.distill.epoch import Lane
@@ -23,6 +27,8 @@ from edl_runtime.protocol.oip import ModelSignature
 
 REQUESTS_A_LANE = 2
 """One that is being answered and one that waits, so that a lane never waits for the source."""
+
+_TURN = attrgetter("turn")
 
 
 class Dispatcher:
@@ -40,8 +46,9 @@ class Dispatcher:
         self._lock = seams.lock
         self._patience = patience
         self._work = threading.Condition(seams.lock)  # for lanes
-        self._todo: deque[Request] = deque()
-        self._slow: list[Request] = []  # to be asked of a second teacher
+        self._turns = count()
+        self._todo: deque[Request] = deque()  # by turn
+        self._slow: list[Request] = []  # to be asked of a second teacher; by turn
         self._busy: dict[Lane, None] = {}  # those that are asked something, the longest first
         self._asked = BusyTime(time.monotonic())
         self._lanes: set[Lane] = set()  # those that are connected and stay
@@ -78,6 +85,8 @@ class Dispatcher:
         """Have these asked, after those before."""
         if not self._todo and not self._busy:
             self._patience.restart(now)
+        for request in requests:
+            request.turn = next(self._turns)
         self._todo += requests
         self._work.notify(len(requests))
 
@@ -116,7 +125,7 @@ class Dispatcher:
                 pauses.append(left_s)
             elif (request.batch.awaited or not self._todo) and self._hedging.spend(now):
                 request.hedged = True
-                self._slow.append(request)
+                insort(self._slow, request, key=_TURN)
                 self._work.notify_all()  # for which lane is free and of another teacher, only the lanes know
             else:
                 pauses.append(delay_s)
@@ -170,23 +179,19 @@ class Dispatcher:
             return None
 
     def _next_for(self, lane: Lane) -> Request | None:
-        if self._slow and (slow := self._slow_for(lane)) is not None:
+        while self._todo and self._todo[0].settled:
+            self._todo.popleft()
+        slow = self._slow_for(lane) if self._slow else None
+        if slow is not None and (not self._todo or slow.turn < self._todo[0].turn):
+            self._slow.remove(slow)
+            self.hedges += 1
             return slow
-        while self._todo:
-            request = self._todo.popleft()
-            if not request.settled:
-                return request
-        return None
+        return self._todo.popleft() if self._todo else None
 
     def _slow_for(self, lane: Lane) -> Request | None:
-        for request in self._slow.copy():
-            if request.settled:
-                self._slow.remove(request)
-            elif not any(other.asked is request and other.address == lane.address for other in self._busy):
-                self._slow.remove(request)
-                self.hedges += 1
-                return request
-        return None
+        self._slow = [request for request in self._slow if not request.settled]
+        its_own = [other.asked for other in self._busy if other.address == lane.address]
+        return next((request for request in self._slow if request not in its_own), None)
 
     def answer(self, lane: Lane, answers: Answers) -> None:
         """Bring the answers to what the lane was asked. Only the first answers to a request count."""
@@ -248,7 +253,7 @@ class Dispatcher:
         self.connected = frozenset(lane.address for lane in self._lanes)
 
     def _ask_again(self, lane: Lane) -> None:
-        """Have what the lane is asked be the next that is taken, unless another is asked it, too."""
+        """Have what the lane is asked be taken by another, in its turn, unless another is asked it already."""
         request = lane.pending
         if request is None or lane.gave_back:
             return
@@ -260,7 +265,7 @@ class Dispatcher:
         if request in self._slow:
             self._slow.remove(request)
         self.retries += 1
-        self._todo.appendleft(request)
+        insort(self._todo, request, key=_TURN)
         self._work.notify()
 
     def _release(self, lane: Lane) -> Request | None:

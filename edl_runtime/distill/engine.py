@@ -10,8 +10,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import structlog
-
 from edl_runtime.discovery.messages import Words
 from edl_runtime.distill.batches import Batch
 from edl_runtime.distill.cache import AnswerCache
@@ -29,6 +27,7 @@ from edl_runtime.distill.recall import Recall
 from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.distill.teachers import Discovered, Fixed
 from edl_runtime.errors import DistillError
+from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.settings import RuntimeSettings
 
@@ -39,7 +38,7 @@ keeps one longer, and none keeps the process."""
 LOOK_EVERY_S = 0.2
 """How often a new epoch, while it waits for the source, looks whether it is still wanted."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Question(NamedTuple):
@@ -64,6 +63,7 @@ class Engine:
         normalise: Mapping[str, Normalise],
         format: Format,  # noqa: A002 -- as the reader has it
         teacher_batch_size: int,
+        allow_nan: bool,
         epochs: int | None,
         cache: AnswerCache | None,
         settings: RuntimeSettings,
@@ -74,7 +74,9 @@ class Engine:
         self._size = teacher_batch_size
         self._settings = settings
         self._questions = questions
-        self._plans_of = [partial(Plan.of, inputs, question.outputs, normalise) for question in questions]
+        self._plans_of = [
+            partial(Plan.of, inputs, question.outputs, normalise, allow_nan=allow_nan) for question in questions
+        ]
         self._cache = cache
         self._recall: Recall | None = None
         self._pid = os.getpid()

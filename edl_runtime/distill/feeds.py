@@ -108,6 +108,7 @@ class Plan(NamedTuple):
     - `slots`: the names of an item's slots.
     - `feeds`: what is sent; those in `normalise` as uint8, of which the teachers make the model's FP32.
     - `wishes`: what is asked for; `answers`: what comes of it, in order.
+    - `allow_nan`: whether answers may have NaN or infinity.
     """
 
     slots: tuple[str | None, ...]
@@ -115,6 +116,7 @@ class Plan(NamedTuple):
     normalise: Mapping[str, Normalise]
     wishes: tuple[str | TopK, ...]
     answers: tuple[Answer, ...]
+    allow_nan: bool
 
     @property
     def slots_in_words(self) -> str:
@@ -127,6 +129,8 @@ class Plan(NamedTuple):
         outputs: Sequence[str | TopK],
         normalise: Mapping[str, Normalise],
         signature: ModelSignature,
+        *,
+        allow_nan: bool = False,
     ) -> Self:
         """Match the wishes of a reader with what the teachers' model takes and answers. Raises SpecError."""
         model = f"the teachers' model {signature.name!r}"
@@ -160,6 +164,7 @@ class Plan(NamedTuple):
             sent_as_uint8,
             tuple(outputs),
             tuple(answers),
+            allow_nan,
         )
 
     def check(self, teacher: str, answers: Answers, rows: int) -> None:
@@ -169,6 +174,11 @@ class Plan(NamedTuple):
             if array.dtype != dtype or array.shape[:1] != (rows,) or not fits(array.shape[1:], shape):
                 given, allowed = _words(array.dtype, array.shape), _words(dtype, (rows, *shape))
                 raise ProtocolError(f"teacher {teacher}: output {name!r} is {given}, asked for was {allowed}")
+            if dtype.kind == "f" and not self.allow_nan and not np.isfinite(array).all():
+                raise ProtocolError(
+                    f"teacher {teacher}: output {name!r} has NaN or infinity, allowed are finite numbers; "
+                    "look at its model and at what it is sent, or take them with DistillReader(allow_nan=True)"
+                )
 
 
 def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 
-import structlog
+from edl_runtime.log import get_logger
 
 FIRST_REST_S = 0.1
 LAST_REST_S = 30.0
@@ -24,7 +24,7 @@ MOST_BREAKS = 3
 """A teacher that breaks its connections so often and answers nothing in between is no better than one that lies.
 More than it has connections, for all of them break when it is killed."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Health:

@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-import structlog
-
 from edl_runtime.distill.batches import Request
 from edl_runtime.distill.dispatcher import Dispatcher
 from edl_runtime.distill.epoch import Lane
 from edl_runtime.distill.feeds import Answers, Plan
 from edl_runtime.distill.health import Health
 from edl_runtime.errors import InferenceError, ProtocolError
+from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.protocol.tensors import Tensor
 from edl_runtime.registry.members import differences
@@ -26,7 +25,7 @@ LAST_RETRY_S = 1.0
 NOT_NOW = frozenset({408, 429, 502, 503, 504})
 """Statuses of a teacher that is busy or away, which tell nothing of the request or the model."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Connection(Protocol):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-import structlog
-
 from edl_runtime.errors import NoTeacherError
+from edl_runtime.log import get_logger
 
 TELL_EVERY_S = 5.0
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Patience:

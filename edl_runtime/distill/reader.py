@@ -15,6 +15,7 @@ from edl_runtime.distill.arguments import (
     Teachers,
     checked_cache,
     checked_count,
+    checked_flag,
     checked_format,
     checked_inputs,
     checked_normalise,
@@ -61,6 +62,8 @@ class DistillReader:
       except in format "sample".
     - `normalise`: inputs whose slots are uint8 though the model takes float32, and how the teachers are to normalise
       them: a quarter of the bytes travel.
+    - `allow_nan`: take answers with NaN or infinity, too, as of a model that masks with them. Without it they count as
+      wrong answers, and their teacher goes into quarantine.
     - `epochs`: how many the script will read, if it is known. The first batches of the next epoch are then under way
       before one ends; without it the source is called for an epoch only when that begins. Not with `data.through` of
       an elastic training.
@@ -87,6 +90,7 @@ class DistillReader:
         teachers: Teachers | Mapping[str, Teachers] | None = None,
         teacher_batch_size: int = 16,
         normalise: Mapping[str, Normalise] = MappingProxyType({}),
+        allow_nan: bool = False,
         epochs: int | None = None,
         total_steps: int | None = None,
         cache: AnswerCache | None = None,
@@ -109,6 +113,7 @@ class DistillReader:
             normalise=checked_normalise(normalise, names),
             format=self._format,
             teacher_batch_size=checked_count("teacher_batch_size", teacher_batch_size),
+            allow_nan=checked_flag("allow_nan", allow_nan),
             epochs=self.epochs,
             cache=checked_cache(cache, names),
             settings=settings,

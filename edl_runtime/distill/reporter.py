@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
-import structlog
-
 from edl_runtime.distill.loop import LoopThread
 from edl_runtime.distill.pace import Pace
 from edl_runtime.distill.stats import ReaderStats, at_the_end, together
 from edl_runtime.elastic.link import AGENT_FD
 from edl_runtime.errors import RegistryUnavailableError, SpecError
+from edl_runtime.log import get_logger
 from edl_runtime.progress import Progress, publish, publish_reader
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
@@ -32,7 +31,7 @@ JOIN_LIMIT_S = 2.0
 LONGEST_REASON = 200
 """Characters of why a teacher is in quarantine; what a teacher says may be of any length."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class JobReporter:

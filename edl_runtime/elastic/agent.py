@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
 
 from edl_runtime.elastic.crew import Crew
 from edl_runtime.elastic.environment import Communication
@@ -33,6 +32,7 @@ from edl_runtime.elastic.steps import Steps
 from edl_runtime.elastic.trainers import Heard
 from edl_runtime.elastic.vigil import Vigil
 from edl_runtime.errors import EdlError, RegistryUnavailableError
+from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds
 
@@ -50,7 +50,7 @@ AFTER_OTHERS_S = 1.0
 
 SHORTEST_TURN_S = 0.01
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Ending(msgspec.Struct, frozen=True):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import assert_never
 
 import msgspec
-import structlog
 
 from edl_runtime.elastic.environment import Communication, plain_environment
 from edl_runtime.elastic.falls import Fall
@@ -30,8 +29,9 @@ from edl_runtime.elastic.messages import (
 )
 from edl_runtime.elastic.script import Script
 from edl_runtime.elastic.trainers import Ended, Heard, Trainer
+from edl_runtime.log import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 RETIRED_S = 10.0
 """How long a trainer may take to end that has said why it fails, or that has left and ends beside the next one."""

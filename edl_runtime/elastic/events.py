@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import structlog
 
 from edl_runtime.elastic.glance import is_anybody_there
 from edl_runtime.elastic.messages import Gear
+from edl_runtime.log import get_logger
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
 
@@ -45,7 +45,7 @@ Kind = Literal[
     "note",
 ]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,11 +11,11 @@ from collections.abc import Callable, MutableMapping
 from typing import NamedTuple, Protocol
 
 import msgspec
-import structlog
 
 from edl_runtime.elastic.channel import Channel
 from edl_runtime.elastic.messages import Abort, Beat, Failed, FromTrainer, Join, Leave, Ready, Start, ToTrainer
 from edl_runtime.errors import SpecError
+from edl_runtime.log import get_logger
 
 AGENT_FD = "EDL_AGENT_FD"
 """The variable that names the socket to the agent, in a process that an agent has started.
@@ -25,7 +25,7 @@ Empty once that process has taken it: for the programs that this starts, or that
 
 BEAT_EVERY_S = 0.5
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Wish = Join | Leave
 """What a trainer is to do next: be in another generation, or end."""

@@ -8,7 +8,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
 
 from edl_runtime import progress
 from edl_runtime.checkpoint import landed
@@ -16,6 +15,7 @@ from edl_runtime.elastic.events import Event
 from edl_runtime.elastic.membership import Membership
 from edl_runtime.elastic.messages import Note, Saved
 from edl_runtime.errors import RegistryUnavailableError
+from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ RETRY_AFTER_S = 1.0
 MOST_WAITING = 1000
 """So much is kept to be told while Redis is away; then the oldest is forgotten."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Reports:

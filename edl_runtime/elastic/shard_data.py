@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
-import structlog
 
 from edl_runtime.elastic.collating import Collate, as_tensors
 from edl_runtime.elastic.ending import LINGER_S
@@ -16,6 +15,7 @@ from edl_runtime.elastic.messages import Note
 from edl_runtime.elastic.open_shard import OpenShard
 from edl_runtime.elastic.training import Micro, Training
 from edl_runtime.errors import LeaseLostError, LedgerMissingError
+from edl_runtime.log import get_logger
 from edl_runtime.shards.blocking import BlockingLedger
 from edl_runtime.shards.positions import Position, from_vector, is_shared, to_vector
 from edl_runtime.shards.state import LedgerState, Shard
@@ -33,7 +33,7 @@ read in a row: what is wrong may be the storage, and soon mended."""
 SET_ASIDE = "shards_set_aside"
 """How many shards were given up, as a metric of checkpoints and results; none without any."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def hold_s(failed_in_a_row: int) -> float:

@@ -8,17 +8,16 @@ import secrets
 import time
 from collections.abc import Callable
 
-import structlog
-
 from edl_runtime.elastic.groups import Alone, Backend, Group, PaddleGroup
 from edl_runtime.elastic.link import Link, Wish
 from edl_runtime.elastic.messages import Join, Leave, Lost
 from edl_runtime.errors import GroupLostError
+from edl_runtime.log import get_logger
 
 MOST_LIVE = 32
 """Groups that a process may have been in: Paddle keeps a few descriptors and threads of each."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 GetReady = Callable[[Join], None]
 """What a rank does before it meets the others of a generation, who wait for it there."""

@@ -13,14 +13,14 @@ from contextlib import suppress
 from typing import Self
 
 import msgspec
-import structlog
 
 from edl_runtime.elastic.channel import Unpacker, pack
 from edl_runtime.elastic.link import AGENT_FD
 from edl_runtime.elastic.messages import FromTrainer, Start, ToTrainer
 from edl_runtime.elastic.script import Script
+from edl_runtime.log import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 DRAIN_S = 1.0
 """How long it may take until all is heard that a process said before it ended."""

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 import msgspec
 import numpy as np
-import structlog
 
 from edl_runtime.checkpoint.snapshot import Snapshot
 from edl_runtime.elastic.ending import Ending, at_script_end
@@ -26,12 +25,13 @@ from edl_runtime.elastic.standing import Origin, Standing, from_checkpoint
 from edl_runtime.elastic.state import TrainingState
 from edl_runtime.elastic.team import Team
 from edl_runtime.errors import EarlyEndError, GroupLostError, StepError
+from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 
 TELL_EVERY_S = 0.3
 """How often the agent hears of steps, but for a generation's first and the very last."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Schedule = Literal["step", "epoch"] | None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import msgspec
-import structlog
 
+from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.region import EXTENSION, MOST_BYTES, START, Region
 from edl_runtime.protocol.stream import Stream
@@ -14,7 +14,7 @@ from edl_runtime.protocol.stream import Stream
 LEAST_BYTES = 256 * 1024
 """Smaller requests go through the socket, which costs them no more (measured: equal at 128 to 256 KB)."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Sharing:

@@ -17,6 +17,7 @@ from edl_runtime.errors import ProtocolError
 from edl_runtime.protocol.http import END_OF_HEAD, HEAD_LIMIT
 from edl_runtime.protocol.tensors import Array
 
+_BEGINNING = b"HTTP/1."
 _READ_AHEAD = 64 * 1024
 _MOST_BUFFERS = min(os.sysconf("SC_IOV_MAX"), 1024)
 
@@ -89,11 +90,20 @@ class Stream:
         return True
 
     def read_head(self) -> bytes:
-        """Read to the empty line. Raises ProtocolError if it does not come within the limit of a head."""
+        """Read to the empty line. Raises ProtocolError if it does not come within the limit of a head.
+
+        What does not begin as an answer is refused at its first bytes: the rest may never come.
+        """
         seen = 0  # an exchange begins with nothing left of the last, so its head is the first in the buffer
         while (end := self._buffer.find(END_OF_HEAD, seen, self._end)) < 0:
             if self._end >= HEAD_LIMIT:
                 raise ProtocolError(f"the answer's head has more than {HEAD_LIMIT} bytes")
+            first = bytes(self._ahead[: min(self._end, len(_BEGINNING))])
+            if not _BEGINNING.startswith(first):
+                raise ProtocolError(
+                    f"not HTTP/1.1: the answer begins with {first!r}, allowed is {_BEGINNING.decode()!r}; "
+                    "check the teacher's port, and EDL_TEACHER_CA if it speaks TLS"
+                )
             seen = max(0, self._end - len(END_OF_HEAD) + 1)
             self._end += self._receive(self._ahead[self._end :])
         head = bytes(self._ahead[: end + len(END_OF_HEAD)])

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-import structlog
 
+from edl_runtime.log import get_logger
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.store import keys
 from edl_runtime.store.client import run_script_on_each
@@ -22,7 +22,7 @@ STALE_S = 5.0
 
 Report = TypeVar("Report", TeacherReport, StudentReport)
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
 _teacher_decoder = msgspec.json.Decoder(TeacherReport)

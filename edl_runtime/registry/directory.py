@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
 
 from edl_runtime.errors import RegistryUnavailableError
+from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.registry.members import Member
 from edl_runtime.store import keys
@@ -35,7 +35,7 @@ LISTED_S = 86_400
 """How long the list of pools is kept after one of their members said last that its pool is one."""
 NO_EVENT = (0, 0)
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
 _member_decoder = msgspec.json.Decoder(Member)

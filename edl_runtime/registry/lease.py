@@ -17,9 +17,9 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
-import structlog
 
 from edl_runtime.errors import PoolMismatchError, RegistryError, RegistryUnavailableError, SpecError, SupersededError
+from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.registry.directory import list_pool
 from edl_runtime.registry.members import Member, differences
@@ -39,7 +39,7 @@ LIST_EVERY_S = 600.0
 Says = Callable[[], msgspec.Struct | None]
 """Returns what a member reports at the moment, None for nothing; called on the event loop, so it returns at once."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Lease:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
 
+from edl_runtime.log import get_logger
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KEPT_S = 10
 """How long a student's quarantines outlive its last word."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _reasons_decoder = msgspec.json.Decoder(dict[str, str])
 

@@ -8,9 +8,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Self, TypeVar
 
-import structlog
-
 from edl_runtime.errors import RegistryUnavailableError
+from edl_runtime.log import get_logger
 from edl_runtime.shards.ledger import ONE_EPOCH, Ledger
 from edl_runtime.shards.state import LedgerReport, LedgerState, Plan, Shard
 from edl_runtime.store.client import connect
@@ -19,7 +18,7 @@ RETRY_EVERY_S = 0.25
 
 Answer = TypeVar("Answer")
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class BlockingLedger:

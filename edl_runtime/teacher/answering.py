@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import structlog
 
 from edl_runtime.errors import AnswerLimitError, ProtocolError
+from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.requests import InferRequest, decode_request
 from edl_runtime.protocol.responses import encode_response
@@ -19,7 +19,7 @@ from edl_runtime.teacher.joining import joined_inputs, needed_outputs
 from edl_runtime.teacher.models import Model
 from edl_runtime.teacher.topk import wished
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def extended(signature: ModelSignature) -> ModelSignature:

@@ -9,14 +9,14 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
-import structlog
 
 from edl_runtime.errors import ModelError
+from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.protocol.tensors import Array, dtype_of
 from edl_runtime.specs import MAX_BATCH
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Model(Protocol):

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from edl_runtime.errors import ModelError
+from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import Datatype, ModelSignature, TensorSpec
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.teacher.models import ModelOptions, digest_of
@@ -31,7 +30,7 @@ _DATATYPES: dict[str, Datatype] = {
 }
 _FIRST_GPU_MEMORY_MB = 100  # it grows as needed
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class PaddleModel:

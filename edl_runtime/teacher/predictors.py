@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import msgspec
-import structlog
 
 from edl_runtime.errors import ModelError, TeacherError
+from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.settings import split_secrets
 from edl_runtime.teacher.answering import Answer, refuse
@@ -37,7 +37,7 @@ END_WITHIN_S = 2.0
 BEATS = 5
 """How often it is looked at within its limit."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Predictors:

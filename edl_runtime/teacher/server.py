@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-import structlog
-
+from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.connection import Connection
@@ -24,7 +23,7 @@ BODY_LIMIT = 1 << 30
 
 MOST_CONNECTIONS = 512
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Front:

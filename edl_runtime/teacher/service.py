@@ -14,9 +14,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
-import structlog
 
 from edl_runtime.errors import EdlError, SpecError, TeacherError
+from edl_runtime.log import get_logger
 from edl_runtime.protocol.address import check_exposure
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tls import shown_by
@@ -44,7 +44,7 @@ GREET_S = 5.0
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9]+)?")
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import structlog
-
+from edl_runtime.log import get_logger
 from edl_runtime.protocol.requests import InferRequest
 from edl_runtime.teacher.answering import Answer, read, refuse, run_alone, write
 from edl_runtime.teacher.arena import Arena
@@ -26,7 +25,7 @@ JOINED_S = 1.0
 """How long a run of several requests may take, as far as the last run tells: beyond, joining gains next to nothing, and
 the first of them waits for all."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Run(NamedTuple):

@@ -7,15 +7,14 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Protocol
 
-import structlog
-
 from edl_runtime.autoscale.profile import Sample
 from edl_runtime.errors import NoSamplesError
+from edl_runtime.log import get_logger
 
 Record = tuple[str, str, str]
 """Where it stands, a time, and what was needed."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Source(Protocol):

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import structlog
 
 from edl_runtime.backends.base import LogLine
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.api import Api
 from edl_runtime.errors import ConflictError
+from edl_runtime.log import get_logger
 
 LINES_KEPT = 2000
 """Of each instance, the last."""
@@ -30,7 +30,7 @@ _DELETED = "edl-airflow/deleted-at"
 _RUN = "edl-airflow/log-of-uid"
 _LENGTH = "edl-airflow/log-length"
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def place_of(job: str) -> dict[str, Any]:

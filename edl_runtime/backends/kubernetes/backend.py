@@ -10,8 +10,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from edl_runtime.backends.base import Backend, Capacity, JobStatus, LogLine, check_size, refuse_strangers
 from edl_runtime.backends.kubernetes import archive, capacity, logs, manifests, names
 from edl_runtime.backends.kubernetes.api import Api
@@ -45,6 +43,7 @@ from edl_runtime.errors import (
     SubmitError,
     UnknownJobError,
 )
+from edl_runtime.log import get_logger
 from edl_runtime.pods import Pod
 from edl_runtime.specs import JobSpec, check_name
 
@@ -62,7 +61,7 @@ OWNERS = ("Job", "Deployment")
 LAST_WORDS_S = 3.0
 """How long a job is deleted later to have its logs opened, and how long these are read when its last pod is gone."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class KubernetesBackend:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import structlog
+from edl_runtime.log import get_logger
 
 TOLD_AFTER_S = 1.0
 """A server that is back so soon is not worth a line."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 clock = time.monotonic
 

@@ -279,7 +279,7 @@ def _told(trouble: Trouble | None) -> dict[str, Any]:
 
 @cache
 def _log() -> FilteringBoundLogger:
-    import structlog  # takes longer than the rest of the start, so not before the caller has its answer
+    from edl_runtime.log import get_logger  # takes longer than the rest of the start: the caller has its answer first
 
-    log: FilteringBoundLogger = structlog.get_logger(__name__)
+    log: FilteringBoundLogger = get_logger(__name__)
     return log

@@ -351,4 +351,4 @@ def test_forked_children_share_the_folder(tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert "cache." not in run.stdout  # no trouble is logged
+    assert "cache." not in run.stderr  # no trouble is logged

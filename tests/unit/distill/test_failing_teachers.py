@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from support.students.fake_readers import BATCHES, batches, failing, never_hedge, numbers, patiently, reader_of
 from support.teachers.fakes import SIGNATURE, FakeTeachers, arithmetic
@@ -56,6 +57,20 @@ def test_what_one_teacher_refuses_another_answers() -> None:
             assert numbers(list(reader)) == ALL
         assert "what is this" in reader.stats().quarantined["b:2"]
         assert reader.stats().answered["b:2"] == 5
+
+
+def test_what_one_teacher_answers_with_nan_another_answers() -> None:
+    """No NaN reaches the script, and the one goes into quarantine; unless the script takes them."""
+
+    def nan(x: Array) -> dict[str, Array]:
+        return {"double": x * np.nan, "sum": x.sum(axis=1)}
+
+    with reader_of({"a:1": patiently, "b:2": nan}) as reader:
+        while "b:2" not in reader.stats().quarantined:
+            assert numbers(list(reader)) == ALL
+        assert "allow_nan=True" in reader.stats().quarantined["b:2"]
+    with reader_of({"b:2": nan}, allow_nan=True) as reader:
+        assert all(np.isnan(double).all() for *_, double in reader)
 
 
 @pytest.mark.parametrize("addresses", [("a:1",), ("a:1", "b:2", "c:3")])

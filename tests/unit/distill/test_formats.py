@@ -13,8 +13,8 @@ from edl_runtime.distill.batches import Batch, Request
 from edl_runtime.distill.feeds import SMALL_ROW, Plan
 from edl_runtime.distill.formats import Format, cut, join, pieces
 from edl_runtime.errors import ProtocolError, SampleError, SpecError
-from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK
-from edl_runtime.protocol.tensors import Array
+from edl_runtime.protocol.oip import Datatype, ModelSignature, Normalise, TensorSpec, TopK
+from edl_runtime.protocol.tensors import Array, dtype_of
 
 PLAN = Plan.of(["x", "label"], ["double", "sum"], {}, SIGNATURE)
 
@@ -210,3 +210,17 @@ def test_answers_to_something_else_are_not_taken(answers: dict[str, Array]) -> N
     """A teacher that answers another number of rows, dtype or shape has failed."""
     with pytest.raises(ProtocolError, match="asked for was"):
         PLAN.check("a:1", answers, 2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["FP16", "FP32", "FP64"])
+def test_answers_with_nan_or_infinity_are_taken_only_if_allowed(bad: float, dtype: Datatype) -> None:
+    """A single one among many counts, in any kind of float; the error says how to have them."""
+    signature = ModelSignature(
+        name="m", inputs=(TensorSpec("x", "FP32", (-1, 4)),), outputs=(TensorSpec("y", dtype, (-1, 1000)),)
+    )
+    y = np.zeros((128, 1000), dtype_of(dtype))
+    y[127, 999] = bad
+    with pytest.raises(ProtocolError, match=r"teacher a:1: output 'y' has NaN or infinity.*allow_nan=True"):
+        Plan.of(["x"], ["y"], {}, signature).check("a:1", {"y": y}, 128)
+    Plan.of(["x"], ["y"], {}, signature, allow_nan=True).check("a:1", {"y": y}, 128)

@@ -12,8 +12,9 @@ import pytest
 from support.teachers.fakes import Behaviour, FakeTeachers, arithmetic
 from support.teachers.process import wait_until
 
-from edl_runtime.distill.batches import Batch, Request
+from edl_runtime.distill.batches import LEAST_FAILING_S, Batch, Request
 from edl_runtime.distill.dispatcher import Dispatcher
+from edl_runtime.distill.epoch import Lane
 from edl_runtime.distill.feeds import Plan
 from edl_runtime.distill.health import FIRST_REST_S, JITTER, PROBATION, Health
 from edl_runtime.distill.lane import FIRST_RETRY_S, LAST_RETRY_S, Asking, LaneThread
@@ -76,6 +77,48 @@ def test_a_busy_teacher_is_asked_ever_less_often_until_it_answers(dispatcher: Di
     lane.run()
     doubled = [FIRST_RETRY_S * 2**times for times in range(4)]
     assert waits.lengths == [*doubled, LAST_RETRY_S, LAST_RETRY_S, FIRST_RETRY_S]
+
+
+def test_the_oldest_request_ends_the_epoch_when_a_teacher_fails_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others that came back after it are not probed in its place: it fails at a probe after ten seconds."""
+    now = [1000.0]
+    for module in ("dispatcher", "health", "lane"):
+        monkeypatch.setattr(f"edl_runtime.distill.{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
+    asked: list[Array] = []
+    asked_at = []
+
+    def behaviour(x: Array) -> dict[str, Array]:
+        asked.append(x)
+        asked_at.append(now[0])
+        raise failure
+
+    class Rests(Waits):
+        def wait(self, timeout: float | None = None) -> bool:
+            now[0] += timeout or 0.0
+            if oldest.failure is not None or len(asked) > 20:
+                self.set()
+            return super().wait(timeout)
+
+    oldest = Batch((), [], samples=1, requests=[1])
+    newest = Batch((), [], samples=2, requests=[1])
+    failure = InferenceError("a:1", 500, "the model failed", retryable=True)
+    lock = threading.RLock()
+    dispatcher = Dispatcher(Seams(lock, lambda: None), Patience("all", wait_limit_s=60, request_limit_s=30))
+    inputs = {batch: {"x": np.zeros((batch.samples, 4), np.float32)} for batch in (oldest, newest)}
+    with lock:
+        dispatcher.add([Request(batch, 0, 0, x, batch.samples) for batch, x in inputs.items()], now[0])
+    others = Lane("b:2"), Lane("b:2")
+    for other in others:
+        dispatcher.join(other)
+        dispatcher.take(other)
+    for other in others:
+        dispatcher.part(other)
+    lane = lane_to(behaviour, dispatcher, 0)
+    lane.gone = Rests()
+    lane.run()
+    assert (oldest.failure, newest.failure) == (failure, None)
+    assert {len(x) for x in asked} == {oldest.samples}
+    assert LEAST_FAILING_S <= asked_at[-1] - asked_at[0] <= 2 * LEAST_FAILING_S
 
 
 def test_a_teacher_that_lies_by_one_connection_rests_with_all(dispatcher: Dispatcher) -> None:

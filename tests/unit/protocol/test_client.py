@@ -181,6 +181,17 @@ def test_an_answer_that_is_none_is_refused(answer: bytes) -> None:
         connection.infer({"x": X}, ["y"])
 
 
+@pytest.mark.parametrize("first", [b"X", b"HTTP/2", b"\r\n", b"\x15\x03\x03\x00\x02"])
+def test_first_bytes_that_begin_no_answer_are_refused_at_once(first: bytes) -> None:
+    """Nobody waits for the rest, which may never come."""
+    with connected(timeout_s=60) as (stream, peer):
+        peer.sendall(first)
+        peer.shutdown(socket.SHUT_WR)  # else it would be the time limit that ends this where nothing is refused
+        stream.begin()
+        with pytest.raises(ProtocolError, match=r"allowed is 'HTTP/1\.'"):
+            stream.read_head()
+
+
 @pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:0", "host:x"])
 def test_an_address_is_host_and_port(address: str) -> None:
     """A wrong address is refused before anything is connected."""
@@ -218,7 +229,8 @@ def trickling(move: Callable[[], object]) -> Iterator[None]:
 
 def test_an_answer_that_trickles_in_is_given_up_in_time() -> None:
     """What counts is the time of the whole exchange, not that of each piece of it."""
-    with connected(timeout_s=0.3) as (stream, peer), trickling(lambda: peer.sendall(b"X")):
+    pieces = itertools.chain([b"HTTP/1.1 200 "], itertools.repeat(b"X"))
+    with connected(timeout_s=0.3) as (stream, peer), trickling(lambda: peer.sendall(next(pieces))):
         stream.begin()
         with pytest.raises(TimeoutError, match=r"longer than 0\.3 s"):
             stream.read_head()

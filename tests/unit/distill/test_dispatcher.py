@@ -1,0 +1,69 @@
+"""In which order requests are asked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from edl_runtime.distill.batches import Batch, Request
+from edl_runtime.distill.dispatcher import Dispatcher
+from edl_runtime.distill.epoch import Lane
+from edl_runtime.distill.patience import Patience
+from edl_runtime.distill.seams import Seams
+
+
+@pytest.fixture
+def dispatcher() -> Iterator[Dispatcher]:
+    """One without a pipeline, whose lock is held."""
+    lock = threading.RLock()
+    with lock:
+        yield Dispatcher(Seams(lock, lambda: None), Patience("all", wait_limit_s=9, request_limit_s=9))
+
+
+@pytest.fixture
+def requests(dispatcher: Dispatcher) -> Sequence[Request]:
+    """One for each of five batches."""
+    made = [Request(Batch((), [], samples=4, requests=[1]), 0, 0, {}, 4) for _ in range(5)]
+    dispatcher.add(made, time.monotonic())
+    return made
+
+
+def asked(dispatcher: Dispatcher, address: str) -> Lane:
+    """A lane that has taken a request."""
+    lane = Lane(address)
+    dispatcher.join(lane)
+    assert dispatcher.take(lane) is not None
+    return lane
+
+
+def test_what_comes_back_is_asked_oldest_first_and_before_the_rest(
+    dispatcher: Dispatcher, requests: Sequence[Request]
+) -> None:
+    """The script waits for the oldest, whether teachers have failed or are not to be used any more."""
+    lanes = [asked(dispatcher, f"{name}:1") for name in "abcd"]
+    dispatcher.part(lanes[1])
+    dispatcher.dismiss([lanes[0], lanes[3]])
+    dispatcher.part(lanes[2])
+    free = Lane("free:1")
+    assert [dispatcher.take(free) for _ in requests] == requests
+    assert dispatcher.retries == 4
+
+
+def test_what_came_back_is_asked_before_what_is_younger_and_slow(
+    dispatcher: Dispatcher, requests: Sequence[Request]
+) -> None:
+    """A second teacher takes what it is hedged with in its turn, too; whatever became slow first."""
+    first, second, third = (asked(dispatcher, f"{name}:1") for name in "abc")
+    third.asked_at -= 10
+    for request in requests:
+        request.batch.awaited = True
+    dispatcher.hedge(time.monotonic())
+    second.asked_at -= 10
+    dispatcher.hedge(time.monotonic())
+    dispatcher.part(first)
+    free = Lane("free:1")
+    assert [dispatcher.take(free) for _ in requests] == requests
+    assert (dispatcher.retries, dispatcher.hedges) == (1, 2)
