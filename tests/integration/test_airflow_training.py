@@ -443,8 +443,10 @@ def _seven_o_clock(world: World, before: int, now: dict[str, float], evening: da
         progress = asyncio.run(_progress(world))
         return progress > before + 20
 
-    until(has_trained, 100)
-    now["at"] = evening.timestamp() + 9 * 3600
+    try:
+        until(has_trained, 250)
+    finally:
+        now["at"] = evening.timestamp() + 9 * 3600  # else the night has no end
 
 
 async def _progress(world: World) -> int:
