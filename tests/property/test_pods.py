@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,7 @@ PODS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(ANYTHING)
 def test_what_is_taken_as_a_quantity_is_one(given_: Any) -> None:
     """An amount, finite and not negative; whatever else is given is refused and nothing worse."""

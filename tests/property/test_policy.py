@@ -86,6 +86,7 @@ def applied(
     return after, [Node(name=name, free=left) for name, left in free.items()]
 
 
+@pytest.mark.slow
 @given(clusters(), CAPACITIES, PAUSES)
 def test_it_stays_within_bounds_capacity_and_nodes(
     cluster: tuple[list[Job], list[Node]], capacity: Mapping[str, float], pause_s: float

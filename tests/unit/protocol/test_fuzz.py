@@ -298,6 +298,7 @@ WRONG = [raises_another_error, refuses_all, of_another, takes_long, takes_memory
         (*PARSERS[1], takes_where("bytes follow the JSON")),
     ],
 )
+@pytest.mark.slow
 def test_a_parser_that_is_wrong_is_noticed(
     monkeypatch: pytest.MonkeyPatch, check: Callable[[random.Random], None], parser: str, wrong: Parser
 ) -> None:
