@@ -40,6 +40,11 @@ class Case:
         self._place = place
         self._marks = (run.dag_id.replace("_", "-"),)  # how the names of all its jobs and pools begin
 
+    @property
+    def _path(self) -> str:
+        """Where Airflow's API has the task `distill`."""
+        return f"/api/v2/dags/{self.run.dag_id}/dagRuns/{self.run.run_id}/taskInstances/distill"
+
     def student(self) -> str:
         """Wait until a student asks teachers; return its id."""
         self._until_while_it_runs(self.students, "no student has started")
@@ -64,8 +69,7 @@ class Case:
 
     def _is_the_last_trys(self) -> bool:
         """Whether the job and its pool carry the token of the try that the task is in now."""
-        path = f"/api/v2/dags/{self.run.dag_id}/dagRuns/{self.run.run_id}/taskInstances/distill"
-        this_try = str(self.client._ask("GET", path)["id"])
+        this_try = str(self.client._ask("GET", self._path)["id"])
         return {token.rpartition("/")[2] for token in self._place.tokens(self._marks)} == {this_try}
 
     def trains_to_the_end(self) -> str:
@@ -121,8 +125,7 @@ class Case:
 
     def mark(self, state: str) -> None:
         """Mark the task `distill` as a person does."""
-        path = f"/api/v2/dags/{self.run.dag_id}/dagRuns/{self.run.run_id}/taskInstances/distill"
-        self.client._ask("PATCH", path, json={"new_state": state})
+        self.client._ask("PATCH", self._path, json={"new_state": state})
 
     def clear(self) -> None:
         """Clear the task `distill` as a person does."""
@@ -131,8 +134,7 @@ class Case:
 
     def task_process(self) -> psutil.Process:
         """Return the process that runs `distill`; its parent is the worker."""
-        path = f"/api/v2/dags/{self.run.dag_id}/dagRuns/{self.run.run_id}/taskInstances/distill"
-        return psutil.Process(self.client._ask("GET", path)["pid"])
+        return psutil.Process(self.client._ask("GET", self._path)["pid"])
 
     def misses_its_worker(self) -> None:
         """Let Airflow miss the heartbeats of the task's worker, which a test has killed.
