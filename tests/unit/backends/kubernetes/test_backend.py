@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -38,9 +39,12 @@ class Cluster:
             response = web.StreamResponse()
             await response.prepare(request)
             await self.closing.wait()
+            for gone in [JOB] if kind == "jobs" and not self.has else []:
+                await response.write(json.dumps({"type": "DELETED", "object": gone}).encode() + b"\n")
             return response
         if request.method == "DELETE":
             self.has = {}
+            self.closing.set()
         elif request.method == "POST":
             self.kept.append(await request.json())
         elif "name" in request.match_info:
