@@ -56,7 +56,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     - `resized_at`: when it was last given another number of instances, in Unix seconds; None for never. That a job of
       trainers was suspended while none of them had a place does not count.
     - `queue`: the queue of Kueue's that it is in, where Kueue alone says when it begins and when it is suspended: it
-      can't be resized to 0. Empty for none.
+      can't be resized to 0, while it runs only where Kueue lets it, and to more only when all have been admitted.
+      Empty for none.
     - `node_selector`, `tolerations`: on which nodes its instances may run, as in a pod's spec, and `node_terms`, those
       of an affinity of which one has to hold; None for no affinity. See `edl_runtime.backends.placement`.
     """
@@ -265,8 +266,8 @@ class Backend(Protocol):
         0, whatever the bounds, suspends a job or pool: all instances leave, and it is pending until another number
         resumes it. Elastic trainers write a checkpoint before they leave. A larger number also tries instances anew
         that had been given up. Returns when the wish is recorded, not when it is fulfilled. Raises UnknownJobError;
-        SpecError for any other number outside the job's bounds; BackendError for a job that has ended, and for 0 where
-        a queue decides on that; see `Scaling.queue`.
+        SpecError for any other number outside the job's bounds; BackendError for a job that has ended, and for what
+        the queue of a job does not let it have; see `Scaling.queue`.
         """
         ...
 

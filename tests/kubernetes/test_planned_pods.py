@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from support.backends.jobs import WAITS, job
+from support.backends.jobs import WAITS, job, reach
 from support.cluster.cluster import Cluster
 
 from edl_runtime.backends.kubernetes import KubernetesBackend, names
@@ -39,3 +39,27 @@ async def test_a_job_that_waits_in_a_queue_stays_there_whatever_its_size(
     assert (resized.phase, resized.wanted) == ("pending", 3)
     (owner,) = await cluster.found("jobs")
     assert (owner["spec"]["suspend"], owner["spec"]["completions"]) == (True, 3)
+
+
+async def test_a_job_that_runs_in_a_queue_grows_when_all_have_been_admitted(
+    backend: KubernetesBackend, cluster: Cluster
+) -> None:
+    """We do here what Kueue does: gate a job that is made, let it begin, and admit a pod by taking its gate away."""
+    gate = {"spec": {"schedulingGates": [{"name": names.ELASTIC_IN_QUEUE}]}}
+    queued = msgspec.structs.replace(
+        job(WAITS, kind="trainer", elastic=True), pod=Pod(labels={names.QUEUE: "gpus"}, template=gate)
+    )
+    await backend.submit(queued, token="mine", secrets={})
+    merge = "application/merge-patch+json"
+    path = f"/apis/batch/v1/namespaces/{cluster.namespace}/jobs/job"
+    begun = await cluster.ask("PATCH", path, {"spec": {"suspend": False}}, content=merge)
+    assert begun["metadata"]["annotations"][names.ELASTIC_IN_QUEUE] == "true"
+    await reach(backend, "job", lambda status: status.reason == "instance 0 waits in Kueue's queue")
+    with pytest.raises(BackendError, match="1 of 'job' still wait in Kueue's queue 'gpus'"):
+        await backend.resize("job", 3)
+    (pod,) = await cluster.found("pods")
+    path = f"/api/v1/namespaces/{cluster.namespace}/pods/{pod['metadata']['name']}"
+    await cluster.ask("PATCH", path, {"spec": {"schedulingGates": None}}, content=merge)
+    await reach(backend, "job", lambda status: status.phase == "running")
+    await backend.resize("job", 3)
+    await reach(backend, "job", lambda status: len(status.instances) == 3)

@@ -32,6 +32,7 @@ from edl_runtime.backends.kubernetes.status import (
     pool_instances,
     pool_pods,
     refusals,
+    waits_in_queue,
     wanted,
 )
 from edl_runtime.errors import (
@@ -400,15 +401,14 @@ async def _resize(api: Api, owner: Manifest, instances: int, before: JobStatus) 
 async def _resize_job(api: Api, owner: Manifest, instances: int, size: Mapping[str, str]) -> Manifest:
     """Change the number of a Job's indexes, or suspend it: it can't have none.
 
-    One that has not begun, or that Kueue lets run, begins when these let it. Raises BackendError for one that is to be
-    suspended and is Kueue's, which would let it go on at once.
+    One that has not begun, or that Kueue lets run, begins when these let it. Raises BackendError for what Kueue would
+    undo, or answer by stopping the job.
     """
     queue = owner["metadata"]["labels"].get(names.QUEUE)
     begins_itself = names.STARTED not in owner["metadata"]["annotations"] or queue is not None
+    if queue is not None:
+        await _check_queue(api, owner, queue, instances)
     if instances == 0:
-        if queue is not None:
-            name = owner["metadata"]["name"]
-            raise BackendError(f"{name!r} is in Kueue's queue {queue!r}, which alone says when it is suspended")
         return await _annotate(api, owner, size, {"suspend": True})
     if wanted(owner) == 0:
         await _forget_who_left(api, owner)
@@ -421,6 +421,30 @@ async def _resize_job(api: Api, owner: Manifest, instances: int, size: Mapping[s
         **({} if begins_itself else {"suspend": False}),
     }
     return await _annotate(api, owner, size, spec)
+
+
+async def _check_queue(api: Api, owner: Manifest, queue: str, instances: int) -> None:
+    """Raise BackendError if Kueue, in whose queue the Job is, would not let it have so many instances.
+
+    Kueue stops a running Job whose size changes, unless it took the Job as elastic when that was made; and of one that
+    grows again before its last growth was admitted, it may admit the wrong pods (kubernetes-sigs/kueue#14580).
+    """
+    name = owner["metadata"]["name"]
+    if instances == 0:
+        raise BackendError(f"{name!r} is in Kueue's queue {queue!r}, which alone says when it is suspended")
+    if owner["spec"].get("suspend") or instances == wanted(owner):
+        return
+    if not waits_in_queue(owner["spec"]["template"]):
+        raise BackendError(
+            f"{name!r} runs in Kueue's queue {queue!r}, which would stop it if its size changed: resizing takes a job "
+            "that was made under Kueue 0.18, or under 0.13 with the feature gate ElasticJobsViaWorkloadSlices"
+        )
+    found, _ = await api.list("Pod", labels=names.selector(name))
+    gated = sum(belongs(pod, owner) and waits_in_queue(pod) for pod in found)
+    if gated and instances > wanted(owner):
+        raise BackendError(
+            f"{gated} of {name!r} still wait in Kueue's queue {queue!r}; resize it again when they have been admitted"
+        )
 
 
 async def _forget_who_left(api: Api, owner: Manifest) -> None:

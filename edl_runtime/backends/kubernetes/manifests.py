@@ -58,6 +58,7 @@ def owner_of_all(spec: JobSpec, *, token: str, created_at: float, defaults: Pod)
         "name": spec.name,
         "labels": labels,
         "annotations": {
+            **({names.ELASTIC_IN_QUEUE: "true"} if _is_resized_in_queue(spec, pod) else {}),
             **pod.annotations,
             names.TOKEN: token,
             names.DIGEST: spec.digest,
@@ -101,6 +102,10 @@ def owner_of_all(spec: JobSpec, *, token: str, created_at: float, defaults: Pod)
             "template": template,
         },
     }
+
+
+def _is_resized_in_queue(spec: JobSpec, pod: Pod) -> bool:
+    return spec.kind == "trainer" and spec.bounds.min < spec.bounds.max and names.QUEUE in pod.labels
 
 
 def most_given_up(completions: int, bounds: Bounds, *, elastic: bool) -> int:

@@ -28,6 +28,9 @@ STARTED = f"{MANAGER}/started"
 MOST_DISRUPTIONS = f"{MANAGER}/most-disruptions"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 QUEUE = "kueue.x-k8s.io/queue-name"
+ELASTIC_IN_QUEUE = "kueue.x-k8s.io/elastic-job"
+"""The annotation of a Job that asks Kueue to let it be resized while it runs. Kueue answers when the Job is made, by a
+scheduling gate of that name on its pods, which each has until the queue has admitted it."""
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 FAILURES = "batch.kubernetes.io/job-index-failure-count"

@@ -699,10 +699,19 @@ def _cannot_start(pod: Manifest, index: int) -> tuple[str, bool]:
             return trouble, any(words in message for words in (*_NO_RUNTIME, *_NEVER_RUN))
         if reason == "CrashLoopBackOff" and whose:
             return trouble, False
+    if waits_in_queue(pod):
+        return f"instance {index} waits in Kueue's queue", False
     scheduled = _condition(pod, "PodScheduled", status="False")
     if scheduled:
         return f"instance {index} finds no place: {scheduled.get('message') or scheduled.get('reason', '')}", False
     return "", False
+
+
+def waits_in_queue(pod_or_template: Manifest) -> bool:
+    """Whether Kueue has yet to admit a pod, of an elastic Job; of a template, whether it will decide on each pod."""
+    return any(
+        gate.get("name") == names.ELASTIC_IN_QUEUE for gate in things(_at(pod_or_template, "spec"), "schedulingGates")
+    )
 
 
 def _waiting(pod: Manifest) -> list[Manifest]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from aiohttp.test_utils import TestServer
 from kubernetes_asyncio.client import ApiClient, Configuration
 
 from edl_runtime.backends.kubernetes import KubernetesBackend, api, logs, names
+from edl_runtime.errors import BackendError
 
 JOB = {
     "metadata": {"name": "job", "uid": "one", "resourceVersion": "1", "labels": {names.JOB: "job"}, "annotations": {}},
@@ -29,6 +31,7 @@ class Cluster:
         self.refuses = refuses
         self.has = {"jobs": [JOB], **has}
         self.kept: list[Any] = []
+        self.patched: list[Any] = []
         self.closing = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -45,6 +48,9 @@ class Cluster:
         if request.method == "DELETE":
             self.has = {}
             self.closing.set()
+        elif request.method == "PATCH":
+            self.patched.append(await request.json())
+            return web.json_response({"kind": "Job", **self.has["jobs"][0]})
         elif request.method == "POST":
             self.kept.append(await request.json())
         elif "name" in request.match_info:
@@ -109,3 +115,43 @@ async def test_only_what_was_refused_since_the_newest_pod_is_told(second: int, t
                 assert (await watching.get("job")).reason == told
         else:
             assert (await backend.get("job")).reason == told
+
+
+GATE = {"schedulingGates": [{"name": "kueue.x-k8s.io/elastic-job"}]}
+
+
+@pytest.mark.parametrize(
+    ("has", "instances", "refused"),
+    [
+        (
+            {},
+            3,
+            "'job' runs in Kueue's queue 'gpus', which would stop it if its size changed: resizing takes",
+        ),
+        ({}, 2, None),
+        ({"suspend": True}, 3, None),
+        ({"template": {"spec": GATE}}, 3, None),
+        ({"template": {"spec": GATE}}, 0, "Kueue's queue 'gpus', which alone says when it is suspended"),
+        ({"template": {"spec": GATE}, "waits": True}, 3, "1 of 'job' still wait in Kueue's queue 'gpus'"),
+        ({"template": {"spec": GATE}, "waits": True}, 1, None),
+    ],
+    ids=["Kueue too old", "no change", "has not begun", "grows", "to nothing", "grows again too soon", "shrinks"],
+)
+async def test_a_job_in_a_queue_has_no_size_for_which_kueue_would_stop_it(
+    has: dict[str, Any], instances: int, refused: str | None
+) -> None:
+    """As Kueue 0.18 does that; the pods of a job that it lets grow have its gate until they are admitted."""
+    metadata = {**JOB["metadata"], "labels": {names.JOB: "job", names.QUEUE: "gpus"}}
+    metadata["annotations"] = {names.WANTED: "2", names.BOUNDS: "1:4", names.STARTED: "true"}
+    queued = {"metadata": metadata, "spec": {"completions": 2, "template": {"spec": {}}, **has}}
+    about = {"name": "job-0", "uid": "pod", "resourceVersion": "1", "labels": {names.JOB: "job"}}
+    about["ownerReferences"] = [{"uid": "one", "kind": "Job", "name": "job"}]
+    pod = {"metadata": about, "spec": GATE if has.pop("waits", False) else {}}
+    cluster = Cluster({}, jobs=[queued], pods=[pod])
+    async with cluster.backend() as backend:
+        if refused:
+            with pytest.raises(BackendError, match=re.escape(refused)):
+                await backend.resize("job", instances)
+        else:
+            await backend.resize("job", instances)
+    assert [one["spec"]["completions"] for one in cluster.patched] == ([] if refused else [instances])

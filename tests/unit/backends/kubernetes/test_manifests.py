@@ -268,6 +268,23 @@ def test_an_elastic_job_outlives_signals_and_status_78_of_an_instance() -> None:
     assert owner(job(elastic=True))["metadata"]["annotations"]["edl-airflow/elastic"] == "true"
 
 
+@pytest.mark.parametrize(
+    ("given", "annotations", "said"),
+    [
+        ({"bounds": Bounds(1, 4)}, {}, "true"),
+        ({"bounds": Bounds(1, 4)}, {"kueue.x-k8s.io/elastic-job": "false"}, "false"),
+        ({"bounds": Bounds(2, 2), "instances": 2}, {}, None),
+        ({"bounds": Bounds(1, 4), "kind": "pool"}, {}, None),
+    ],
+    ids=["has bounds", "the user says no", "has one size", "a pool's pods are queued one by one"],
+)
+def test_kueue_is_asked_to_let_a_job_be_resized(given: Any, annotations: dict[str, str], said: str | None) -> None:
+    """It stops one that is resized otherwise, and hears of it only when the job is made."""
+    queued = Pod(image="train:1", labels={"kueue.x-k8s.io/queue-name": "gpus"}, annotations=annotations)
+    assert owner(job(queued, **given))["metadata"]["annotations"].get("kueue.x-k8s.io/elastic-job") == said
+    assert "kueue.x-k8s.io/elastic-job" not in owner(job(**given))["metadata"]["annotations"]
+
+
 def test_a_trainer_job_says_how_often_the_cluster_may_end_an_instance() -> None:
     """What the spec says, else the connection, else we; a pool's instances are replaced without end."""
     key = "edl-airflow/most-disruptions"

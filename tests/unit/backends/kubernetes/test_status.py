@@ -74,6 +74,12 @@ def unschedulable(index: int = 0) -> dict[str, Any]:
     return pod(index, phase="Pending", status={"conditions": [condition]})
 
 
+def gated() -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "it has gates"}
+    one = pod(0, phase="Pending", status={"conditions": [condition]})
+    return {**one, "spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/elastic-job"}]}}
+
+
 def owner(kind: str, size: int, **more: Any) -> dict[str, Any]:
     annotations = {
         "edl-airflow/token": "me/1",
@@ -146,6 +152,7 @@ def test_a_job_tells_what_it_was_given() -> None:
         pytest.param(pod(phase="Pending"), "pending", None, "", False, id="just made"),
         pytest.param(pod(0, waiting("ContainerCreating"), "Pending"), "pending", None, "", False, id="creating"),
         pytest.param(unschedulable(), "pending", None, f"instance 0 finds no place: {NO_GPU}", False, id="no GPU"),
+        pytest.param(gated(), "pending", None, "instance 0 waits in Kueue's queue", False, id="not admitted yet"),
         pytest.param(
             pod(0, waiting("ErrImagePull", "dial tcp 10.0.0.1:443: i/o timeout"), "Pending"),
             "pending", None, "instance 0 can't start: ErrImagePull: dial tcp 10.0.0.1:443: i/o timeout", False,
