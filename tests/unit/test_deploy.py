@@ -68,10 +68,13 @@ def test_redis_keeps_what_is_in_it(name: str) -> None:
 def test_airflow_has_the_connection_and_the_role() -> None:
     """The connection comes from a secret, and who starts jobs has the role's service account."""
     values = yaml.safe_load((DEPLOY / "airflow-values.yaml").read_text())
-    (account,) = [
-        one for one in yaml.safe_load_all((DEPLOY / "role.yaml").read_text()) if one["kind"] == "ServiceAccount"
-    ]
-    used = {"create": False, "name": account["metadata"]["name"]}
+    account, role, binding = (
+        {**one, **one["metadata"]} for one in yaml.safe_load_all((DEPLOY / "role.yaml").read_text())
+    )
+    assert [one["kind"] for one in (account, role, binding)] == ["ServiceAccount", "Role", "RoleBinding"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", **account["metadata"]}]
+    assert role["namespace"] == binding["namespace"] != account["namespace"]  # Airflow's secrets are not the jobs'
+    used = {"create": False, "name": account["name"]}
     assert values["workers"]["kubernetes"]["serviceAccount"] == values["triggerer"]["serviceAccount"] == used
     (secret,) = values["secret"]
     assert secret["envName"] == "AIRFLOW_CONN_EDL_DEFAULT"
@@ -85,7 +88,7 @@ def test_the_connection_that_they_show_is_one() -> None:
     connection = Connection.from_json(shown[1].replace("\n#", "\n"))
     surroundings = Surroundings.of(connection, connection.extra_dejson)
     assert surroundings.place == KubernetesPlace(namespace="edl", pod=Pod(image="registry.example/edl-runtime:gpu"))
-    assert surroundings.redis_url == "redis://:PASSWORD@edl-redis:6379/0"
+    assert surroundings.redis_url == "redis://:PASSWORD@edl-redis.edl:6379/0"
 
 
 def test_the_airflow_is_the_one_that_is_tested() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -42,9 +43,9 @@ _CONTAINER_RESTRICTED = {
 
 
 def manifests(file: str, namespace: str) -> list[dict[str, Any]]:
-    """Return the objects of a file in deploy/, as someone edits it for another namespace than `edl`."""
-    text = (DEPLOY / file).read_text().replace("namespace: edl\n", f"namespace: {namespace}\n")
-    return list(yaml.safe_load_all(text))
+    """Return the objects of a file in deploy/, as someone edits it who has jobs and Airflow in that one namespace."""
+    text = (DEPLOY / file).read_text()
+    return list(yaml.safe_load_all(re.sub("namespace: (edl|airflow)\n", f"namespace: {namespace}\n", text)))
 
 
 def secret(name: str, **texts: str) -> dict[str, Any]:
