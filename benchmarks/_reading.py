@@ -21,14 +21,14 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     format: Literal["sample", "sample_list", "batch"] = "batch"
     dtype: Literal["", "float32", "uint8"] = ""
     batch_size: int = 32
-    teacher_batch_size: int = 16
+    teacher_batch_size: int | None = None
     teachers: int = 2
     teacher_ms: float = 0
     batches: int = 0
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "teacher_batch_size", "teachers"):
-            if getattr(self, name) < 1:
+            if (given := getattr(self, name)) is not None and given < 1:
                 raise ValueError(f"{name} must be 1 or more")
         if self.dtype and not self.data.startswith("img"):
             raise ValueError(f"dtype is of images, and {self.data} has none")

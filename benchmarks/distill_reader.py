@@ -54,7 +54,7 @@ def benchmark(case: Case, other: Case | None) -> dict[str, str | int | float]:
 
     plain, distilled = runs["plain"], runs["distilled"]
     found: dict[str, str | int | float] = {
-        **{name: value for name, value in msgspec.to_builtins(case).items() if value != ""},
+        **{name: value for name, value in msgspec.to_builtins(case).items() if value not in ("", None)},
         "batches": case.passes,
         "samples_per_s": round(rate("distilled"), 1),
         "plain_samples_per_s": round(rate("plain"), 1),
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--format", choices=["sample", "sample_list", "batch"], default="batch")
     parser.add_argument("--dtype", choices=["float32", "uint8"], default="", help="of images; by default float32")
     parser.add_argument("--batch-size", type=at_least_1, default=32)
-    parser.add_argument("--teacher-batch-size", type=at_least_1, default=16)
+    parser.add_argument("--teacher-batch-size", type=at_least_1, help="by default the reader's own")
     parser.add_argument("--teachers", type=at_least_1, default=2)
     parser.add_argument("--teacher-ms", type=float, default=0.0, help="how long a teacher sleeps over each answer")
     parser.add_argument(

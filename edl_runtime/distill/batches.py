@@ -13,6 +13,11 @@ from edl_runtime.distill.feeds import Answers, Feed, Plan
 from edl_runtime.distill.recall import Memo, Recalled
 from edl_runtime.protocol.tensors import Tensor
 
+MOST_ROWS = 64
+MOST_BYTES = 8 << 20
+"""What one request has at most, unless its reader says otherwise (measured): a request costs a student as much time as
+60 small rows, and large ones are copied no faster in greater numbers, while a teacher starts with none of them."""
+
 MOST_FAILURES = 5
 LEAST_FAILING_S = 10.0
 """A request that was failed so often and so long is given up, if no teacher in use is left to try it. Until then it may
@@ -150,15 +155,19 @@ def requests_of(
     rows: int,
     inputs: Mapping[Feed, Tensor],
     *,
-    size: int,
+    most_rows: int | None,
     recalled: Sequence[Recalled] = (),
 ) -> tuple[Batch, list[list[Request]]]:
-    """Return a batch and its requests of at most `size` rows, for each plan: about the rows that are not recalled."""
+    """Return a batch and its requests, for each plan: about the rows that are not recalled.
+
+    A request has `most_rows`, or by default as many as `MOST_ROWS` and `MOST_BYTES` allow.
+    """
     wanted: list[Sequence[int]] = [pool.missing for pool in recalled] or [range(rows)] * len(plans)
-    counts = [-(-len(asked) // size) for asked in wanted]
+    sizes = [most_rows or _rows_a_request([inputs[feed] for feed in plan.feeds], rows) for plan in plans]
+    counts = [-(-len(asked) // size) for asked, size in zip(wanted, sizes, strict=True)]
     batch = Batch(payload, plans, samples=rows, requests=counts, recalled=recalled)
     requests: list[list[Request]] = []
-    for pool, (plan, asked) in enumerate(zip(plans, wanted, strict=True)):
+    for pool, (plan, asked, size) in enumerate(zip(plans, wanted, sizes, strict=True)):
         tensors = [(feed.name, inputs[feed]) for feed in plan.feeds]
         of_pool = []
         for index in range(counts[pool]):
@@ -168,6 +177,13 @@ def requests_of(
             of_pool.append(Request(batch, pool, index, picked, len(part), memo=memo))
         requests.append(of_pool)
     return batch, requests
+
+
+def _rows_a_request(tensors: Sequence[Tensor], rows: int) -> int:
+    """Return how many of the rows go into one request, so that none is much smaller than the others."""
+    in_all = sum(one.nbytes if isinstance(one, np.ndarray) else sum(row.nbytes for row in one) for one in tensors)
+    requests = max(-(-rows // MOST_ROWS), -(-in_all // MOST_BYTES), 1)
+    return max(1, -(-rows // requests))
 
 
 def _picked(tensors: Sequence[tuple[str, Tensor]], rows: Sequence[int]) -> dict[str, Tensor]:

@@ -62,7 +62,7 @@ class Engine:
         questions: Sequence[Question],
         normalise: Mapping[str, Normalise],
         format: Format,  # noqa: A002 -- as the reader has it
-        teacher_batch_size: int,
+        teacher_batch_size: int | None,
         allow_nan: bool,
         epochs: int | None,
         cache: AnswerCache | None,
@@ -71,7 +71,7 @@ class Engine:
     ) -> None:
         self._source = source
         self._format: Format = format
-        self._size = teacher_batch_size
+        self._most_rows = teacher_batch_size
         self._settings = settings
         self._questions = questions
         self._plans_of = [
@@ -214,13 +214,13 @@ class Engine:
         first = 0
         items = iter(self._source())
         try:
-            for piece in pieces(self._format, items, self._size):
+            for piece in pieces(self._format, items, self._most_rows):
                 if not plans:
                     signatures = self.pipeline.await_signatures(epoch)
                     if signatures is None:
                         return
                     plans = self._agreed_plans(signatures)
-                batch, requests = cut(self._format, piece, plans, self._size, first, recall=self._recall)
+                batch, requests = cut(self._format, piece, plans, self._most_rows, first, recall=self._recall)
                 first += batch.samples if self._format == "sample" else 1
                 if not self.pipeline.put(epoch, batch, requests):
                     return

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from edl_runtime.distill.batches import Batch, Request, requests_of
+from edl_runtime.distill.batches import MOST_ROWS, Batch, Request, requests_of
 from edl_runtime.distill.feeds import Answer, Answers, Feed, Plan, Slots, Where
 from edl_runtime.distill.recall import Recall
 from edl_runtime.errors import SampleError
@@ -27,11 +27,12 @@ Cut = tuple[Sequence[Array | Slots], Mapping[Feed, Tensor], int]
 """All slots of the samples in a piece, those that are sent as the teachers take them, and how many samples it has."""
 
 
-def pieces(kind: Format, source: Iterable[Any], size: int) -> Iterator[Any]:
-    """Yield what is cut into requests at once: an item of the source, or `size` samples of it in format "sample"."""
+def pieces(kind: Format, source: Iterable[Any], most_rows: int | None) -> Iterator[Any]:
+    """Yield what is cut into requests at once: an item of the source, or of samples as many as one request may have."""
     if kind != "sample":
         yield from source
         return
+    size = most_rows or MOST_ROWS
     samples: list[Any] = []
     try:
         for sample in source:
@@ -48,11 +49,12 @@ def pieces(kind: Format, source: Iterable[Any], size: int) -> Iterator[Any]:
 
 
 def cut(
-    kind: Format, piece: Any, plans: Sequence[Plan], size: int, first: int, *, recall: Recall | None = None
+    kind: Format, piece: Any, plans: Sequence[Plan], most_rows: int | None, first: int, *, recall: Recall | None = None
 ) -> tuple[Batch, list[list[Request]]]:
-    """Return a piece and its requests of at most `size` rows, for each plan; its first item is the epoch's `first`-th.
+    """Return a piece and its requests, for each plan; its first item is the epoch's `first`-th.
 
-    Rows whose answers are known to `recall` are not asked about. Arrays are not copied, except to leave such rows out.
+    `most_rows`: see `requests_of`. Rows whose answers are known to `recall` are not asked about. Arrays are not copied,
+    except to leave such rows out.
     Raises SampleError for what the teachers don't take.
     """
     where = _where(kind, first)
@@ -60,7 +62,7 @@ def cut(
         raise SampleError("item", f"batch {first}", type(piece).__name__, "a list of samples")
     payload, inputs, rows = (_batch if kind == "batch" else _samples)(piece, plans, where)
     recalled = () if recall is None else recall.of(payload, inputs, rows, where)
-    return requests_of(payload, plans, rows, inputs, size=size, recalled=recalled)
+    return requests_of(payload, plans, rows, inputs, most_rows=most_rows, recalled=recalled)
 
 
 def join(kind: Format, batch: Batch, names: Sequence[str] = ()) -> Iterable[Any]:

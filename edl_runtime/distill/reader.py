@@ -58,8 +58,9 @@ class DistillReader:
     - `teachers`: by default what EDL_TEACHERS (fixed) or EDL_POOL (discovered, by EDL_REDIS_URL or EDL_DISCOVERY_URL)
       say. A mapping, name → teachers, asks several pools about each sample; then `outputs` is a mapping, too, and one
       slot is appended, a dict of dicts: `answers["vision"]["logits"]`.
-    - `teacher_batch_size`: the most samples in one request. A request has samples of one item of the source only,
-      except in format "sample".
+    - `teacher_batch_size`: the most samples in one request; by default 64, and fewer of more than 8 MiB in all. A
+      request has samples of one item of the source only, except in format "sample". Set it for teachers that take
+      long: all of a request has to be answered within EDL_TEACHER_TIMEOUT_S.
     - `normalise`: inputs whose slots are uint8 though the model takes float32, and how the teachers are to normalise
       them: a quarter of the bytes travel.
     - `allow_nan`: take answers with NaN or infinity, too, as of a model that masks with them. Without it they count as
@@ -88,7 +89,7 @@ class DistillReader:
         outputs: Outputs | Mapping[str, Outputs],
         format: Format = "batch",  # noqa: A002 -- the word that users look for
         teachers: Teachers | Mapping[str, Teachers] | None = None,
-        teacher_batch_size: int = 16,
+        teacher_batch_size: int | None = None,
         normalise: Mapping[str, Normalise] = MappingProxyType({}),
         allow_nan: bool = False,
         epochs: int | None = None,
@@ -112,7 +113,9 @@ class DistillReader:
             questions=questions,
             normalise=checked_normalise(normalise, names),
             format=self._format,
-            teacher_batch_size=checked_count("teacher_batch_size", teacher_batch_size),
+            teacher_batch_size=(
+                None if teacher_batch_size is None else checked_count("teacher_batch_size", teacher_batch_size)
+            ),
             allow_nan=checked_flag("allow_nan", allow_nan),
             epochs=self.epochs,
             cache=checked_cache(cache, names),

@@ -35,7 +35,7 @@ def images(rows: int) -> Array:
     return np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
 
 
-def cut_one(kind: Format, item: Any, plan: Plan = PLAN, size: int = 4) -> tuple[Batch, list[Request]]:
+def cut_one(kind: Format, item: Any, plan: Plan = PLAN, size: int | None = 4) -> tuple[Batch, list[Request]]:
     batch, (requests,) = cut(kind, item, [plan], size, 7)
     return batch, requests
 
@@ -71,9 +71,33 @@ def test_single_samples_fill_requests() -> None:
     x = images(10)
     groups = list(pieces("sample", [(row, number) for number, row in enumerate(x)], 4))
     assert [len(group) for group in groups] == [4, 4, 2]
+    assert [len(group) for group in pieces("sample", range(65), None)] == [64, 1]
     batch, requests = cut_one("sample", groups[1])
     items = list(join("sample", answered(batch, requests)))
     np.testing.assert_array_equal([item[2] for item in items], x[4:8] * 2)
+
+
+@pytest.mark.parametrize("kind", ["batch", "sample_list"])
+@pytest.mark.parametrize(
+    ("rows", "mib_a_row", "parts"),
+    [
+        (0, 0.25, []),
+        (1, 0.25, [1]),
+        (32, 0.25, [32]),
+        (33, 0.25, [17, 16]),
+        (3, 9.0, [1, 1, 1]),
+        (64, 1e-3, [64]),
+        (65, 1e-3, [33, 32]),
+        (150, 1e-3, [50, 50, 50]),
+    ],
+)
+def test_requests_are_as_large_as_pays(kind: Format, rows: int, mib_a_row: float, parts: list[int]) -> None:
+    """At most 64 rows and 8 MiB, and alike: of two unlike ones the larger keeps the script waiting."""
+    width = int(mib_a_row * (1 << 18))
+    whole = np.broadcast_to(np.float32(1), (rows, width))
+    item: Any = (whole,) if kind == "batch" else [(row,) for row in whole]
+    _, requests = cut_one(kind, item, plan_for(TensorSpec("x", "FP32", (-1, width))), None)
+    assert [request.rows for request in requests] == parts
 
 
 def test_samples_before_an_error_come_before_it() -> None:
