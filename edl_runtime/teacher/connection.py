@@ -72,7 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         # So that we learn when an answer has left its slot. Of TLS the transport pauses at its limit, else above it.
         self._transport.set_write_buffer_limits(high=1 if secured else 0)
         self._piece = _TLS_PIECE if secured else sys.maxsize
-        self._front.welcome(self)
+        self._front.connections.enter(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
         if self._phase is _Phase.BODY:
@@ -98,7 +98,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self.alive = False
-        self._front.connections.pop(self, None)
+        self._front.connections.leave(self)
         self._shared.close()
         if self._phase is _Phase.WAITING:
             self._front.slots.leave(self)
@@ -116,6 +116,11 @@ class Connection(asyncio.BufferedProtocol):
             self._send_on()
 
     # what the front calls
+
+    @property
+    def idle(self) -> bool:
+        """Whether the teacher owes it nothing: it asks nothing, or has yet to send what it asks."""
+        return self._phase is _Phase.HEAD
 
     def end(self) -> None:
         """Disconnect, when what has been written is sent."""
@@ -176,7 +181,9 @@ class Connection(asyncio.BufferedProtocol):
         size = head.size(CONTENT_LENGTH)
         json_size = head.size(JSON_SIZE)
         self._keep_alive = head.keep_alive
-        self.known = self.known or self._front.routes.admits(head)
+        if self._front.routes.admits(head):
+            self.known = True
+            self._front.connections.used(self)
         answer = self._front.routes.route(head, draining=self._front.draining)
         if b"transfer-encoding" in head.headers or (size is None and answer is None):
             answer = refusal(411, "send the body with a Content-Length, in one piece")

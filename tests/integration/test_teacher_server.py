@@ -11,7 +11,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -443,22 +443,37 @@ def test_a_stranger_is_disconnected() -> None:
         assert friend.ready()
 
 
-def test_strangers_lock_out_nobody() -> None:
-    """Beyond the most connections the earliest stranger goes, and a new client only if none is left."""
+@pytest.mark.parametrize("secured", [False, True])
+def test_strangers_lock_out_nobody(tls: tuple[ssl.SSLContext, Trust], *, secured: bool) -> None:
+    """Beyond the most connections the earliest stranger goes, also one that has yet to begin TLS."""
+    context, trust = tls if secured else (None, None)
     with ExitStack() as stack:
-        served = stack.enter_context(serving(token="secret", most_connections=3))
+        served = stack.enter_context(serving(token="secret", most_connections=3, tls=context))
         strangers = []
         for number in range(3):
             strangers.append(stack.enter_context(served.connect()))
             wait_until(lambda number=number: len(served.front.connections) == number + 1)
-        friends = [stack.enter_context(TeacherConnection(served.address, token="secret")) for _ in range(3)]
+        friends = [
+            stack.enter_context(TeacherConnection(served.address, token="secret", trust=trust)) for _ in range(3)
+        ]
         for number, friend in enumerate(friends):
             assert friend.ready()
             assert len(served.front.connections) == 3
             wait_until(lambda number=number: is_closed(strangers[number]))
-        with TeacherConnection(served.address, token="secret") as fourth, pytest.raises(OSError, match=r".+"):
-            fourth.ready()
         assert all(friend.ready() for friend in friends)
+
+
+def test_idle_clients_lock_out_nobody() -> None:
+    """Where all have asked something, the one goes that has been idle the longest, and may come again."""
+    with ExitStack() as stack:
+        served = stack.enter_context(serving(most_connections=2))
+        idle, lately, newest = (stack.enter_context(closing(TeacherConnection(served.address))) for _ in range(3))
+        for client in (idle, lately, newest):
+            assert client.ready()
+        assert lately.ready()
+        with pytest.raises(OSError, match=r".+"):
+            idle.ready()
+        assert idle.ready()
 
 
 def test_a_draining_teacher_answers_what_it_has_and_refuses_the_rest() -> None:
