@@ -327,15 +327,19 @@ class InferenceError(TeacherError):
     """Raised when a teacher answers a request with an error.
 
     `retryable` is true when another teacher may well answer it (the teacher drains, is overloaded or broke) and
-    false when every teacher would refuse it (the request itself is wrong).
+    false when every teacher would refuse it (the request itself is wrong). `predictor_died` is true when the teacher's
+    predictor died while it worked on the request, which may be the cause.
     """
 
-    def __init__(self, address: str, status: int, reason: str, *, retryable: bool) -> None:
+    def __init__(
+        self, address: str, status: int, reason: str, *, retryable: bool, predictor_died: bool = False
+    ) -> None:
         super().__init__(address, status, reason)
         self.address = address
         self.status = status
         self.reason = reason
         self.retryable = retryable
+        self.predictor_died = predictor_died
 
     def __str__(self) -> str:
         return f"teacher {self.address} answered {self.status}: {self.reason}"
@@ -358,6 +362,27 @@ class NoTeacherError(DistillError):
         because = f" ({self.reason})" if self.reason else ""
         waited = f"no healthy teacher of {self.pool!r} after {self.waited_s:.0f} s{because}"
         return f"{waited}; check that teachers run: `edl pools` shows who is in a pool, with EDL_REDIS_URL as here"
+
+
+class DeadlyRequestError(DistillError):
+    """Raised in place of a batch under which one teacher's predictor after another died: it would end all of them.
+
+    - `batch`: which, in words: "batch 7" of the epoch, counted from 0.
+    - `teachers`: their addresses.
+    """
+
+    def __init__(self, batch: str, teachers: Sequence[str], reason: str) -> None:
+        super().__init__(batch, teachers, reason)
+        self.batch = batch
+        self.teachers = teachers
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.batch} of the epoch is not asked again: the predictors of teachers {', '.join(self.teachers)} died "
+            f"or hung while they worked on it ({self.reason}). Look for what is odd about these samples, and into the "
+            "teachers' logs; a model that is merely slow needs a larger `edl teacher --hung_after`"
+        )
 
 
 class NotRecordedError(DistillError, LookupError):
