@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edl_runtime.protocol.listener import accepting, listen
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tensors import dtype_of
 from edl_runtime.teacher.answering import Answer, answer
@@ -71,10 +72,11 @@ class InstantRunner:
 async def main(signature: ModelSignature, answer_s: float) -> None:
     arena = Arena.create(AREA_BYTES)
     front = Front(signature, InstantRunner(signature, arena, answer_s), arena)
-    server = await asyncio.get_running_loop().create_server(front.connect, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
+    listener = listen("127.0.0.1", 0)
+    host, port = listener.getsockname()
     print(f"{host}:{port}", flush=True)
-    await asyncio.to_thread(sys.stdin.read)
+    async with accepting(listener, front.connections, front.connect):
+        await asyncio.to_thread(sys.stdin.read)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,29 @@ class JobEndedError(BackendError):
         return f"{self.name!r} {self.how} and can't be resized; submit it again"
 
 
+class JobLockedError(BackendError):
+    """Raised when a job can't be started or stopped, for another process that does so does not come to its end.
+
+    - `holder`: that process, in words.
+    - `suspended`: whether it is, as by Ctrl-Z.
+    - `waited_s`: how long it was waited for.
+    """
+
+    def __init__(self, name: str, holder: str, *, suspended: bool, waited_s: float) -> None:
+        super().__init__(name, holder, suspended, waited_s)
+        self.name = name
+        self.holder = holder
+        self.suspended = suspended
+        self.waited_s = waited_s
+
+    def __str__(self) -> str:
+        if self.suspended:
+            state, advice = "is suspended", "let it go on (`fg`, or `kill -CONT` with its id), or end it (`kill -KILL`)"
+        else:
+            state, advice = f"has not ended for {self.waited_s:.0f} s", "if it hangs, end it (`kill` with its id)"
+        return f"{self.holder} starts or stops job {self.name!r} and {state}; {advice}, and try again"
+
+
 class SubmitError(BackendError):
     """Raised when a job could not be started."""
 
@@ -327,15 +350,19 @@ class InferenceError(TeacherError):
     """Raised when a teacher answers a request with an error.
 
     `retryable` is true when another teacher may well answer it (the teacher drains, is overloaded or broke) and
-    false when every teacher would refuse it (the request itself is wrong).
+    false when every teacher would refuse it (the request itself is wrong). `predictor_died` is true when the teacher's
+    predictor died while it worked on the request, which may be the cause.
     """
 
-    def __init__(self, address: str, status: int, reason: str, *, retryable: bool) -> None:
+    def __init__(
+        self, address: str, status: int, reason: str, *, retryable: bool, predictor_died: bool = False
+    ) -> None:
         super().__init__(address, status, reason)
         self.address = address
         self.status = status
         self.reason = reason
         self.retryable = retryable
+        self.predictor_died = predictor_died
 
     def __str__(self) -> str:
         return f"teacher {self.address} answered {self.status}: {self.reason}"
@@ -358,6 +385,27 @@ class NoTeacherError(DistillError):
         because = f" ({self.reason})" if self.reason else ""
         waited = f"no healthy teacher of {self.pool!r} after {self.waited_s:.0f} s{because}"
         return f"{waited}; check that teachers run: `edl pools` shows who is in a pool, with EDL_REDIS_URL as here"
+
+
+class DeadlyRequestError(DistillError):
+    """Raised in place of a batch under which one teacher's predictor after another died: it would end all of them.
+
+    - `batch`: which, in words: "batch 7" of the epoch, counted from 0.
+    - `teachers`: their addresses.
+    """
+
+    def __init__(self, batch: str, teachers: Sequence[str], reason: str) -> None:
+        super().__init__(batch, teachers, reason)
+        self.batch = batch
+        self.teachers = teachers
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.batch} of the epoch is not asked again: the predictors of teachers {', '.join(self.teachers)} died "
+            f"or hung while they worked on it ({self.reason}). Look for what is odd about these samples, and into the "
+            "teachers' logs; a model that is merely slow needs a larger `edl teacher --hung_after`"
+        )
 
 
 class NotRecordedError(DistillError, LookupError):
@@ -638,6 +686,21 @@ class LedgerMissingError(LedgerError, LookupError):
             f"Redis has no ledger of job {self.job!r}, or may have lost a part of it, as by a restart, a failover or "
             "an eviction; trainers go back to a checkpoint by themselves, model and ledger. If this comes again, have "
             "Redis run on, and evict none of its data (maxmemory-policy noeviction)"
+        )
+
+
+class ForkedLedgerError(LedgerError):
+    """Raised when a process uses a ledger that its parent made: what talks to Redis is not in a forked child."""
+
+    def __init__(self, job: str, worker: str) -> None:
+        super().__init__(job, worker)
+        self.job = job
+        self.worker = worker
+
+    def __str__(self) -> str:
+        return (
+            f"the ledger of job {self.job!r} was made as {self.worker!r} by the process that this one was forked from; "
+            "use it there and hand the shards over, or make a ledger in this process, with another worker's name"
         )
 
 

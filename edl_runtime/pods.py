@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from edl_runtime.bounded_yaml import bounded_loader
 from edl_runtime.errors import SpecError
 
 GPU = "nvidia.com/gpu"
@@ -281,7 +282,7 @@ def _as_dict(template: object) -> dict[str, Any]:
         import yaml
 
         try:
-            template = yaml.safe_load(template)
+            template = yaml.load(template, bounded_loader())  # noqa: S506 - a safe loader
         except (yaml.YAMLError, ValueError) as error:  # the second: a date that is none
             raise SpecError("pod.template", str(error), "YAML of a PodTemplateSpec") from None
     allowed = "a PodTemplateSpec: 'metadata' and 'spec'"

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from edl_runtime.bounded_yaml import bounded_loader
 from edl_runtime.errors import SpecError
-
-MOST_VALUES = 10_000
-"""In one text: more is no manifest, but may be a short text that repeats itself by references."""
 
 MOST_DEPTH = 50
 
@@ -36,11 +34,10 @@ def read_manifests(text: str) -> list[tuple[str, dict[str, Any]]]:
     documents = [document for document in _parsed(text) if document is not None]
     if not documents:
         raise SpecError("manifest", "nothing", _NO_TEXT)
-    budget = [MOST_VALUES]
     found: list[tuple[str, dict[str, Any]]] = []
     for number, document in enumerate(documents, 1):
         where = f"document {number}: " if len(documents) > 1 else ""
-        manifest = _plain(where, document, budget, depth=0)
+        manifest = _plain(where, document, depth=0)
         if not isinstance(manifest, dict):
             raise SpecError(f"{where}manifest", manifest, "a mapping with apiVersion, kind, metadata and spec")
         found += _listed(where, manifest) if manifest.get("kind") == "List" else [(where, manifest)]
@@ -63,7 +60,7 @@ def _parsed(text: str) -> list[Any]:
     except ModuleNotFoundError as error:
         raise SpecError("manifest", f"no module {error.name}", "the extra edl-airflow[kubernetes]") from None
 
-    class Loader(yaml.SafeLoader):
+    class Loader(bounded_loader()):  # type: ignore[misc]  # made when PyYAML is there
         """Refuses what is said twice."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - PyYAML's
@@ -90,20 +87,14 @@ def _parsed(text: str) -> list[Any]:
         ) from None
 
 
-def _plain(path: str, value: Any, budget: list[int], *, depth: int) -> Any:
-    """Return the value if JSON has it. Raises SpecError; `budget` is how many more values there may be."""
-    budget[0] -= 1
-    if budget[0] < 0:
-        raise SpecError("manifest", f"more than {MOST_VALUES} values", "fewer: that is no manifest of a job")
+def _plain(path: str, value: Any, *, depth: int) -> Any:
+    """Return the value if JSON has it. Raises SpecError."""
     if depth > MOST_DEPTH:
         raise SpecError("manifest", "values within values without end", f"at most {MOST_DEPTH} levels")
     if isinstance(value, dict):
-        return {
-            _plain_text(path, key): _plain(below(path, key), each, budget, depth=depth + 1)
-            for key, each in value.items()
-        }
+        return {_plain_text(path, key): _plain(below(path, key), each, depth=depth + 1) for key, each in value.items()}
     if isinstance(value, list):
-        return [_plain(f"{path}[{number}]", each, budget, depth=depth + 1) for number, each in enumerate(value)]
+        return [_plain(f"{path}[{number}]", each, depth=depth + 1) for number, each in enumerate(value)]
     if isinstance(value, str):
         return _plain_text(path, value)
     if value is None or isinstance(value, bool):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -11,12 +10,14 @@ from contextlib import contextmanager
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from edl_runtime.discovery.app import WELCOME, build_app
 from edl_runtime.discovery.hub import Hub
 from edl_runtime.errors import RegistryError, SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.address import check_exposure
+from edl_runtime.protocol.listener import Connections, accepting, listen, room_for
 from edl_runtime.protocol.tls import shown_by
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
@@ -29,6 +30,8 @@ POOL_LIMIT = 200
 """Each pool that is followed has two connections to Redis; leases are renewed in turn by those that are left."""
 REQUEST_WITHIN_S = 5.0
 """How often clients are looked for to disconnect: those that have asked nothing since the last look."""
+OTHER_FILES = 256
+"""Descriptors that are neither students' nor Redis's."""
 DEAD_AFTER_S = 10.0
 """A connection whose other end does not take what it is sent is dropped after so long."""
 LEAVE_S = 3.0
@@ -52,7 +55,8 @@ async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Calla
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    _allow_open_files(2 * CONNECTION_LIMIT)
+    most = room_for(CONNECTION_LIMIT, each=1, beside=REDIS_LIMIT + OTHER_FILES)
+    connections: Connections[_Connection] = Connections(most)
     async with connect(settings.redis_url, connections=REDIS_LIMIT) as client:
         hub = Hub(client, settings.namespace, ttl_s=settings.lease_ttl_s, most_pools=POOL_LIMIT)
         app = build_app(hub, client, settings.namespace, token=settings.discovery_token)
@@ -68,15 +72,18 @@ async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Calla
             timeout_graceful_shutdown=round(LEAVE_S),
         )
         config.load()
-        config.ssl = shown
         server = _Server(config)
-        with _listening(host, port) as listener:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(server.serve(sockets=[listener]))
-                on_ready(_url(listener, "https" if shown else "http"))
-                await stop.wait()
-                hub.close()
-                server.should_exit = True
+
+        def connection() -> _Connection:
+            return _Connection(config, server.server_state, connections)
+
+        listener = _listen(host, port)
+        async with asyncio.TaskGroup() as tasks, accepting(listener, connections, connection, shown):
+            tasks.create_task(server.serve(sockets=[]))  # it takes no connections itself
+            on_ready(_url(listener, "https" if shown else "http"))
+            await stop.wait()
+            hub.close()
+            server.should_exit = True
     log.info("discovery.stopped")
 
 
@@ -91,28 +98,29 @@ class _Server(uvicorn.Server):
 class _Connection(H11Protocol):
     """A connection that is one of a limited number, and that has to ask something soon, and again when answered."""
 
+    def __init__(self, config: uvicorn.Config, state: ServerState, connections: Connections[_Connection]) -> None:
+        super().__init__(config, state, {WELCOME: self._welcome})
+        self._all = connections
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its parent's
         super().connection_made(transport)
-        self.known = False
-        self.made_at = self.loop.time()
-        self.app_state = {WELCOME: self._welcome}
-        self._make_room()
+        self._all.enter(self)
         self._expect_request_soon((None, True))
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._all.leave(self)
+        super().connection_lost(exc)
+
     def _welcome(self) -> None:
-        self.known = True
+        self._all.used(self)
 
-    def _make_room(self) -> None:
-        """Drop the oldest that has yet to show the token, if there are too many: so strangers lock nobody out.
+    @property
+    def idle(self) -> bool:
+        asked: RequestResponseCycle | None = self.cycle
+        return asked is None or asked.response_complete
 
-        Where all others have shown it, the new one goes.
-        """
-        if len(self.connections) <= CONNECTION_LIMIT:
-            return
-        there: list[_Connection] = [one for one in self.connections if not one.transport.is_closing()]  # type: ignore[misc]
-        if len(there) > CONNECTION_LIMIT:
-            oldest = min((one for one in there if not one.known), key=lambda one: one.made_at)
-            oldest.transport.abort()
+    def abort(self) -> None:
+        self.transport.abort()
 
     def _expect_request_soon(self, seen: tuple[object, bool]) -> None:
         self.loop.call_later(REQUEST_WITHIN_S, self._expect_request, seen)
@@ -120,33 +128,23 @@ class _Connection(H11Protocol):
     def _expect_request(self, seen: tuple[object, bool]) -> None:
         """Disconnect if the last request and whether it is answered are as `seen`, and it is the client's turn."""
         asked: RequestResponseCycle | None = self.cycle
-        answered = asked is None or asked.response_complete
+        answered = self.idle
         if answered and seen == (asked, True):
             self.transport.abort()
         elif not self.transport.is_closing():
             self._expect_request_soon((asked, answered))
 
 
-@contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _listen(host: str, port: int) -> socket.socket:
     try:
-        listener = socket.create_server((host, port), family=family, backlog=1024)
+        listener = listen(host, port)
     except OSError as error:
         raise RegistryError(f"can't listen on {host} port {port}: {error.strerror or error}") from None
-    with listener:
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(DEAD_AFTER_S * 1000))
-        yield listener
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(DEAD_AFTER_S * 1000))
+    return listener
 
 
 def _url(listener: socket.socket, scheme: str) -> str:
     host, port, *_ = listener.getsockname()
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def _allow_open_files(wanted: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -36,6 +36,7 @@ class Batch:
     - `awaited`: the training script waits for this batch.
     - `dropped`: its epoch is over; nobody wants it any more.
     - `failure`: what to raise in its place.
+    - `name`: which it is of its epoch, in words.
     - `weight`: how much of the window it takes: the number of its requests, at least 1.
     """
 
@@ -47,6 +48,7 @@ class Batch:
         "dropped",
         "failure",
         "missing",
+        "name",
         "payload",
         "plans",
         "recalled",
@@ -62,8 +64,10 @@ class Batch:
         samples: int,
         requests: Sequence[int],
         recalled: Sequence[Recalled] = (),
+        name: str = "a batch",
     ) -> None:
         """Have so many `requests` to each pool."""
+        self.name = name
         self.payload = payload
         self.plans = plans
         self.samples = samples
@@ -97,12 +101,13 @@ class Failures(NamedTuple):
 class Request:
     """What one teacher of the `pool`-th pool is asked at once: `rows` rows of `inputs`, the `index`-th part of `batch`.
 
+    - `deaths`: the teachers whose predictors died under it.
     - `hedged`: a second teacher is asked since the first takes long; no third one is for that reason.
     - `memo`: where its answers are to be kept, if anywhere.
     - `turn`: its place among the requests to the pool, in the order of the source; its dispatcher counts.
     """
 
-    __slots__ = ("batch", "failures", "hedged", "index", "inputs", "memo", "pool", "rows", "turn")
+    __slots__ = ("batch", "deaths", "failures", "hedged", "index", "inputs", "memo", "pool", "rows", "turn")
 
     def __init__(
         self, batch: Batch, pool: int, index: int, inputs: Mapping[str, Tensor], rows: int, *, memo: Memo | None = None
@@ -115,7 +120,14 @@ class Request:
         self.memo = memo
         self.hedged = False
         self.turn = 0
+        self.deaths: tuple[str, ...] = ()
         self.failures: Failures | None = None
+
+    @property
+    def name(self) -> str:
+        """Which it is of its epoch, in words."""
+        parts = len(self.batch.answers[self.pool])
+        return f"part {self.index + 1} of {parts} of {self.batch.name}" if parts > 1 else self.batch.name
 
     @property
     def settled(self) -> bool:
@@ -157,6 +169,7 @@ def requests_of(
     *,
     most_rows: int | None,
     recalled: Sequence[Recalled] = (),
+    name: str = "a batch",
 ) -> tuple[Batch, list[list[Request]]]:
     """Return a batch and its requests, for each plan: about the rows that are not recalled.
 
@@ -165,7 +178,7 @@ def requests_of(
     wanted: list[Sequence[int]] = [pool.missing for pool in recalled] or [range(rows)] * len(plans)
     sizes = [most_rows or _rows_a_request([inputs[feed] for feed in plan.feeds], rows) for plan in plans]
     counts = [-(-len(asked) // size) for asked, size in zip(wanted, sizes, strict=True)]
-    batch = Batch(payload, plans, samples=rows, requests=counts, recalled=recalled)
+    batch = Batch(payload, plans, samples=rows, requests=counts, recalled=recalled, name=name)
     requests: list[list[Request]] = []
     for pool, (plan, asked, size) in enumerate(zip(plans, wanted, sizes, strict=True)):
         tensors = [(feed.name, inputs[feed]) for feed in plan.feeds]

@@ -22,8 +22,12 @@ from edl_runtime.distill.feeds import Answers
 from edl_runtime.distill.hedging import Hedging
 from edl_runtime.distill.patience import Patience
 from edl_runtime.distill.seams import Seams
+from edl_runtime.errors import DeadlyRequestError, InferenceError
 from edl_runtime.meter import BusyTime
 from edl_runtime.protocol.oip import ModelSignature
+
+MOST_DEATHS = 2
+"""A request under which so many predictors died is given up: the second was asked nothing else at that time."""
 
 REQUESTS_A_LANE = 2
 """One that is being answered and one that waits, so that a lane never waits for the source."""
@@ -217,6 +221,20 @@ class Dispatcher:
             if request.is_hopeless({*self.connected, *self._patience.heard_of(now)}, now):
                 self._give_up(lane, failure)
 
+    def note_death(self, lane: Lane, error: InferenceError) -> None:
+        """The predictor of the lane's teacher died under what it is asked.
+
+        That is asked once more, alone and of one teacher; the second time it is given up, or it would end all of them.
+        """
+        with self._lock:
+            request = lane.pending
+            if request is None:
+                return
+            request.deaths += (lane.address,)
+            request.hedged = True
+            if len(request.deaths) >= MOST_DEATHS:
+                self._give_up(lane, DeadlyRequestError(request.name, request.deaths, error.reason))
+
     def refuse_request(self, lane: Lane, refusal: Exception) -> bool:
         """The lane's teacher says that what it is asked is wrong; return whether that is so.
 
@@ -258,7 +276,7 @@ class Dispatcher:
         if request is None or lane.gave_back:
             return
         lane.gave_back = True
-        request.hedged = False  # for one teacher less is asked, and the one that is left may be slow, too
+        request.hedged = bool(request.deaths)  # else one teacher less is asked, and the one that is left may be slow
         if any(other.asked is request for other in self._busy if other is not lane and not other.gave_back):
             self._seams.asked()
             return

@@ -62,7 +62,8 @@ def cut(
         raise SampleError("item", f"batch {first}", type(piece).__name__, "a list of samples")
     payload, inputs, rows = (_batch if kind == "batch" else _samples)(piece, plans, where)
     recalled = () if recall is None else recall.of(payload, inputs, rows, where)
-    return requests_of(payload, plans, rows, inputs, most_rows=most_rows, recalled=recalled)
+    name = f"samples {first} to {first + rows - 1}" if kind == "sample" else f"batch {first}"
+    return requests_of(payload, plans, rows, inputs, most_rows=most_rows, recalled=recalled, name=name)
 
 
 def join(kind: Format, batch: Batch, names: Sequence[str] = ()) -> Iterable[Any]:

@@ -45,7 +45,12 @@ class InProcessTeacher:
         return self._shared.signature
 
     def infer(
-        self, inputs: Mapping[str, Tensor], outputs: Sequence[str | TopK], normalise: Mapping[str, Normalise]
+        self,
+        inputs: Mapping[str, Tensor],
+        outputs: Sequence[str | TopK],
+        normalise: Mapping[str, Normalise],
+        *,
+        alone: bool = False,  # noqa: ARG002 - all are
     ) -> dict[str, Array]:
         """Return what a teacher would answer. Raises InferenceError when the model fails, which no other can mend."""
         try:

@@ -36,7 +36,12 @@ class Connection(Protocol):
     def ready(self) -> bool: ...
     def signature(self) -> ModelSignature: ...
     def infer(
-        self, inputs: Mapping[str, Tensor], outputs: Sequence[str | TopK], normalise: Mapping[str, Normalise]
+        self,
+        inputs: Mapping[str, Tensor],
+        outputs: Sequence[str | TopK],
+        normalise: Mapping[str, Normalise],
+        *,
+        alone: bool = False,
     ) -> Answers: ...
 
 
@@ -155,12 +160,14 @@ class LaneThread(threading.Thread):
 
     def _answer(self, request: Request, connection: Connection, plan: Plan) -> None:
         try:
-            answers = connection.infer(request.inputs, plan.wishes, plan.normalise)
+            answers = connection.infer(request.inputs, plan.wishes, plan.normalise, alone=bool(request.deaths))
             plan.check(self._address, answers, request.rows)
         except InferenceError as error:
-            if not error.retryable and self._dispatcher.refuse_request(self.lane, error):
+            if error.predictor_died:
+                self._dispatcher.note_death(self.lane, error)
+            elif not error.retryable and self._dispatcher.refuse_request(self.lane, error):
                 return
-            if error.retryable and error.status not in NOT_NOW:
+            elif error.retryable and error.status not in NOT_NOW:
                 self._dispatcher.fail_request(self.lane, error)
             raise
         except ProtocolError as error:

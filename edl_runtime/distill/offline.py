@@ -104,13 +104,18 @@ class Recorder:
         return signature
 
     def infer(
-        self, inputs: Mapping[str, Tensor], outputs: Sequence[str | TopK], normalise: Mapping[str, Normalise]
+        self,
+        inputs: Mapping[str, Tensor],
+        outputs: Sequence[str | TopK],
+        normalise: Mapping[str, Normalise],
+        *,
+        alone: bool = False,
     ) -> Answers:
         asked = digests(inputs, outputs, normalise)
         known = self._answers.find(asked)
         if len(known) == len(set(asked)):
             return _joined([known[one] for one in asked])
-        answers = self._teacher.infer(inputs, outputs, normalise)
+        answers = self._teacher.infer(inputs, outputs, normalise, alone=alone)
         if all(array.shape[:1] == (len(asked),) for array in answers.values()):  # others are refused by who asked
             self._answers.keep(dict(zip(asked, _rows(answers, len(asked)), strict=True)))
         return answers
@@ -141,7 +146,12 @@ class Recorded:
         return signature
 
     def infer(
-        self, inputs: Mapping[str, Tensor], outputs: Sequence[str | TopK], normalise: Mapping[str, Normalise]
+        self,
+        inputs: Mapping[str, Tensor],
+        outputs: Sequence[str | TopK],
+        normalise: Mapping[str, Normalise],
+        *,
+        alone: bool = False,  # noqa: ARG002 - nobody else is asked
     ) -> Answers:
         """Return what the teacher answered. Raises NotRecordedError for rows that it was not asked about."""
         asked = digests(inputs, outputs, normalise)

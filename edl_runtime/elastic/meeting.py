@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import selectors
 import socket
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
@@ -28,6 +29,12 @@ GUEST_LIMIT_S = 1.0
 
 CONNECT_LIMIT_S = 1.0
 """How long one try to reach rank 0 takes: `abort` is heard between two."""
+
+HEAR_EVERY_S = 0.05
+"""How often it is looked for those who took too long."""
+
+MORE_STRANGERS = 64
+"""How many may say nothing beside twice as many as there are ranks."""
 
 LONGEST_HERE = 1 << 10
 
@@ -99,15 +106,14 @@ class Meeting:
         there = {0: here}
         guests: dict[int, socket.socket] = {}
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with self._own(socket.create_server((host, port), family=family, backlog=64)) as listener:
+        listener = self._own(socket.create_server((host, port), family=family, backlog=64))
+        with listener, _Strangers(listener, 2 * self._join.world_size + MORE_STRANGERS, self._own) as strangers:
             while len(there) < self._join.world_size:
-                guest = self._own(listener.accept()[0])
-                said = self._greet(guest)
-                if said is None or said.rank in there:  # of two who say the same rank the first counts
-                    guest.close()
-                    continue
-                there[said.rank] = said
-                guests[said.rank] = guest
+                for guest, said in strangers.heard():
+                    if self._is_expected(said) and said.rank not in there:  # of two of the same rank the first counts
+                        there[said.rank], guests[said.rank] = said, guest
+                    else:
+                        guest.close()
         met = Met(
             generation=here.generation,
             names=[there[rank].name for rank in sorted(there)],
@@ -119,15 +125,10 @@ class Meeting:
             guest.sendall(pack(met))
         return met, guests
 
-    def _greet(self, guest: socket.socket) -> Here | None:
-        """Return what a rank of this generation says, None for anybody else."""
-        try:
-            said = _hear(guest, Here, LONGEST_HERE, time.monotonic() + GUEST_LIMIT_S)
-        except (OSError, EOFError, msgspec.DecodeError):  # whoever goes again was no guest
-            return None
+    def _is_expected(self, said: Here) -> bool:
+        """Whether a rank of this generation says that."""
         knows = hmac.compare_digest(said.word.encode(), self._join.word.encode())
-        expected = said.generation == self._join.generation and 0 < said.rank < self._join.world_size
-        return said if knows and expected else None
+        return knows and said.generation == self._join.generation and 0 < said.rank < self._join.world_size
 
     def _visit(self, here: Here) -> tuple[Met, dict[int, socket.socket]]:
         """Ask until rank 0 is there: who listens may still be a meeting of an older generation."""
@@ -137,7 +138,7 @@ class Meeting:
             try:
                 end = self._own(socket.create_connection(address, CONNECT_LIMIT_S))
                 end.sendall(pack(here))
-                met = _hear(end, Met, LONGEST)
+                met = _hear(end, Met)
                 if met.generation == here.generation:
                     return met, {0: end}
             except (OSError, EOFError):
@@ -153,23 +154,102 @@ class Meeting:
         return end
 
 
-def _left(until: float) -> float:
-    left = until - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("it took too long to say who it is")
-    return left
+class _Strangers:
+    """Those who have connected to rank 0 and have yet to say who they are: all are heard at once.
+
+    There are `most` of them; beyond, the oldest is disconnected, which comes again if it is a rank.
+    """
+
+    def __init__(self, listener: socket.socket, most: int, own: Callable[[socket.socket], socket.socket]) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._most = most
+        self._own = own
+        self._there: dict[socket.socket, _Stranger] = {}  # by arrival
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in tuple(self._there):
+            self._forget(end)
+            end.close()
+        self._selector.close()
+
+    def heard(self) -> list[tuple[socket.socket, Here]]:
+        """Wait for a moment, and return those that have said meanwhile who they are, and what they say.
+
+        Raises OSError when the listener has been shut.
+        """
+        heard = []
+        for key, _ in self._selector.select(HEAR_EVERY_S):
+            end = key.fileobj
+            if end is self._listener:
+                self._accept()
+            elif isinstance(end, socket.socket) and end in self._there and (said := self._hear(end)) is not None:
+                self._forget(end)
+                heard.append((end, said))
+        now = time.monotonic()
+        for end in [end for end, stranger in self._there.items() if stranger.until < now]:
+            self._dismiss(end)
+        return heard
+
+    def _accept(self) -> None:
+        try:
+            end = self._own(self._listener.accept()[0])
+        except (BlockingIOError, ConnectionAbortedError):  # it has gone already
+            return
+        end.setblocking(False)
+        self._there[end] = _Stranger(Unpacker(Here), time.monotonic() + GUEST_LIMIT_S)
+        self._selector.register(end, selectors.EVENT_READ)
+        if len(self._there) > self._most:
+            self._dismiss(next(iter(self._there)))
+
+    def _hear(self, end: socket.socket) -> Here | None:
+        """Return what it has said once that is whole; disconnect whoever says anything else, or goes."""
+        stranger = self._there[end]
+        try:
+            data = end.recv(LONGEST_HERE - stranger.size)
+            stranger.size += len(data)
+            said = next(stranger.unpacker.feed(data), None)
+        except BlockingIOError:
+            return None
+        except (OSError, msgspec.DecodeError):
+            data, said = b"", None
+        if said is None and (not data or stranger.size == LONGEST_HERE):
+            self._dismiss(end)
+        return said
+
+    def _forget(self, end: socket.socket) -> None:
+        self._selector.unregister(end)
+        del self._there[end]
+
+    def _dismiss(self, end: socket.socket) -> None:
+        self._forget(end)
+        end.close()
 
 
-def _hear(end: socket.socket, kind: type[Said], longest: int, until: float | None = None) -> Said:
-    """Return the one thing that the other end says, in so many bytes at most and all of it until then, if ever."""
+class _Stranger:
+    """What one of them has said so far, how many bytes that is, and until when it has to have said all."""
+
+    def __init__(self, unpacker: Unpacker[Here], until: float) -> None:
+        self.unpacker = unpacker
+        self.until = until
+        self.size = 0
+
+
+def _hear(end: socket.socket, kind: type[Said]) -> Said:
+    """Return the one thing that rank 0 says, in `LONGEST` bytes at most, if ever."""
     unpacker: Unpacker[Said] = Unpacker(kind)
-    room = longest
+    room = LONGEST
+    end.settimeout(None)
     while room > 0:
-        end.settimeout(None if until is None else _left(until))
         data = end.recv(min(room, 1 << 16))
         if not data:
             raise EOFError("the other rank is gone")
         room -= len(data)
         for said in unpacker.feed(data):
             return said
-    raise msgspec.DecodeError(f"more than {longest} bytes")
+    raise msgspec.DecodeError(f"more than {LONGEST} bytes")

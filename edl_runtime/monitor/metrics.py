@@ -10,9 +10,9 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 """Where it listens unless told otherwise: elsewhere it asks for a token."""
+
+MOST_CONNECTIONS = 16
+"""Each is one scrape, and has a thread before it is known whether its client has the token."""
 
 ENDS_WITHIN_S = 0.05
 """After it is told to end."""
@@ -94,11 +97,30 @@ def serving(last: Callable[[], Monitor], host: str, port: int, token: str = "") 
 
 
 class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, of which there are few: beyond, the oldest is closed."""
+
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, None] = {}  # by arrival
         super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._open) >= MOST_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with suppress(OSError):  # its thread, which reads the end then, closes it
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
 
 class _Handler(WSGIRequestHandler):

@@ -17,7 +17,7 @@ import numpy as np
 from edl_runtime.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.address import endpoint_of
 from edl_runtime.protocol.body import JSON_LIMIT, Buffer, Encoded
-from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, ResponseHead, render_request
+from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, PREDICTOR_DIED, RUN_ALONE, ResponseHead, render_request
 from edl_runtime.protocol.link import Link
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK, answered_names
 from edl_runtime.protocol.region import REGISTER_PATH, Region, refer_to_region
@@ -111,11 +111,13 @@ class TeacherConnection:
         inputs: Mapping[str, Tensor],
         outputs: Sequence[str | TopK],
         normalise: Mapping[str, Normalise] = MappingProxyType({}),
+        *,
+        alone: bool = False,
     ) -> dict[str, Array]:
         """Return the model's `outputs` (empty: all) for `inputs`, as fresh writable arrays.
 
         `normalise` names inputs that are uint8, and says how the teacher makes of them the float32 that its model
-        takes. An answer has two arrays for a `TopK`; see there.
+        takes. An answer has two arrays for a `TopK`; see there. With `alone`, nothing else is run together with this.
 
         A sequence of rows is sent as one tensor without stacking it first. Don't change the inputs during the call.
         Large inputs go to a teacher on this machine in shared memory, if it has said in its `signature` that it can.
@@ -124,13 +126,13 @@ class TeacherConnection:
         be sent or the answer is not what was asked for, TimeoutError and other OSErrors when the network fails.
         """
         encoded = encode_request(inputs, outputs, normalise)
-        arrays = self._exchange_shared(encoded) or self._exchange(*encoded)
+        arrays = self._exchange_shared(encoded, alone=alone) or self._exchange(*encoded, alone=alone)
         for name in (name for wish in outputs for name in answered_names(wish)):
             if name not in arrays:
                 raise ProtocolError(f"teacher {self.address} left out output {name!r}")
         return arrays
 
-    def _exchange_shared(self, request: Encoded) -> dict[str, Array] | None:
+    def _exchange_shared(self, request: Encoded, *, alone: bool) -> dict[str, Array] | None:
         """Ask with the inputs in shared memory; None if that doesn't pay or work."""
         region = self._region_for(request.size)
         if region is None:
@@ -138,15 +140,15 @@ class TeacherConnection:
         region.write(request.buffers)
         header = refer_to_region(request.header)
         try:
-            return self._exchange(header, [], len(header))
+            return self._exchange(header, [], len(header), alone=alone)
         except InferenceError as refused:
             if refused.status != 400:
                 raise
             self._sharing.give_up(refused)  # if that was not the reason, the same comes again
             return None
 
-    def _exchange(self, header: bytes, buffers: Sequence[Array], size: int) -> dict[str, Array]:
-        head = self._infer_head(len(header), size)
+    def _exchange(self, header: bytes, buffers: Sequence[Array], size: int, *, alone: bool = False) -> dict[str, Array]:
+        head = self._infer_head(len(header), size, alone=alone)
         with self._link as stream:
             stream.send([head, header, *buffers], len(head) + size)
             known = self._last_answer
@@ -167,7 +169,8 @@ class TeacherConnection:
         head = stream.read_head()
         answer, size = self._checked_head(head)
         if answer.status != 200:
-            raise self._refusal(answer.status, self._read_json(stream, size))
+            died = PREDICTOR_DIED in answer.headers
+            raise self._refusal(answer.status, self._read_json(stream, size), predictor_died=died)
         json_size = answer.size(JSON_SIZE)
         json_size = size if json_size is None else min(json_size, size)
         text = bytes(self._read_json(stream, json_size))
@@ -209,9 +212,9 @@ class TeacherConnection:
         answer, size = self._checked_head(stream.read_head())
         return answer.status, self._read_json(stream, size)
 
-    def _infer_head(self, json_size: int, size: int) -> bytes:
+    def _infer_head(self, json_size: int, size: int, *, alone: bool) -> bytes:
         """Return the head of a request; that of the last one, if it was as large."""
-        if self._last_head[:2] == (json_size, size):
+        if self._last_head[:2] == (json_size, size) and not alone:
             return self._last_head[2]
         headers = {
             **self._headers,
@@ -219,7 +222,10 @@ class TeacherConnection:
             "Inference-Header-Content-Length": json_size,
             "Content-Length": size,
         }
-        head = render_request("POST", f"{self._model_path}/infer", headers)
+        path = f"{self._model_path}/infer"
+        if alone:
+            return render_request("POST", path, {**headers, RUN_ALONE.decode(): 1})
+        head = render_request("POST", path, headers)
         self._last_head = json_size, size, head
         return head
 
@@ -237,13 +243,13 @@ class TeacherConnection:
             raise ProtocolError(f"teacher {self.address} answers {size} bytes of JSON, allowed are {JSON_LIMIT}")
         return stream.read(size)
 
-    def _refusal(self, status: int, body: Buffer) -> InferenceError:
+    def _refusal(self, status: int, body: Buffer, *, predictor_died: bool = False) -> InferenceError:
         try:
             reason = _refusal_decoder.decode(body).error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             reason = bytes(body[:200]).decode("utf-8", "replace") or "no reason given"
         retryable = status >= 500 or status in _REFUSED_FOR_NOW
-        return InferenceError(self.address, status, reason, retryable=retryable)
+        return InferenceError(self.address, status, reason, retryable=retryable, predictor_died=predictor_died)
 
 
 class _KnownAnswer(NamedTuple):

@@ -18,6 +18,12 @@ END_OF_HEAD = b"\r\n\r\n"
 CONTENT_LENGTH = b"content-length"
 JSON_SIZE = b"inference-header-content-length"
 
+RUN_ALONE = b"edl-run-alone"
+"""In a request: a predictor died under it, so it is not to be run together with others'."""
+
+PREDICTOR_DIED = b"edl-predictor-died"
+"""In a refusal: a predictor died, or hung and was killed, while it read or ran this request. It may be the cause."""
+
 _UNIQUE = frozenset({CONTENT_LENGTH, JSON_SIZE, b"authorization"})
 _ORIGIN = re.compile(rb"^https?://[^/?#]*", re.IGNORECASE)
 _REASONS = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for status in HTTPStatus}

@@ -25,6 +25,9 @@ from edl_runtime.protocol.body import (
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK, answered_names, fits
 from edl_runtime.protocol.tensors import Array, Tensor, datatype_of, dtype_of, listed
 
+REQUEST_JSON_LIMIT = 8 * 1024 * 1024
+"""Most bytes of JSON in a request, which a teacher reads in about a second; larger tensors have to come as binary."""
+
 
 class _OutputWish(msgspec.Struct, omit_defaults=True):
     name: str

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Self, TypeVar
 
-from edl_runtime.errors import RegistryUnavailableError
+from edl_runtime.errors import ForkedLedgerError, RegistryUnavailableError
 from edl_runtime.log import get_logger
 from edl_runtime.shards.ledger import ONE_EPOCH, Ledger
 from edl_runtime.shards.state import LedgerReport, LedgerState, Plan, Shard
@@ -25,7 +26,8 @@ class BlockingLedger:
     """`Ledger`'s methods without `await`, for any thread. A context manager; `close` ends its own thread.
 
     While Redis is away a call tries again for up to `wait_s`, then raises RegistryUnavailableError: whatever is done
-    twice by that counts once. Raises SpecError as `Ledger` and `connect` do.
+    twice by that counts once. Raises SpecError as `Ledger` and `connect` do, and
+    ForkedLedgerError in a process that was forked from the one that made it.
     """
 
     def __init__(
@@ -40,6 +42,8 @@ class BlockingLedger:
         wait_s: float = 60.0,
     ) -> None:
         self.job = job
+        self._worker = worker
+        self._process = os.getpid()
         self._wait_s = wait_s
         self._client = connect(redis_url)
         self._ledger = Ledger(self._client, namespace, job, worker=worker, shards=shards, plan=plan)
@@ -89,8 +93,11 @@ class BlockingLedger:
         return self._call("read the ledger", self._ledger.report)
 
     def close(self) -> None:
-        """Let go of Redis and end the thread; may be called again. No other method works afterwards."""
-        if self._loop.is_closed():
+        """Let go of Redis and end the thread; may be called again. No other method works afterwards.
+
+        In a forked child it does nothing: both are its parent's.
+        """
+        if self._loop.is_closed() or os.getpid() != self._process:
             return
         asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -98,6 +105,8 @@ class BlockingLedger:
         self._loop.close()
 
     def _call(self, what: str, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        if os.getpid() != self._process:
+            raise ForkedLedgerError(self.job, self._worker)
         return asyncio.run_coroutine_threadsafe(self._persist(what, ask), self._loop).result()
 
     async def _persist(self, what: str, ask: Callable[[], Awaitable[Answer]]) -> Answer:

@@ -32,11 +32,15 @@ def extended(signature: ModelSignature) -> ModelSignature:
 
 
 class Answer(NamedTuple):
-    """What to send: the first `size` bytes of the answer's area. `json_size` as Inference-Header-Content-Length."""
+    """What to send: the first `size` bytes of the answer's area. `json_size` as Inference-Header-Content-Length.
+
+    `predictor_died`: while it worked on this request.
+    """
 
     status: int
     json_size: int | None
     size: int
+    predictor_died: bool = False
 
 
 def answer(

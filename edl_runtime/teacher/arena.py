@@ -9,6 +9,9 @@ from typing import Self
 
 from edl_runtime.teacher.regions import Region
 
+IDLE, READS, RUNS = range(3)
+"""What a predictor does with the request in a slot: nothing yet or any more, decode it, run the model for it."""
+
 SLOTS = 16
 """Requests that are received, computed or sent at one time; further ones wait in their sockets."""
 
@@ -21,7 +24,9 @@ class Arena:
     The memory has a descriptor and no name, so it is gone with the processes that hold it, however they end, and
     the size of /dev/shm (64 MB in many containers) does not limit it. Only pages that are written take memory.
 
-    `regions` has, by slot, the memory that a request's client shares, in which its inputs may lie.
+    - `regions`: by slot, the memory that a request's client shares, in which its inputs may lie.
+    - `stages`: by slot, what the predictor does with it, `IDLE`, `READS` or `RUNS`: it tells also when that has died.
+    - `alone`: by slot, 1 for a request that is not to be run together with others.
     """
 
     def __init__(self, descriptor: int, area_size: int, slots: int = SLOTS) -> None:
@@ -29,8 +34,10 @@ class Arena:
         self.area_size = area_size
         self.slots = slots
         self.regions: dict[int, Region] = {}
-        self._memory = mmap.mmap(descriptor, 2 * slots * area_size)
+        self._memory = mmap.mmap(descriptor, _size(area_size, slots))
         self._view = memoryview(self._memory)
+        notes = self._view[2 * slots * area_size :]
+        self.stages, self.alone = notes[:slots], notes[slots : 2 * slots]
 
     @classmethod
     def create(cls, area_size: int, slots: int = SLOTS) -> Self:
@@ -41,7 +48,7 @@ class Arena:
         else:
             with tempfile.TemporaryFile() as file:
                 descriptor = os.dup(file.fileno())
-        os.truncate(descriptor, 2 * slots * area_size)
+        os.truncate(descriptor, _size(area_size, slots))
         return cls(descriptor, area_size, slots)
 
     def request(self, slot: int) -> memoryview:
@@ -64,3 +71,7 @@ class Arena:
     def close(self) -> None:
         """Close the descriptor. The memory stays mapped as long as views of it live."""
         os.close(self.descriptor)
+
+
+def _size(area_size: int, slots: int) -> int:
+    return 2 * slots * area_size + 2 * slots

@@ -12,13 +12,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from edl_runtime.errors import ProtocolError
-from edl_runtime.protocol.http import CONTENT_LENGTH, HEAD_LIMIT, JSON_SIZE, RequestHead
+from edl_runtime.protocol.http import CONTENT_LENGTH, HEAD_LIMIT, JSON_SIZE, RUN_ALONE, RequestHead
 from edl_runtime.protocol.region import REGISTER_PATH
+from edl_runtime.protocol.requests import REQUEST_JSON_LIMIT
 from edl_runtime.teacher.answering import Answer
 from edl_runtime.teacher.read_ahead import ReadAhead
 from edl_runtime.teacher.regions import REGISTRATION_LIMIT, SharedBy
 from edl_runtime.teacher.routes import Reply, head_of, refusal, render
-from edl_runtime.teacher.stalling import AWAITED_LOOKS, STALL_LOOKS, Progress, Stall, untaken
+from edl_runtime.teacher.stalling import AWAITED_BYTES, AWAITED_LOOKS, STALL_LOOKS, Progress, Stall, untaken
 
 if TYPE_CHECKING:
     from edl_runtime.teacher.server import Front
@@ -33,6 +34,7 @@ _TLS_PIECE = 64 * 1024
 
 class _Phase(enum.Enum):
     HEAD = enum.auto()  # reading a head, or waiting for one
+    ARRIVING = enum.auto()  # reading as much of a body as there is room for without a slot
     WAITING = enum.auto()  # for a slot
     BODY = enum.auto()  # reading a body into the slot
     RUNNING = enum.auto()  # the runner has the request
@@ -54,7 +56,7 @@ class Connection(asyncio.BufferedProtocol):
         self._ahead = ReadAhead()
         self._slot = -1
         self._shared = SharedBy(front.regions)
-        self._registers = False
+        self._registers = self._alone = False
         self._body = self._unsent = memoryview(b"")
         self._heads = self._size = self._received = self._answer_size = 0
         self._json_size: int | None = None
@@ -72,7 +74,7 @@ class Connection(asyncio.BufferedProtocol):
         # So that we learn when an answer has left its slot. Of TLS the transport pauses at its limit, else above it.
         self._transport.set_write_buffer_limits(high=1 if secured else 0)
         self._piece = _TLS_PIECE if secured else sys.maxsize
-        self._front.welcome(self)
+        self._front.connections.enter(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
         if self._phase is _Phase.BODY:
@@ -90,17 +92,19 @@ class Connection(asyncio.BufferedProtocol):
         self._ahead.grow(nbytes)
         if self._phase is _Phase.HEAD:
             self._advance()
-        else:
-            self._pause_while_full()
+            return
+        if self._phase is _Phase.ARRIVING:
+            self._take_slot_if_due()
+        self._pause_while_full()
 
     def eof_received(self) -> None:
         """Let asyncio close the connection: nobody is left to answer."""
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self.alive = False
-        self._front.connections.pop(self, None)
+        self._front.connections.leave(self)
         self._shared.close()
-        if self._phase is _Phase.WAITING:
+        if self._phase in (_Phase.ARRIVING, _Phase.WAITING):
             self._front.slots.leave(self)
         elif self._phase in (_Phase.BODY, _Phase.SENDING):
             self._return_slot()
@@ -117,6 +121,11 @@ class Connection(asyncio.BufferedProtocol):
 
     # what the front calls
 
+    @property
+    def idle(self) -> bool:
+        """Whether the teacher owes it nothing: it asks nothing, or has yet to send what it asks."""
+        return self._phase in (_Phase.HEAD, _Phase.ARRIVING)
+
     def end(self) -> None:
         """Disconnect, when what has been written is sent."""
         self._transport.close()
@@ -127,18 +136,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def end_if_stalled(self) -> None:
         """Look at the client, and disconnect it if it has not done its part for too long."""
-        looks = self._stall.look(self._progress())
         awaited = self._slot >= 0 and self._front.slots.contested
+        looks = self._stall.look(self._progress(), AWAITED_BYTES if awaited else 1)
         if looks >= (AWAITED_LOOKS if awaited else STALL_LOOKS):
             self._transport.abort()
 
     def _progress(self) -> Progress | None:
-        """Return what changes while the client does its part; None when it has none, for it may be idle if known."""
+        """Return how far the client is with its part; None when it has none, for it may be idle if known."""
         is_idle = self._phase is _Phase.HEAD and not self._ahead
         if self._phase in (_Phase.WAITING, _Phase.RUNNING) or (is_idle and self.known):
             return None
-        left = len(self._unsent) + untaken(self._transport)
-        return self._phase, self._heads, self._received, len(self._ahead), left
+        sends = self._phase is _Phase.SENDING
+        moved = -len(self._unsent) - untaken(self._transport) if sends else self._received + len(self._ahead)
+        return Progress((self._phase, self._heads), moved)
 
     def begin_body(self, slot: int) -> None:
         """Receive the body into `slot`, with what of it came along with the head."""
@@ -158,6 +168,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._advancing = True
         while self._phase is _Phase.HEAD and self._ahead and not self._transport.is_closing():
+            if not self._ahead.may_be_http:
+                self._close_at_once(refusal(400, "this is no HTTP; does the client speak TLS, and this teacher not?"))
+                break
             head = self._ahead.take_head()
             if head is None:
                 if len(self._ahead) >= HEAD_LIMIT:
@@ -176,7 +189,9 @@ class Connection(asyncio.BufferedProtocol):
         size = head.size(CONTENT_LENGTH)
         json_size = head.size(JSON_SIZE)
         self._keep_alive = head.keep_alive
-        self.known = self.known or self._front.routes.admits(head)
+        if self._front.routes.admits(head):
+            self.known = True
+            self._front.connections.used(self)
         answer = self._front.routes.route(head, draining=self._front.draining)
         if b"transfer-encoding" in head.headers or (size is None and answer is None):
             answer = refusal(411, "send the body with a Content-Length, in one piece")
@@ -184,12 +199,18 @@ class Connection(asyncio.BufferedProtocol):
         limit = REGISTRATION_LIMIT if self._registers else self._front.arena.area_size
         if answer is None and size is not None and size > limit:
             answer = refusal(413, f"the body has {size} bytes, allowed are {limit}")
+        text_size = json_size if json_size is not None else size or 0
+        if answer is None and text_size > REQUEST_JSON_LIMIT:
+            allowed = f"allowed are {REQUEST_JSON_LIMIT}; send tensors as binary"
+            answer = refusal(413, f"the request has {text_size} bytes of JSON, {allowed}")
         if answer is None:
             self._size, self._json_size, self._answer_size = size or 0, json_size, 0
-            self._phase = _Phase.WAITING
+            self._alone = RUN_ALONE in head.headers
+            self._phase = _Phase.ARRIVING
+            self._front.slots.expect(self)
             if head.headers.get(b"expect", b"").lower() == b"100-continue":
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self._front.slots.take(self)
+            self._take_slot_if_due()
         elif size or answer.status == 411 or self._front.draining:
             self._close_with(answer)
         else:
@@ -197,6 +218,12 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(render(answer, keep_alive=self._keep_alive, method=head.method))
             self._phase = _Phase.SENDING
             self._send_on()
+
+    def _take_slot_if_due(self) -> None:
+        """Wait for a slot once the body is there, or more of it than there is room for: who sends slowly holds none."""
+        if self._ahead.full or len(self._ahead) >= self._size:
+            self._phase = _Phase.WAITING
+            self._front.slots.take(self)
 
     def _run(self) -> None:
         self._phase = _Phase.RUNNING
@@ -207,10 +234,11 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._shared.region is not None:
             self._front.arena.regions[self._slot] = self._shared.region
+        self._front.arena.alone[self._slot] = self._alone
         self._front.runner.submit(self._slot, self._size, self._json_size, self._send)
 
     def _send(self, answer: Answer) -> None:
-        """Send the answer that lies in the slot, and keep the slot until it has left."""
+        """Send the answer that lies in the slot, and keep the slot until a large one has left."""
         self._answer_size = answer.size
         if not self.alive:
             self._return_slot()
@@ -220,7 +248,8 @@ class Connection(asyncio.BufferedProtocol):
         body = self._front.arena.answer(self._slot)[: answer.size]
         self._phase = _Phase.SENDING
         if answer.size <= _SMALL_ANSWER:
-            self._transport.write(head + body)
+            self._transport.write(head + body)  # which is a copy, so the slot is another's from now on
+            self._return_slot()
         else:
             self._transport.write(head)
             self._unsent = body
@@ -252,6 +281,14 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport.can_write_eof():  # not in TLS, which ends both ways at once
             self._transport.write_eof()
         asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)
+
+    def _close_at_once(self, answer: Reply) -> None:
+        """Answer and disconnect, whatever is still to come."""
+        self._phase = _Phase.LINGERING
+        self._ahead.clear()
+        self._front.metrics.told(answer.status)
+        self._transport.write(render(answer, keep_alive=False))
+        self._transport.close()
 
     def _return_slot(self) -> None:
         if self._slot >= 0:

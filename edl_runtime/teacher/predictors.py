@@ -18,7 +18,7 @@ from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.settings import split_secrets
 from edl_runtime.teacher.answering import Answer, refuse
-from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.arena import IDLE, READS, Arena
 from edl_runtime.teacher.channel import DROP, FORGET, PING, RAN, RECORD, unpack
 from edl_runtime.teacher.lending import Lender, lending_channel
 from edl_runtime.teacher.load import Load
@@ -159,7 +159,8 @@ class _Predictor(asyncio.Protocol):
         """Wait until it has ended by itself, or has been silent for too long and is killed; return what to say.
 
         Silence is counted in beats, not read off a clock, so that a teacher that was itself stopped for a while does
-        not blame its predictor. An idle predictor is pinged at each.
+        not blame its predictor. An idle predictor is pinged at each. One that reads a request, whose size is
+        limited, does not hang.
         """
         ping_limit_s = min(PING_LIMIT_S, hung_after_s)
         beat_s = ping_limit_s / BEATS
@@ -170,7 +171,8 @@ class _Predictor(asyncio.Protocol):
             await asyncio.wait([self._lost], timeout=beat_s)
             if self._lost.done():
                 return TeacherError(f"the predictor {_ended(await self._exit_code())}; see its output above")
-            silent_s = silent_s + beat_s if self._signs == signs else 0.0
+            reads = any(self._arena.stages[slot] == READS for slot in self._pending)
+            silent_s = silent_s + beat_s if self._signs == signs and not reads else 0.0
         self._kill()
         what = "nor a ping" if self._pinged else f"though {len(self)} wait for it"
         return TeacherError(f"the predictor hangs: it has answered nothing for {silent_s:.0f} s, {what}; start it anew")
@@ -250,7 +252,11 @@ class _Predictor(asyncio.Protocol):
 
     def _gone(self, slot: int) -> Answer:
         self._metrics.answered(503)
-        return refuse(self._arena.answer(slot), 503, "the teacher's predictor has ended; ask another teacher")
+        at_work, self._arena.stages[slot] = self._arena.stages[slot] != IDLE, IDLE
+        if not at_work:
+            return refuse(self._arena.answer(slot), 503, "the teacher's predictor has ended; ask another teacher")
+        reason = "the teacher's predictor died or hung while it worked on this request, which may be the cause"
+        return refuse(self._arena.answer(slot), 503, reason)._replace(predictor_died=True)
 
 
 def _ended(code: int) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from string import ascii_uppercase
+
 from edl_runtime.protocol.http import END_OF_HEAD, HEAD_LIMIT
 
 _SIZE = 64 * 1024
+_FIRST = frozenset(f"{ascii_uppercase}\r\n")
 
 
 class ReadAhead:
@@ -21,6 +24,11 @@ class ReadAhead:
     @property
     def full(self) -> bool:
         return len(self) == _SIZE
+
+    @property
+    def may_be_http(self) -> bool:
+        """Whether a request may begin with the first byte: a method's letter, or the line end that some put before."""
+        return not self or chr(self._bytes[self._start]) in _FIRST
 
     def room(self) -> memoryview:
         """Return where the next bytes go; tell `grow` how many did."""

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from edl_runtime.protocol.http import RequestHead, render_response
+from edl_runtime.protocol.http import PREDICTOR_DIED, RequestHead, render_response
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.region import EXTENSION, REGISTER_PATH
 from edl_runtime.settings import check_token
@@ -45,6 +45,8 @@ def head_of(answer: Answer, *, keep_alive: bool) -> bytes:
     headers: dict[str, str | int] = {}
     if answer.json_size is not None:
         headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": answer.json_size}
+    if answer.predictor_died:
+        headers[PREDICTOR_DIED.decode()] = 1
     return _head(answer.status, answer.size, headers, keep_alive=keep_alive)
 
 

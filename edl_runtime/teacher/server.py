@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from edl_runtime.log import get_logger
+from edl_runtime.protocol.listener import Connections
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.connection import Connection
@@ -56,26 +57,12 @@ class Front:
         self.arena = arena
         self.slots = Slots(arena)
         self.draining = False
-        self.connections: dict[Connection, None] = {}  # in the order in which they came
+        self.connections: Connections[Connection] = Connections(most_connections)
         self._look_s = look_s
-        self._most_connections = most_connections
-        self._turned_away = 0
 
     def connect(self) -> Connection:
-        """Return a connection for a new client, as `loop.create_server` asks for it."""
+        """Return a connection for a new client, as `edl_runtime.protocol.listener` asks for it."""
         return Connection(self)
-
-    def welcome(self, connection: Connection) -> None:
-        """Count `connection` in. If that is one too many, the oldest goes that has yet to make a good request.
-
-        So strangers lock nobody out; where all others have made one, the new one goes.
-        """
-        self.connections[connection] = None
-        if len(self.connections) > self._most_connections:
-            self._turned_away += 1
-            stranger = next(one for one in self.connections if not one.known)
-            del self.connections[stranger]
-            stranger.abort()
 
     async def drain(self, limit_s: float) -> bool:
         """Answer what is in flight and refuse the rest, then disconnect. Whether all was answered within `limit_s`."""
@@ -83,7 +70,7 @@ class Front:
         answered = await self.slots.all_answered(limit_s)
         if not answered:
             log.warning("teacher.not_drained", in_flight=self.slots.in_flight, limit_s=limit_s)
-        for connection in list(self.connections):
+        for connection in self.connections:
             connection.end()
         return answered
 
@@ -92,11 +79,11 @@ class Front:
         while True:
             await asyncio.sleep(self._look_s)
             self.end_stalled()
-            if self._turned_away:
-                log.warning("teacher.full", turned_away=self._turned_away, connections=self._most_connections)
-            self._turned_away = 0
+            if self.connections.turned_away:
+                turned_away, self.connections.turned_away = self.connections.turned_away, 0
+                log.warning("teacher.full", turned_away=turned_away, connections=len(self.connections))
 
     def end_stalled(self) -> None:
         """Look at all clients, and disconnect those that have not done their part for too long."""
-        for connection in list(self.connections):
+        for connection in self.connections:
             connection.end_if_stalled()

@@ -18,6 +18,7 @@ import msgspec
 from edl_runtime.errors import EdlError, SpecError, TeacherError
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.address import check_exposure
+from edl_runtime.protocol.listener import accepting, listen, room_for
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tls import shown_by
 from edl_runtime.registry.lease import Says, hold_lease
@@ -30,7 +31,7 @@ from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.metrics import Metrics
 from edl_runtime.teacher.models import ModelOptions
 from edl_runtime.teacher.predictors import run_predictors
-from edl_runtime.teacher.server import BODY_LIMIT, Front
+from edl_runtime.teacher.server import BODY_LIMIT, MOST_CONNECTIONS, Front
 from edl_runtime.waits import first, unless
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 LEAVE_S = 8.0
 """Longest time to leave the list and answer what is in flight: a little less than a backend's default grace."""
 
-GREET_S = 5.0
-"""Longest time for a client to begin, and to end, TLS."""
+OTHER_FILES = 256
+"""Descriptors that are no connections', nor of memory that their clients share."""
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9]+)?")
 
@@ -105,7 +106,10 @@ async def serve(
         )
         if predictors is None:
             return
-        front = Front(predictors.signature, predictors, arena, metrics, token=settings.teacher_token)
+        most = room_for(MOST_CONNECTIONS, each=2, beside=OTHER_FILES)
+        front = Front(
+            predictors.signature, predictors, arena, metrics, token=settings.teacher_token, most_connections=most
+        )
         address = await stack.enter_async_context(_listening(front, options, tls))
         on_ready(address, predictors.signature)
         reason: EdlError | None = None
@@ -133,29 +137,19 @@ def _each_device(options: TeacherOptions) -> list[ModelOptions]:
 @asynccontextmanager
 async def _listening(front: Front, options: TeacherOptions, tls: ssl.SSLContext | None) -> AsyncIterator[str]:
     """Take connections; yields the address to reach this teacher at."""
-    loop = asyncio.get_running_loop()
     try:
-        greet_s = GREET_S if tls else None
-        server = await loop.create_server(
-            front.connect,
-            options.host,
-            options.port,
-            ssl=tls,
-            ssl_handshake_timeout=greet_s,
-            ssl_shutdown_timeout=greet_s,
-        )
+        listener = listen(options.host, options.port)
     except OSError as error:
         raise TeacherError(f"can't listen on {options.host} port {options.port}: {error.strerror or error}") from None
-    for listener in server.sockets:
-        _notice_the_dead(listener)
+    _notice_the_dead(listener)
     watch = asyncio.create_task(front.watch())
     try:
-        bound, port, *_ = server.sockets[0].getsockname()
-        host = options.advertise or _reachable(bound)
-        yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        async with accepting(listener, front.connections, front.connect, tls):
+            bound, port, *_ = listener.getsockname()
+            host = options.advertise or _reachable(bound)
+            yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     finally:
         watch.cancel()
-        server.close()
 
 
 def _notice_the_dead(listener: socket.socket) -> None:

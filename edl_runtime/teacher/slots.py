@@ -17,15 +17,12 @@ class Asker(Protocol):
 
 
 class Slots:
-    """Gives each request a slot of `arena`; those beyond them wait in the order in which they came.
-
-    `in_flight` counts the requests that have a slot or wait for one.
-    """
+    """Gives each request a slot of `arena`; those beyond them wait in the order in which they came."""
 
     def __init__(self, arena: Arena) -> None:
-        self.in_flight = 0
         self._arena = arena
         self._free = list(range(arena.slots))
+        self._expected: set[Asker] = set()
         self._waiting: dict[Asker, None] = {}  # in the order in which they came
         self._giving = False
         self._all_answered = asyncio.Event()
@@ -35,23 +32,35 @@ class Slots:
         """Whether anybody waits for a slot."""
         return bool(self._waiting)
 
+    @property
+    def in_flight(self) -> int:
+        """How many requests have a slot, wait for one or are expected."""
+        return len(self._expected) + len(self._waiting) + self._arena.slots - len(self._free)
+
+    def expect(self, asker: Asker) -> None:
+        """Count one who will `take` a slot, or `leave` before."""
+        self._expected.add(asker)
+
     def take(self, asker: Asker) -> None:
         """Give `asker` a slot, now or as soon as one is free."""
-        self.in_flight += 1
+        self._expected.discard(asker)
         self._waiting[asker] = None
         self._give()
 
     def leave(self, asker: Asker) -> None:
-        """Forget one who waits for a slot and does not want it any more."""
-        del self._waiting[asker]
-        self.in_flight -= 1
+        """Forget one who is expected, or waits for a slot, and does not want it any more."""
+        self._expected.discard(asker)
+        self._waiting.pop(asker, None)
+        self._tell_if_all_answered()
 
     def give_back(self, slot: int, request_size: int, answer_size: int) -> None:
         """Take back the slot of a request that has been answered, or whose client is gone."""
-        self.in_flight -= 1
         self._arena.give_back(slot, request_size, answer_size)
         self._free.append(slot)
         self._give()
+        self._tell_if_all_answered()
+
+    def _tell_if_all_answered(self) -> None:
         if not self.in_flight:
             self._all_answered.set()
 

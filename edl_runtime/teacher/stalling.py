@@ -6,18 +6,26 @@ import array
 import asyncio
 import fcntl
 import termios
+from typing import NamedTuple
 
-LOOK_S = 5.0
+LOOK_S = 1.0
 """How often a teacher looks at its clients."""
 
-STALL_LOOKS = 6
+STALL_LOOKS = 30
 """A client is disconnected when it is its turn and so many looks in a row find that it has done nothing: neither sent
 more of a request nor taken more of an answer, nor yet made a request (with the token, if one is asked for)."""
 
-AWAITED_LOOKS = 1
-"""In place of these for one that holds a slot while others wait for one."""
+AWAITED_LOOKS = 3
+"""In place of these for one that holds a slot while others wait for one: then it has to move `AWAITED_BYTES` a look."""
 
-Progress = tuple[object, ...]
+AWAITED_BYTES = 256 * 1024
+
+
+class Progress(NamedTuple):
+    """How far a client is: with what, and how many bytes of that have gone from or to it. These grow."""
+
+    turn: object
+    moved: int
 
 
 class Stall:
@@ -27,10 +35,14 @@ class Stall:
         self._seen: Progress | None = None
         self._looks = 0
 
-    def look(self, progress: Progress | None) -> int:
-        """Return how many looks in a row have found no change. `progress` is None while it is not its turn."""
-        self._looks = self._looks + 1 if progress is not None and progress == self._seen else 0
-        self._seen = progress
+    def look(self, progress: Progress | None, least: int = 1) -> int:
+        """Return how many looks in a row have found less than `least` bytes moved.
+
+        `progress` is None while it is not the client's turn.
+        """
+        seen, self._seen = self._seen, progress
+        stays = progress and seen and progress.turn == seen.turn and progress.moved - seen.moved < least
+        self._looks = self._looks + 1 if stays else 0
         return self._looks
 
 

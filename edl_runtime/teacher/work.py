@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.requests import InferRequest
 from edl_runtime.teacher.answering import Answer, read, refuse, run_alone, write
-from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.arena import IDLE, READS, RUNS, Arena
 from edl_runtime.teacher.joining import (
     Waiting,
     can_join,
@@ -66,11 +67,24 @@ class Work:
         `region` is the memory that its client shares, if it does.
         """
         body = self._arena.request(slot)[:size]
-        request = read(self._model.signature, body, json_size, self._arena.answer(slot), region)
+        with self._at(READS, [slot]):
+            request = read(self._model.signature, body, json_size, self._arena.answer(slot), region)
         if isinstance(request, Answer):
             return request
-        self._waiting[slot] = Waiting.of(slot, request, self._model.signature)
+        waiting = Waiting.of(slot, request, self._model.signature)
+        self._waiting[slot] = waiting._replace(form=None) if self._arena.alone[slot] else waiting
         return None
+
+    @contextmanager
+    def _at(self, stage: int, slots: Collection[int]) -> Iterator[None]:
+        """Note what is done with the requests in these slots: the front reads it if this process dies meanwhile."""
+        for slot in slots:
+            self._arena.stages[slot] = stage
+        try:
+            yield
+        finally:
+            for slot in slots:
+                self._arena.stages[slot] = IDLE
 
     def drop(self, slot: int) -> Answer | None:
         """Forget a request that nobody waits for; return what there is to say of it, None if it has been answered."""
@@ -89,8 +103,10 @@ class Work:
             return
         rows = sum(one.rows for one in group)
         begun_s = self._clock_s()
+        slots = [one.slot for one in group]
         try:
-            joined = self._run_joined(group)
+            with self._at(RUNS, slots):
+                joined = self._run_joined(group)
         except Exception as error:  # noqa: BLE001 - the model's, maybe about one of them: it is told in its answer
             cause = f"{type(error).__name__}: {error}"
             yield Run(rows, self._clock_s() - begun_s, [])
@@ -108,7 +124,8 @@ class Work:
 
     def _run_alone(self, one: Waiting) -> Run:
         begun_s = self._clock_s()
-        answer = run_alone(self._model, one.request, self._arena.answer(one.slot))
+        with self._at(RUNS, [one.slot]):
+            answer = run_alone(self._model, one.request, self._arena.answer(one.slot))
         busy_s = self._clock_s() - begun_s
         if answer.status == 200:
             self._row_s = busy_s / max(1, one.rows)

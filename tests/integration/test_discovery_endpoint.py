@@ -32,6 +32,7 @@ from edl_runtime.discovery import hub as hubs
 from edl_runtime.discovery.app import WORDS_LIMIT, build_app
 from edl_runtime.discovery.hub import Hub
 from edl_runtime.errors import DiscoveryRefusedError, DiscoveryUnavailableError, RegistryError, SpecError
+from edl_runtime.protocol import listener
 from edl_runtime.registry.members import Member
 from edl_runtime.registry.pools import view_pools
 from edl_runtime.settings import RuntimeSettings
@@ -330,3 +331,22 @@ async def test_strangers_lock_out_nobody_who_has_the_token(
             await ends(newest)
         for assignments in streams:
             await until(assignments)
+
+
+async def test_silent_clients_count_before_they_begin_tls(
+    settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Beyond the most connections the oldest goes; and each goes that has not begun TLS in time."""
+    shown = Authority(tmp_path / "ours").sign("127.0.0.1")
+    monkeypatch.setattr(server, "CONNECTION_LIMIT", 3)
+    settings = msgspec.structs.replace(settings, tls_cert=str(shown.cert), tls_key=str(shown.key))
+    async with serving(settings) as url, contextlib.AsyncExitStack() as stack:
+
+        async def silent() -> asyncio.StreamReader:
+            return (await stack.enter_async_context(knocking(url, b"")))[0]
+
+        clients = [await silent() for _ in range(5)]
+        for oldest in clients[:2]:
+            await ends(oldest)
+        monkeypatch.setattr(listener, "HANDSHAKE_S", 0.05)
+        await ends(await silent())

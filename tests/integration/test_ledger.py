@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -18,6 +20,7 @@ import redis
 from structlog.testing import capture_logs
 
 from edl_runtime.errors import (
+    ForkedLedgerError,
     LeaseLostError,
     LedgerMissingError,
     RegistryUnavailableError,
@@ -549,3 +552,21 @@ def test_a_script_waits_for_redis_no_longer_than_it_was_told(own_redis: RedisSer
         own_redis.kill()
         with pytest.raises(RegistryUnavailableError, match=str(own_redis.port)):
             ledger.lease()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_is_told_that_the_ledger_is_its_parent_s(redis_url: str, namespace: str) -> None:
+    """The thread that talks to Redis is not in it: it would wait for ever. Its parent's ledger works on."""
+    with BlockingLedger(redis_url, namespace, "job", worker="w", shards=ABC) as ledger:
+        ledger.restore(None, 1)
+        child = os.fork()
+        if not child:
+            signal.alarm(100)
+            try:
+                ledger.close()
+                ledger.report()
+            except ForkedLedgerError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert ledger.report().todo == 3

@@ -166,9 +166,9 @@ async def test_a_teacher_whose_predictor_died_leaves(redis_url: str, namespace: 
     with running_teacher("support.models:fragile", env=env) as teacher:
         await joined(redis_url, namespace)
         with TeacherConnection(teacher.address) as connection:
-            with pytest.raises(InferenceError, match="predictor has ended") as refused:
-                connection.infer({"x": X * 2}, [])
-            assert refused.value.retryable
+            with pytest.raises(InferenceError, match="which may be the cause") as refused:
+                connection.infer({"x": X * 2}, [], alone=True)
+            assert (refused.value.retryable, refused.value.predictor_died) == (True, True)
         assert teacher.process.wait(PATIENCE_S) == 1
         assert "edl: the predictor was killed by SIGKILL" in teacher.process.communicate()[1]
         assert await members(redis_url, namespace) == []

@@ -11,7 +11,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from support.teachers.serving import LIMIT, HeldRunner, LaterRunner, Served, ser
 
 from edl_runtime.errors import InferenceError
 from edl_runtime.protocol.client import TeacherConnection
+from edl_runtime.protocol.requests import REQUEST_JSON_LIMIT
 from edl_runtime.protocol.tls import Trust, shown_by, trust_of
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.teacher.stalling import AWAITED_LOOKS, STALL_LOOKS, untaken
@@ -310,15 +311,16 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected(
 def test_a_client_that_reads_slowly_gets_all_of_its_answer() -> None:
     """However often it is looked at, as long as it takes something in between."""
     size = 24 << 20
-    with serving("echo", slots=1, limit=32 << 20) as served, served.connect() as slow:
+    with serving("echo", slots=1, limit=32 << 20) as served, late_reader(served.port) as slow:
         slow.sendall(echo_request(size))
         wait_until(lambda: served.unsent() > 0)
+        (connection,) = served.front.connections
         got = 0
         for _ in range(2 * STALL_LOOKS):
             served.look()
-            before = served.unsent()
-            while served.unsent() == before:
-                part = slow.recv(1 << 16)
+            before = served.on_loop(lambda: untaken(connection._transport))
+            while served.on_loop(lambda: untaken(connection._transport)) == before:
+                part = slow.recv(1 << 12)
                 assert part, "it was disconnected"
                 got += len(part)
         while part := slow.recv(1 << 20):
@@ -329,7 +331,10 @@ def test_a_client_that_reads_slowly_gets_all_of_its_answer() -> None:
 def test_a_client_that_leaves_takes_nothing_along() -> None:
     """Slots of clients that went away halfway, waiting or while their request ran, are free again."""
     with serving(runner=HeldRunner, slots=1) as served:
-        halfway = b"POST /v2/models/teacher/infer HTTP/1.1\r\nContent-Length: 9\r\n\r\n{}"
+        with served.connect() as arriving:
+            arriving.sendall(HEAD)
+            wait_until(lambda: served.front.slots.in_flight == 1)
+        halfway = LONG_HEAD + b"{}".ljust(LONG - 7)
         with served.connect() as receiving:
             receiving.sendall(halfway)
             wait_until(lambda: not served.front.slots._free)
@@ -349,7 +354,7 @@ def test_a_client_that_stalls_halfway_is_disconnected() -> None:
     """A silent client keeps no slot; one that is idle between requests is left alone."""
     with serving() as served, TeacherConnection(served.address) as idle, served.connect() as raw:
         assert idle.ready()
-        raw.sendall(b"POST /v2/models/teacher/infer HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
+        raw.sendall(LONG_HEAD + b" " * (LONG - 1))
         wait_until(lambda: len(served.front.slots._free) == 3)
         served.look(STALL_LOOKS)
         assert not is_closed(raw)
@@ -360,39 +365,69 @@ def test_a_client_that_stalls_halfway_is_disconnected() -> None:
         assert idle.ready()
 
 
+LONG = 100_000
+"""Bytes of a body that needs a slot before all of it is there."""
+LONG_HEAD = b"POST /v2/models/teacher/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % LONG
 BODY = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
 HEAD = b"POST /v2/models/teacher/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY)
 
 
-def test_a_silent_client_does_not_hold_up_those_who_wait() -> None:
-    """Who has a slot that others wait for keeps it only while moving, however slowly; who waits is left alone."""
+def test_clients_that_send_a_byte_now_and_then_hold_no_slot() -> None:
+    """Others are answered at once, however many there are; and so are these, when all of a request is there."""
     with ExitStack() as stack:
-        served = stack.enter_context(serving(slots=2))
-        slow, silent, waiting, last, asking = (stack.enter_context(served.connect()) for _ in range(5))
-        slow.sendall(HEAD)
-        wait_until(lambda: len(served.front.slots._free) == 1)
-        (moving,) = (one for one in served.front.connections if one._slot >= 0)
-        silent.sendall(HEAD)
-        wait_until(lambda: not served.front.slots._free)
-        asking.sendall(b"GET /v2 HT")
-        wait_until(lambda: any(one._ahead for one in served.front.connections))
-        served.look(1 + AWAITED_LOOKS)
-        assert not is_closed(silent)  # nobody waits
-        waiting.sendall(HEAD + BODY)
-        last.sendall(HEAD)
-        wait_until(lambda: len(served.front.slots._waiting) == 2)
-        for position in range(STALL_LOOKS - 1):
-            slow.sendall(BODY[position : position + 1])
-            wait_until(lambda position=position: moving._received > position)
-            served.look()
-            if not position:  # it holds no slot
-                asking.sendall(b"TP/1.1\r\n\r\n")
-                assert asking.recv(65536).startswith(b"HTTP/1.1 200 ")
-        wait_until(lambda: is_closed(silent))
-        for client, rest in ((waiting, b""), (slow, BODY[STALL_LOOKS - 1 :]), (last, BODY)):
-            client.settimeout(PATIENCE_S)
-            client.sendall(rest)
+        served = stack.enter_context(serving(slots=1))
+        clients = [stack.enter_context(served.connect()) for _ in range(4)]
+        for position in range(3):
+            for client in clients:
+                client.sendall((HEAD if position == 0 else b"") + BODY[position : position + 1])
+            wait_until(lambda: served.front.slots.in_flight == len(clients))
+            with TeacherConnection(served.address) as teacher:
+                assert teacher.infer({"x": X}, [])
+        for client in clients:
+            client.sendall(BODY[3:])
             assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_slot_that_others_wait_for_is_not_held_slowly(*, sends: bool) -> None:
+    """Who sends or takes next to nothing keeps it while nobody waits, and no longer; who waits is left alone."""
+    with ExitStack() as stack:
+        served = stack.enter_context(serving("echo", slots=1, limit=32 << 20))
+        slow, waits = stack.enter_context(late_reader(served.port)), stack.enter_context(served.connect())
+        slow.sendall(LONG_HEAD + b" " * (LONG - 1000) if sends else echo_request(24 << 20))
+        wait_until(lambda: not served.front.slots._free and (sends or served.unsent() > 0))
+
+        def moving_on(looks: int) -> None:
+            for _ in range(looks):
+                if sends:
+                    slow.sendall(b" ")
+                else:
+                    slow.recv(1)
+                served.look()
+
+        moving_on(1 + AWAITED_LOOKS)
+        assert served.front.slots.in_flight == 1
+        waits.sendall(echo_request(1))
+        wait_until(lambda: served.front.slots.contested)
+        with suppress(OSError):
+            moving_on(2 * AWAITED_LOOKS)
+        assert waits.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_what_begins_as_no_http_is_closed_at_once() -> None:
+    """There is nothing to wait for, and a client that speaks TLS is told."""
+    with serving() as served:
+        assert b"does the client speak TLS" in served.exchange(b"\x16")
+
+
+@pytest.mark.parametrize("told", [b"", b"Inference-Header-Content-Length: %d\r\n" % (REQUEST_JSON_LIMIT + 1)])
+def test_json_has_a_limit_of_its_own(told: bytes) -> None:
+    """It is refused before it is received: reading it would take a predictor seconds and much memory."""
+    head = b"POST /v2/models/teacher/infer HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n" % (told, REQUEST_JSON_LIMIT + 1)
+    with serving(limit=2 * REQUEST_JSON_LIMIT) as served:
+        answer = served.exchange(head)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"send tensors as binary" in answer
 
 
 def test_a_client_moves_as_long_as_its_machine_takes_in() -> None:
@@ -443,22 +478,37 @@ def test_a_stranger_is_disconnected() -> None:
         assert friend.ready()
 
 
-def test_strangers_lock_out_nobody() -> None:
-    """Beyond the most connections the earliest stranger goes, and a new client only if none is left."""
+@pytest.mark.parametrize("secured", [False, True])
+def test_strangers_lock_out_nobody(tls: tuple[ssl.SSLContext, Trust], *, secured: bool) -> None:
+    """Beyond the most connections the earliest stranger goes, also one that has yet to begin TLS."""
+    context, trust = tls if secured else (None, None)
     with ExitStack() as stack:
-        served = stack.enter_context(serving(token="secret", most_connections=3))
+        served = stack.enter_context(serving(token="secret", most_connections=3, tls=context))
         strangers = []
         for number in range(3):
             strangers.append(stack.enter_context(served.connect()))
             wait_until(lambda number=number: len(served.front.connections) == number + 1)
-        friends = [stack.enter_context(TeacherConnection(served.address, token="secret")) for _ in range(3)]
+        friends = [
+            stack.enter_context(TeacherConnection(served.address, token="secret", trust=trust)) for _ in range(3)
+        ]
         for number, friend in enumerate(friends):
             assert friend.ready()
             assert len(served.front.connections) == 3
             wait_until(lambda number=number: is_closed(strangers[number]))
-        with TeacherConnection(served.address, token="secret") as fourth, pytest.raises(OSError, match=r".+"):
-            fourth.ready()
         assert all(friend.ready() for friend in friends)
+
+
+def test_idle_clients_lock_out_nobody() -> None:
+    """Where all have asked something, the one goes that has been idle the longest, and may come again."""
+    with ExitStack() as stack:
+        served = stack.enter_context(serving(most_connections=2))
+        idle, lately, newest = (stack.enter_context(closing(TeacherConnection(served.address))) for _ in range(3))
+        for client in (idle, lately, newest):
+            assert client.ready()
+        assert lately.ready()
+        with pytest.raises(OSError, match=r".+"):
+            idle.ready()
+        assert idle.ready()
 
 
 def test_a_draining_teacher_answers_what_it_has_and_refuses_the_rest() -> None:

@@ -270,3 +270,14 @@ def test_a_pod_s_template_takes_the_place_of_the_default_one() -> None:
     defaults, pod = Pod(template={"spec": {"hostNetwork": True}}), Pod(template={"spec": {"dnsPolicy": "Default"}})
     assert pod.over(defaults).template == pod.template
     assert Pod(image="own").over(defaults).template == defaults.template
+
+
+def test_a_few_lines_of_yaml_can_not_stand_for_billions_of_values() -> None:
+    """Aliases count as all that they stand for, merged or not, and no time is taken to write them out."""
+    listed = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
+    merged = "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12))
+    for bomb in (f"a0: &a0 [x]\n{listed}", f"a0: &a0 {{x: y}}\n{merged}"):
+        with pytest.raises(SpecError, match=r"pod.template: .*more than 10000 values, aliases written out"):
+            Pod(template=bomb)
+    labels = Pod(template="metadata: {labels: &l {a: b}, annotations: *l}").template["metadata"]
+    assert labels == {"labels": {"a": "b"}, "annotations": {"a": "b"}}

@@ -11,9 +11,25 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edl_runtime.errors import JobLockedError
+
+if TYPE_CHECKING:
+    import psutil
 
 POLL_S = 0.02
 """How often a lock is tried while another process holds it: waiting in the kernel would take a thread a waiter."""
+
+
+LOOK_S = 0.5
+"""How often it is looked who holds a lock that is waited for."""
+
+SUSPENDED_S = 5.0
+"""How long a holder may be suspended, as by Ctrl-Z."""
+
+HOLD_LIMIT_S = 3600.0
+"""How long one may wait for a holder that runs: to end a job takes as long as its grace."""
 
 
 def take(path: Path) -> int | None:
@@ -45,10 +61,24 @@ def is_held(path: Path) -> bool:
 
 @asynccontextmanager
 async def hold(path: Path) -> AsyncIterator[int]:
-    """Wait for the lock at `path` and hold it; yields its descriptor, for a child process to hold it too."""
-    while (descriptor := take(path)) is None:  # noqa: ASYNC110 - another process holds it
+    """Wait for the lock at `path` and hold it; yields its descriptor, for a child process to hold it too.
+
+    Raises JobLockedError, which names the holder, when that has been suspended for `SUSPENDED_S`, or holds the lock for
+    longer than `HOLD_LIMIT_S`. What counts is time waited here: this process may have been suspended itself.
+    """
+    waited_s = suspended_s = 0.0
+    while (descriptor := take(path)) is None:
         await asyncio.sleep(POLL_S)
+        waited_s += POLL_S
+        if int(waited_s / LOOK_S) == int((waited_s - POLL_S) / LOOK_S):
+            continue
+        holder = _holder(path)
+        suspended_s = suspended_s + LOOK_S if _is_suspended(holder) else 0.0
+        if suspended_s >= SUSPENDED_S or waited_s >= HOLD_LIMIT_S:
+            raise JobLockedError(path.name, _described(holder), suspended=suspended_s > 0, waited_s=waited_s)
     try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield descriptor
         # A process that was forked meanwhile has a copy of the descriptor, so closing ours would not free the lock.
         # After an error it may be right that a child goes on to hold it: a supervisor that is still coming up does.
@@ -74,6 +104,34 @@ def watch(path: Path) -> Iterator[Callable[[], Awaitable[None]]]:
         yield released
     finally:
         os.close(descriptor)
+
+
+def _holder(path: Path) -> psutil.Process | None:
+    """Return who wrote its process id into the lock, None if that is gone: a child of it may hold the lock on."""
+    import psutil
+
+    try:
+        return psutil.Process(int(path.read_text()))
+    except (OSError, ValueError, psutil.Error):
+        return None
+
+
+def _is_suspended(holder: psutil.Process | None) -> bool:
+    import psutil
+
+    try:
+        return holder is not None and holder.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
+def _described(holder: psutil.Process | None) -> str:
+    import psutil
+
+    try:
+        return f"process {holder.pid} ({holder.name()})" if holder else "a process that is unknown"
+    except psutil.Error:
+        return "a process that has just ended"
 
 
 async def _nothing_to_wait_for() -> None:

@@ -29,7 +29,8 @@ def arithmetic(x: Array) -> dict[str, Array]:
 class FakeTeachers:
     """Teachers by address; `connect` is what a reader is given. Those without a behaviour refuse connections.
 
-    `asked` counts the requests each of them got, `rows` has the sizes of all, in any order.
+    `asked` counts the requests each of them got, `rows` has the sizes of all, in any order. `asked_alone` counts
+    those that were not to be run together with others.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class FakeTeachers:
         self.not_ready: set[str] = set()
         self.asked: Counter[str] = Counter()
         self.rows: list[int] = []
+        self.asked_alone: Counter[str] = Counter()
         self.lock = threading.Lock()
 
     def connect(self, address: str) -> FakeConnection:
@@ -67,12 +69,18 @@ class FakeConnection:
         return self._teachers.signatures.get(self._address, SIGNATURE)
 
     def infer(
-        self, inputs: Mapping[str, Tensor], outputs: Sequence[str | TopK], normalise: Mapping[str, Normalise]
+        self,
+        inputs: Mapping[str, Tensor],
+        outputs: Sequence[str | TopK],
+        normalise: Mapping[str, Normalise],
+        *,
+        alone: bool = False,
     ) -> dict[str, Array]:
         assert not normalise
         x = np.asarray(inputs["x"])
         with self._teachers.lock:
             self._teachers.asked[self._address] += 1
             self._teachers.rows.append(len(x))
+            self._teachers.asked_alone[self._address] += alone
         answers = self._teachers.behaviours[self._address](x)
         return {name: answers[name] for wish in outputs for name in answered_names(wish)}

@@ -9,11 +9,12 @@ import ssl
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any, TypeVar
 
 from support.teachers.process import PATIENCE_S
 
+from edl_runtime.protocol.listener import accepting, listen
 from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.callable_model import CallableModel
 from edl_runtime.teacher.models import ModelOptions
@@ -113,22 +114,25 @@ def serving(
     arena = Arena.create(options.pop("limit", LIMIT), slots=options.pop("slots", 4))
     loop = asyncio.new_event_loop()
 
-    async def begin() -> tuple[Front, asyncio.Server, asyncio.Task[None]]:
+    ending = AsyncExitStack()
+
+    async def begin() -> tuple[Front, int, asyncio.Task[None]]:
         front = Front(model.signature, runner(model, arena), arena, **options)
-        server = await loop.create_server(front.connect, "127.0.0.1", port, ssl=tls)
-        return front, server, loop.create_task(front.watch())
+        listener = listen("127.0.0.1", port)
+        await ending.enter_async_context(accepting(listener, front.connections, front.connect, tls))
+        return front, listener.getsockname()[1], loop.create_task(front.watch())
 
     async def end() -> None:
         watch.cancel()
-        server.close()
+        await ending.aclose()
         await front.drain(0.1)
         await asyncio.sleep(0)
 
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        front, server, watch = asyncio.run_coroutine_threadsafe(begin(), loop).result()
-        yield Served(loop, front, server.sockets[0].getsockname()[1])
+        front, bound, watch = asyncio.run_coroutine_threadsafe(begin(), loop).result()
+        yield Served(loop, front, bound)
         asyncio.run_coroutine_threadsafe(end(), loop).result()
     finally:
         loop.call_soon_threadsafe(loop.stop)

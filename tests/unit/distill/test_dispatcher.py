@@ -13,6 +13,7 @@ from edl_runtime.distill.dispatcher import Dispatcher
 from edl_runtime.distill.epoch import Lane
 from edl_runtime.distill.patience import Patience
 from edl_runtime.distill.seams import Seams
+from edl_runtime.errors import InferenceError
 
 
 @pytest.fixture
@@ -67,3 +68,17 @@ def test_what_came_back_is_asked_before_what_is_younger_and_slow(
     free = Lane("free:1")
     assert [dispatcher.take(free) for _ in requests] == requests
     assert (dispatcher.retries, dispatcher.hedges) == (1, 2)
+
+
+def test_what_a_predictor_died_under_is_hedged_with_nobody(dispatcher: Dispatcher, requests: Sequence[Request]) -> None:
+    """It may end that teacher's, too: one is asked, and if that lives, however slowly, no other."""
+    first, other = (asked(dispatcher, f"{name}:1") for name in "ab")
+    dispatcher.note_death(first, InferenceError("a:1", 503, "it died", retryable=True, predictor_died=True))
+    dispatcher.part(first)
+    third = asked(dispatcher, "c:1")
+    assert third.asked is requests[0]
+    third.asked_at = other.asked_at = time.monotonic() - 10
+    for request in requests:
+        request.batch.awaited = True
+    dispatcher.hedge(time.monotonic())
+    assert dispatcher._slow == [requests[1]]

@@ -18,7 +18,7 @@ from edl_runtime.distill import batches as batches_module
 from edl_runtime.distill.batches import MOST_FAILURES
 from edl_runtime.distill.patience import Patience
 from edl_runtime.distill.pool import LANES_A_TEACHER
-from edl_runtime.errors import InferenceError, NoTeacherError, ProtocolError
+from edl_runtime.errors import DeadlyRequestError, InferenceError, NoTeacherError, ProtocolError
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 
@@ -236,6 +236,26 @@ def test_only_the_first_answer_counts() -> None:
         student.join()
         assert numbers(seen) == [0]
         assert reader.stats().answered == {"b:2": 3}
+
+
+def test_a_request_under_which_predictors_die_is_asked_once_more() -> None:
+    """Alone; then the script gets an error that names it, and the other teachers of the pool live on."""
+
+    def deadly(x: Array) -> dict[str, Array]:
+        if x[0, 0] == 5 and len(x) < 4:  # the last of a batch's requests
+            raise InferenceError("a:1", 503, "it died", retryable=True, predictor_died=True)
+        return patiently(x)
+
+    addresses = ("a:1", "b:2", "c:3", "d:4")
+    teachers = FakeTeachers(dict.fromkeys(addresses, deadly))
+    with reader_of(teachers) as reader:
+        with pytest.raises(DeadlyRequestError, match=r"part 3 of 3 of batch 5 .*it died") as caught:
+            list(reader)
+        assert len(caught.value.teachers) == 2
+        assert teachers.asked_alone.total() == 1
+        assert reader.stats().retries == 1
+        teachers.behaviours.update(dict.fromkeys(addresses, arithmetic))
+        assert numbers(list(reader)) == ALL
 
 
 @pytest.mark.parametrize("error", [lambda: ConnectionResetError("gone"), broken])

@@ -146,6 +146,22 @@ def test_who_says_little_at_a_time_does_not_hold_a_meeting_up() -> None:
     late.close()
 
 
+def test_silent_strangers_do_not_hold_a_meeting_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are heard at once: a rank behind them is, before any of them has had its time; and they are not many."""
+    monkeypatch.setattr("edl_runtime.elastic.meeting.GUEST_LIMIT_S", 3600.0)
+    monkeypatch.setattr("edl_runtime.elastic.meeting.MORE_STRANGERS", 1)
+    store = free_store()
+    ranks = [Meeting(joined(1, rank=rank, size=2, store=store)) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool, end_of_each(store, 8) as open_ends:
+        met = pool.submit(ranks[0].hold, "a", None, lambda: 1)
+        strangers = list(open_ends)
+        assert strangers[0].recv(1) == b""
+        pool.submit(ranks[1].hold, "b", None, lambda: 0)
+        assert met.result(60)[0].names == ["a", "b"]
+    for rank in ranks:
+        rank.close()
+
+
 @contextmanager
 def stars(count: int) -> Iterator[tuple[list[Meeting], list[Star]]]:
     """Let so many ranks meet."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import socket
+import threading
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from support.autoscale.jobs import capacity, node
 from support.autoscale.jobs import seen as job
+from support.teachers.process import wait_until
 
 from edl_runtime.autoscale.plan import JobTarget, Plan
 from edl_runtime.errors import SpecError
-from edl_runtime.monitor.metrics import MonitorCollector, parse_address, serving
+from edl_runtime.monitor.metrics import MOST_CONNECTIONS, MonitorCollector, parse_address, serving
 from edl_runtime.monitor.view import Monitor, view
 from edl_runtime.pool_reports import PoolDemand, TeacherReport
 
@@ -130,6 +133,23 @@ def test_off_loopback_metrics_need_a_token() -> None:
         request = urllib.request.Request(url, headers={"Authorization": "Bearer t0ken"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert "edl_jobs" in answer.read().decode()
+
+
+def test_silent_clients_have_few_threads() -> None:
+    """They have not shown the token: beyond a few, the oldest is closed, and who scrapes is answered."""
+    before = threading.active_count()
+    with ExitStack() as stack:
+        url = stack.enter_context(serving(seen, "127.0.0.1", 0, "t0ken"))
+        port = int(url.split(":")[2].split("/")[0])
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 60)) for _ in range(2 * MOST_CONNECTIONS)
+        ]
+        for oldest in silent[:MOST_CONNECTIONS]:
+            assert oldest.recv(1) == b""
+        request = urllib.request.Request(url, headers={"Authorization": "Bearer t0ken"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.status == 200
+        wait_until(lambda: threading.active_count() <= before + 1 + MOST_CONNECTIONS)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ from support.clock import LoopClock
 from edl_runtime.errors import TeacherError
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.teacher.answering import Answer
-from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.arena import READS, RUNS, Arena
 from edl_runtime.teacher.channel import PING, RECORD, unpack
 from edl_runtime.teacher.load import Load
 from edl_runtime.teacher.metrics import Metrics
 from edl_runtime.teacher.models import ModelOptions
 from edl_runtime.teacher.predictors import BEATS, PING_LIMIT_S, Predictors, _Predictor
+from edl_runtime.teacher.routes import head_of
 
 SIGNATURE = ModelSignature(name="m")
 LIMIT_S = 2 * PING_LIMIT_S
@@ -112,6 +113,32 @@ async def test_requests_of_one_that_is_lost_are_another_teacher_s(arena: Arena) 
     predictor.ask(1)
     assert [answer.status for answer in predictor.answers] == [503, 503]
     assert isinstance(await predictor.failed(LIMIT_S), TeacherError)
+
+
+@pytest.mark.parametrize("stage", [READS, RUNS])
+async def test_a_request_that_it_died_under_is_told_apart(arena: Arena, stage: int) -> None:
+    """From those that only waited; and not in what the slot is used for next."""
+    predictor = Played(arena)
+    for slot in range(2):
+        predictor.ask(slot)
+    arena.stages[1] = stage
+    predictor.connection_lost(None)
+    predictor.ask(1)
+    assert [answer.predictor_died for answer in predictor.answers] == [False, True, False]
+    assert b"edl-predictor-died: 1" in head_of(predictor.answers[1], keep_alive=True)
+
+
+async def test_one_that_reads_a_request_does_not_hang(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Much JSON takes long on a busy machine, and no longer than its limit allows."""
+    clock, predictor = LoopClock(monkeypatch), Played(arena)
+    predictor.ask(0)
+    arena.stages[0] = READS
+    failed = asyncio.create_task(predictor.failed(LIMIT_S))
+    await beats(clock, 9 * BEATS)
+    assert not failed.done()
+    arena.stages[0] = RUNS
+    await beats(clock, 3 * BEATS)
+    assert failed.done()
 
 
 async def test_the_one_with_the_fewest_to_do_is_asked(arena: Arena) -> None:

@@ -15,7 +15,7 @@ from edl_runtime.protocol.requests import encode_request
 from edl_runtime.protocol.responses import open_response
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.teacher.answering import Answer, extended
-from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.arena import IDLE, RUNS, Arena
 from edl_runtime.teacher.work import JOINED_S, Work
 
 
@@ -302,3 +302,32 @@ def test_a_request_that_can_not_be_served_waits_for_nobody(arena: Arena) -> None
     answers = ran(work)
     assert [answer.status for answer in answers.values()] == [400, 200]
     assert "output 'double': top_k is 5, allowed is at most 4" in refused(arena, 0, answers[0])
+
+
+def test_a_request_that_is_to_run_alone_does(arena: Arena) -> None:
+    """A predictor died under it: what ran together with it would be suspected, too."""
+    model = Doubler()
+    work = Work(model, arena, 64)
+    arena.alone[1] = 1
+    add_rows(work, arena, 1, 2, 3)
+    answered: list[int] = []
+    while work:
+        answered += ran(work)
+    assert (model.runs, answered) == ([2, 1], [0, 2, 1])
+
+
+@pytest.mark.parametrize("number", [1, -1])
+def test_what_runs_is_noted_where_it_outlives_the_process(arena: Arena, number: float) -> None:
+    """Those of a joined run together, and each alone; those that wait are not."""
+    seen: list[list[int]] = []
+
+    class Noting(Doubler):
+        def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+            seen.append([slot for slot in range(arena.slots) if arena.stages[slot] == RUNS])
+            return super().run(inputs, outputs)
+
+    work = Work(Noting(), arena, 64)
+    add_rows(work, arena, number, number)
+    ran(work)
+    assert seen == ([[0, 1]] if number > 0 else [[0, 1], [0], [1]])
+    assert set(arena.stages) == {IDLE}

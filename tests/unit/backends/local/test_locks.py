@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from edl_runtime.backends.local import locks
+from edl_runtime.errors import JobLockedError
 
 
 def test_a_lock_whose_file_was_removed_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +54,47 @@ async def test_a_lock_is_free_after_the_block_whoever_has_a_copy_of_it(tmp_path:
     for copy in copies:
         os.close(copy)
     assert not locks.is_held(tmp_path / "lock")
+
+
+HOLDS = """
+import asyncio, sys
+from pathlib import Path
+from edl_runtime.backends.local import locks
+
+async def hold():
+    async with locks.hold(Path(sys.argv[1])):
+        print("held", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(hold())
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds the lock of job digits."""
+    with subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path / "digits"], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"held\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+async def test_a_holder_that_does_not_end_is_named(
+    tmp_path: Path, holder: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, *, suspended: bool
+) -> None:
+    """Soon if it is suspended, as `edl stop` by Ctrl-Z; and what to do is said."""
+    monkeypatch.setattr(locks, "LOOK_S", 0.04)
+    monkeypatch.setattr(locks, "SUSPENDED_S", 0.1)
+    if suspended:
+        holder.send_signal(signal.SIGSTOP)
+    else:
+        monkeypatch.setattr(locks, "HOLD_LIMIT_S", 0.5)
+    with pytest.raises(JobLockedError, match=f"process {holder.pid} .* job 'digits'") as caught:
+        async with locks.hold(tmp_path / "digits"):
+            pass
+    assert caught.value.suspended == suspended
+    holder.kill()
+    async with locks.hold(tmp_path / "digits"):
+        pass

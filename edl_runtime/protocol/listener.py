@@ -1,0 +1,197 @@
+"""How a server takes connections: how many at once, and which one goes when there are too many.
+
+A socket counts from the moment that it is accepted. A client that never begins TLS takes some 300 KB all the same, and
+asyncio's own servers show it to nobody until TLS has begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Generic, Protocol, TypeVar, cast
+
+from edl_runtime.log import get_logger
+
+HANDSHAKE_S = 5.0
+"""Longest time for a client to begin TLS, and to end it."""
+
+MOST_STRANGERS = 256
+"""Connections at once whose clients have yet to make a good request: over TLS, they take 80 MB."""
+
+ACCEPT_AGAIN_S = 1.0
+"""How long no connection is taken after the system had no descriptor or memory for one."""
+
+_BACKLOG = 1024
+
+log = get_logger(__name__)
+
+
+class Client(Protocol):
+    """One end of a connection: an asyncio protocol that calls `enter`, `used` and `leave` of its `Connections`."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether the server owes it nothing: it asks nothing, or has yet to send what it asks."""
+        ...
+
+    def abort(self) -> None:
+        """Disconnect at once."""
+        ...
+
+
+AnyClient = TypeVar("AnyClient", bound=Client)
+
+
+class Connections(Generic[AnyClient]):
+    """The open connections of a server, those in a TLS handshake included: at most `most`.
+
+    A client is a stranger until its first good request, and at most `most_strangers` are. Where a new one is too many,
+    the oldest stranger goes; if there is no other, the client that has been idle the longest; and if all are busy, the
+    new one. Its length is the number of all, and iteration has those whose handshake is over.
+
+    - `turned_away`: how many had to go since somebody last set it to 0.
+    """
+
+    def __init__(self, most: int, most_strangers: int = MOST_STRANGERS) -> None:
+        self.most = most
+        self.turned_away = 0
+        self._most_strangers = most_strangers
+        self._strangers: dict[AnyClient, socket.socket | None] = {}  # by arrival; the socket during the handshake
+        self._known: dict[AnyClient, None] = {}  # by last request
+
+    def __len__(self) -> int:
+        return len(self._strangers) + len(self._known)
+
+    def __iter__(self) -> Iterator[AnyClient]:
+        return iter([*(one for one, accepted in self._strangers.items() if accepted is None), *self._known])
+
+    def arrive(self, client: AnyClient, accepted: socket.socket) -> None:
+        """Count a socket that was just accepted, and end a connection if it is one too many."""
+        self._strangers[client] = accepted
+        if len(self) <= self.most and len(self._strangers) <= self._most_strangers:
+            return
+        oldest = next(iter(self._strangers))
+        self._turn_away(oldest if oldest is not client else next((one for one in self._known if one.idle), client))
+
+    def enter(self, client: AnyClient) -> None:
+        """Its handshake is over, or it needs none."""
+        if client in self._strangers:
+            self._strangers[client] = None
+
+    def used(self, client: AnyClient) -> None:
+        """It makes a good request."""
+        if client in self._strangers or client in self._known:
+            self.leave(client)
+            self._known[client] = None
+
+    def leave(self, client: AnyClient) -> None:
+        """Its connection has ended; may be called again."""
+        self._strangers.pop(client, None)
+        self._known.pop(client, None)
+
+    def end_handshakes(self) -> None:
+        """Disconnect those that have yet to begin TLS."""
+        for accepted in self._strangers.values():
+            _shut(accepted)
+
+    def _turn_away(self, client: AnyClient) -> None:
+        self.turned_away += 1
+        accepted = self._strangers.get(client)
+        self.leave(client)
+        if accepted is None:
+            client.abort()
+        else:
+            _shut(accepted)
+
+
+def _shut(accepted: socket.socket | None) -> None:
+    if accepted is not None:
+        with suppress(OSError):  # the client was faster
+            accepted.shutdown(socket.SHUT_RDWR)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at `host`, a name or an address, and `port`, 0 for a free one. Raises OSError."""
+    family, *_ = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def room_for(most: int, *, each: int, beside: int) -> int:
+    """Return for how many connections, `most` at most, this process may have descriptors; raise its limit if it can.
+
+    `each` connection takes so many, and `beside` are for all else.
+    """
+    wanted = most * each + beside
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, (soft - beside) // each))
+
+
+@asynccontextmanager
+async def accepting(
+    listener: socket.socket,
+    connections: Connections[AnyClient],
+    make: Callable[[], AnyClient],
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[None]:
+    """Take connections at `listener` while the block lasts, each with a client that `make` returns; then close it."""
+    greetings: set[asyncio.Task[None]] = set()
+    task = asyncio.create_task(_accept(listener, connections, make, tls, greetings))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        listener.close()
+        connections.end_handshakes()
+        if greetings:
+            await asyncio.wait(greetings)
+
+
+async def _accept(
+    listener: socket.socket,
+    connections: Connections[AnyClient],
+    make: Callable[[], AnyClient],
+    tls: ssl.SSLContext | None,
+    greetings: set[asyncio.Task[None]],
+) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            accepted, _ = await loop.sock_accept(listener)
+        except ConnectionAbortedError:
+            continue
+        except OSError as error:
+            log.warning("connections.refused", cause=error.strerror, open=len(connections), retry_in_s=ACCEPT_AGAIN_S)
+            await asyncio.sleep(ACCEPT_AGAIN_S)
+            continue
+        client = make()
+        connections.arrive(client, accepted)
+        greeting = loop.create_task(_greet(client, accepted, connections, tls))
+        greetings.add(greeting)
+        greeting.add_done_callback(greetings.discard)
+        await asyncio.sleep(0)  # however many come, those that are there have their turn
+
+
+async def _greet(
+    client: AnyClient, accepted: socket.socket, connections: Connections[AnyClient], tls: ssl.SSLContext | None
+) -> None:
+    limit_s = HANDSHAKE_S if tls else None
+    protocol = cast("asyncio.BaseProtocol", client)
+    try:
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: protocol, accepted, ssl=tls, ssl_handshake_timeout=limit_s, ssl_shutdown_timeout=limit_s
+        )
+    except OSError as error:  # it speaks no TLS that fits, took too long, or had to go
+        error.__traceback__ = (
+            None  # asyncio's frame refers to the error: a cycle that holds 300 KB until it is collected
+        )
+        connections.leave(client)
