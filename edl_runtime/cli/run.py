@@ -34,7 +34,7 @@ from edl_runtime.store.client import connect
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-SHOWN = frozenset({"forming", "resumed", "failed", "waiting", "saved", "note", "stop", "ended"})
+SHOWN = frozenset({"forming", "resumed", "failed", "late", "waiting", "saved", "note", "stop", "ended"})
 """Events that stand among the lines of the log."""
 
 

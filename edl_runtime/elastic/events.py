@@ -33,6 +33,7 @@ Kind = Literal[
     "superseded",
     "finished",
     "suspected",
+    "late",
     "forming",
     "active",
     "resumed",
@@ -57,7 +58,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Of a generation: "forming" with its members' instances by rank, gear and reason; "active" when all are up, after
     `total_s`; "resumed" when all have finished a step in it, `total_s` after it was proposed; `pause_s` is then the
     longest that an instance which trained before it was without a finished step, None when none had. "suspected": a
-    member may be dead. "restored": Redis had forgotten it. "waiting": there can be none, and why.
+    member may be dead. "restored": Redis had forgotten it. "waiting": there is none yet, and why. "late": most
+    instances renew their leases late, so all leases last longer; told when that first keeps one from running out.
 
     Of the job: "stop" was asked for; it "ended" (`outcome`); a checkpoint was "saved"; a "note" of a trainer.
 

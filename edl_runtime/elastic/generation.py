@@ -92,6 +92,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     - `reason`: why there is a new one, in words.
     - `after`: the number of the one before, 0 for none.
     - `attempt`: how many before it, in a row, did not form. Each makes agents more patient with the next.
+    - `setbacks`: how many before it, in a row, lost a member before they got anywhere. Each makes the next wait longer.
     - `barred`: ids that are left out for not having come up, until they have another trainer.
     """
 
@@ -106,6 +107,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     writer: str = ""
     after: int = 0
     attempt: int = 0
+    setbacks: int = 0
     barred: tuple[str, ...] = ()
     word: str = ""
 
@@ -149,6 +151,8 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     - `number`: the highest generation that there has been, also of earlier runs of the job.
     - `generation`: the one that counts, None before the first; `state`: whether all its members are up, or were once;
       `since`: since when it is in that state, and while it forms, since when none of its members has come on.
+    - `resumed`: all its members have finished a step in it.
+    - `stretch`: how many times longer than agreed all leases last, since most members renew theirs late.
     - `finished`: ids of those whose trainers have trained all there is, also in generations before; `left`: of its
       members who have gone as planned.
     - `suspicion`: that of this generation, if any.
@@ -164,6 +168,8 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     generation: Generation | None = None
     state: Literal["forming", "active"] = "forming"
     since: float = 0.0
+    resumed: bool = False
+    stretch: float = 1.0
     finished: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
     suspicion: Suspicion | None = None

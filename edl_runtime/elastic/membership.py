@@ -203,6 +203,8 @@ def _view(
         generation=generation,
         state="active" if state.get("formed") == "active" else "forming",
         since=_s(state.get("since", 0)),
+        resumed="resumed" in state,
+        stretch=1 + int(state["overtime"]) / int(state["ttl"]),
         finished=frozenset(state.get("finished", "").split()),
         left=frozenset(state.get("left", "").split()),
         suspicion=_suspicion(generation, state),
