@@ -99,7 +99,7 @@ def _plan(view: GroupView, bounds: Bounds, times: Times) -> _Plan | Wait:
     if roll.moot:
         chosen = chosen or [each.member for each in roll.done]
         if {each.id for each in chosen} in (set(), set(view.generation.members if view.generation else ())):
-            return Wait("others have yet to finish")
+            return _to_finish(view)
     if not chosen or len(chosen) < fewest:
         return _too_few(chosen, bounds)
     unready = [each.id for each in chosen if not each.ready]
@@ -146,7 +146,7 @@ def _nothing_due(view: GroupView, roll: Roll, bounds: Bounds, times: Times) -> W
         limit_s = view.since + times.limit_s(view.generation) - view.now
         return Wait(f"{instances(behind, 'is', 'are')} not up yet in generation {view.generation.number}", limit_s)
     if view.finished or roll.over:
-        return Wait("others have yet to finish")
+        return _to_finish(view)
     leaving = [each for each in roll.stay if each.member.leaving]
     stay = len(roll.stay) - len(leaving)
     dues = [each.since + times.leave_settle_s - view.now for each in leaving]
@@ -157,6 +157,13 @@ def _nothing_due(view: GroupView, roll: Roll, bounds: Bounds, times: Times) -> W
     if dues:
         return Wait("others may come or go at the same time", min(dues))
     return Wait() if stay else _too_few([], bounds)
+
+
+def _to_finish(view: GroupView) -> Wait:
+    """Return what who has finished, or came too late to train, waits for; nothing where nobody is who does."""
+    members = view.generation.members if view.generation else ()
+    wait = any(each.member.finished or each.member.id not in members for each in view.members)
+    return Wait("others have yet to finish" if wait else "")
 
 
 def _held_back(view: GroupView, roll: Roll, times: Times) -> Wait | None:

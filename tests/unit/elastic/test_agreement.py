@@ -426,6 +426,15 @@ def test_nobody_joins_a_training_that_is_over() -> None:
     assert following(seen, Bounds(2, 4))[0] == "1 2"
 
 
+def test_who_has_yet_to_finish_waits_for_nobody() -> None:
+    """Its training is over and its script still runs, as one that evaluates: so it is with the only instance."""
+    assert held(view(*up(0, done=True, elastic=True), of=generation(0))) == Wait()
+    assert held(view(*up(0, 1, done=True, elastic=True), of=generation(0, 1))) == Wait()
+    done = there(1, up=4, done=True, elastic=True, finished=True, ready=False)
+    waits = view(*up(0, done=True, elastic=True), done, of=generation(0, 1), finished=frozenset({"1-a"}))
+    assert held(waits) == Wait("others have yet to finish")
+
+
 def test_a_generation_that_all_is_trained_before_is_followed_by_one_without_newcomers() -> None:
     """It will never form; there is no hurry to end, and nothing to be trained anew."""
     forming = {"state": "forming", "since": NOW - 30}
