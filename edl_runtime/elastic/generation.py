@@ -35,7 +35,7 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     - `fallen`: the last generation whose communication has failed its trainer; `step` then is where that stands.
     - `stepped`: the last generation in which its trainer finished a step; `pause_s`: from the end of the last step
       before that generation, of this instance's trainer then, to the end of the first step in it, by this instance's
-      clock; None when it had not trained before.
+      clock; None when it had not trained before. `paused_in`: the generation of that last step.
     - `keeps`: its trainer keeps checkpoints, so that another can go on with its state.
     - `done`: its trainer has trained all there is, as have all others that train, or the one before it had (`up` is 0
       then); `finished`: and its script has ended.
@@ -64,6 +64,7 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     came_on: bool = False
     stepped: int = 0
     pause_s: float | None = None
+    paused_in: int = 0
     keeps: bool = True
     done: bool = False
     finished: bool = False

@@ -170,6 +170,7 @@ class Membership:
             " ".join(sorted(self._seen.finished)),
             " ".join(sorted(self._seen.left)),
             int(member.came_on),
+            member.paused_in,
         )
 
     async def _run(self, script: str, *args: str | int) -> Any:

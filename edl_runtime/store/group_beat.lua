@@ -12,7 +12,8 @@
 --   and what it saw last: ARGV[14] the clock, ARGV[15] the highest number, ARGV[16] number of the generation, 0 for
 --   none, ARGV[17] its JSON, ARGV[18] its members, ARGV[19] stop, ARGV[20] outcome, '' for none, ARGV[21] who has
 --   finished, ARGV[22] who has left;
---   ARGV[23] 1 if its trainer has come on towards the generation that forms, else 0.
+--   ARGV[23] 1 if its trainer has come on towards the generation that forms, else 0, ARGV[24] the generation of the last
+--   step before the pause.
 --
 -- Answers {'beaten', fence, now in ms, id of the newest event, state, leases, records, beats}, the last four as flat
 -- lists; {'superseded'}: a later agent has the index; {'taken'}: another run has the job.
@@ -146,7 +147,7 @@ end
 
 local beat = {fence = fence, beaten = now, since = before and before.since or now, standing = standing,
   lost = tonumber(ARGV[8]), up = tonumber(ARGV[9]), stepped = tonumber(ARGV[10]), pause = tonumber(ARGV[11]),
-  late = before and lateness(before, now - before.beaten)}
+  paused_in = tonumber(ARGV[24]), late = before and lateness(before, now - before.beaten)}
 local fell = before and beat.lost > before.lost
 if fell or (before and before.standing ~= standing) then
   beat.since = now
@@ -200,15 +201,26 @@ if get('formed') == 'forming' and all(function(of) return of.up >= current end) 
   set('formed', 'active', 'since', now)
   announce('active', {generation = current, members = indexes(get('members')), total_s = total_s})
 end
+
+-- Who has finished has done so without a step in it where its script tells of none, or all was trained before. Who was
+-- away while others trained has not paused with them.
 if get('formed') == 'active' and not get('resumed') and all(function(of) return of.stepped >= current end) then
-  set('resumed', 1)
-  local pause = -1
+  local stepped, paused_in, pause = false, 0, nil
   for member in string.gmatch(get('members'), '%S+') do
     local of = beat_of(member)
-    pause = math.max(pause, of and of.pause or -1)
+    if of and of.stepped >= current then
+      stepped = true
+      if of.pause and of.paused_in >= paused_in then
+        pause = math.max(of.pause, of.paused_in == paused_in and pause or 0)
+        paused_in = of.paused_in
+      end
+    end
   end
-  announce('resumed', {generation = current, members = indexes(get('members')), total_s = total_s,
-    pause_s = pause >= 0 and pause / 1000 or nil})
+  if stepped then
+    set('resumed', 1)
+    announce('resumed', {generation = current, members = indexes(get('members')), total_s = total_s,
+      pause_s = pause and pause / 1000})
+  end
 end
 keep()
 

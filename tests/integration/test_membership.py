@@ -271,6 +271,32 @@ async def test_the_pause_is_the_longest_of_those_who_trained_before(client: Redi
     assert "pause 0.75 s" in resumed.line()
 
 
+async def test_the_absence_of_an_instance_that_returns_is_no_pause(client: Redis, namespace: str) -> None:
+    """Others trained meanwhile: who trained with the last of them counts, however long the rest was away."""
+    first, second = await group(client, namespace, 2)
+    await second.beat(leaving=True, stepped=1)
+    await first.beat(stepped=1)
+    await first.publish()
+    await first.beat(up=2)
+    await first.beat(stepped=2, pause_s=0.4, paused_in=1)
+    await second.beat(leaving=False, up=0)
+    await first.publish()
+    for agent in (first, second, first):
+        await agent.beat(up=3)
+    await second.beat(stepped=3, pause_s=15.2, paused_in=1)
+    await first.beat(stepped=3, pause_s=0.25, paused_in=2)
+    resumed = [event for event in await read(client, namespace, JOB) if event.kind == "resumed"]
+    assert [(event.generation, event.pause_s) for event in resumed] == [(1, None), (2, 0.4), (3, 0.25)]
+
+
+async def test_a_script_that_tells_of_no_steps_does_not_resume(client: Redis, namespace: str) -> None:
+    """Not when it ends either: one that does has done so until then."""
+    first, second = await group(client, namespace, 2)
+    for agent in (first, second, first):
+        await agent.beat(finished=True)
+    assert "resumed" not in await kinds(client, namespace)
+
+
 async def test_a_generation_that_forms_is_as_young_as_what_came_of_it_last(client: Redis, namespace: str) -> None:
     """By any of its members, and by nobody else; once it is up it has been so since then."""
     first, second, third = (Agent(client, namespace, index) for index in range(3))
