@@ -26,9 +26,9 @@ Capture = Callable[[], Snapshot]
 class CheckpointWriter:
     """Writes checkpoints to a store and prunes it, one at a time, in a thread of its own.
 
-    `saved` is told each finished checkpoint and the seconds that it took, `failed` each error, and `overtaken` once the
-    name of one that is there of a later generation than its own; all in that thread. Use it from one thread, and
-    `close` it.
+    `saved` is told each finished checkpoint and the seconds that it took, `failed` each error of one that it writes in
+    the background, and `overtaken` once the name of one that is there of a later generation than its own; all in the
+    thread that writes. Use it from one thread, and `close` it.
     """
 
     def __init__(
@@ -106,8 +106,11 @@ class CheckpointWriter:
 
     def _write_aside(self, snapshot: Snapshot) -> None:
         _stand_back()
-        with contextlib.suppress(EdlError):
+        try:
             self._write(snapshot)
+        except EdlError as error:
+            if self._failed is not None:
+                self._failed(error)
 
     def _write(self, snapshot: Snapshot) -> CheckpointInfo:
         began = time.monotonic()
@@ -115,8 +118,6 @@ class CheckpointWriter:
             info = self._store.write(snapshot)
         except EdlError as error:
             log.warning("checkpoint.failed", generation=snapshot.generation, step=snapshot.step, cause=str(error))
-            if self._failed is not None:
-                self._failed(error)
             raise
         took_s = time.monotonic() - began
         self._last = info

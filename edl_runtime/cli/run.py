@@ -34,8 +34,11 @@ from edl_runtime.store.client import connect
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-SHOWN = frozenset({"forming", "resumed", "failed", "waiting", "saved", "note", "stop", "ended"})
+SHOWN = frozenset({"forming", "resumed", "failed", "late", "waiting", "saved", "note", "stop", "ended"})
 """Events that stand among the lines of the log."""
+
+RETRY_AFTER_S = 1.0
+"""How long events are left alone while Redis is away."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -232,9 +235,11 @@ class _Show:
         return f"[{instance}]" if rank is None else f"[{instance} rank {rank}]"
 
     async def _show_events(self) -> None:
+        last = "0-0"
         while True:
             try:
-                async for event in events.follow(self._client, self._namespace, self._name):
+                async for event in events.follow(self._client, self._namespace, self._name, after=last):
+                    last = event.id
                     if event.kind == "forming":
                         self._ranks = {instance: rank for rank, instance in enumerate(event.members)}
                     if self._as_json:
@@ -242,7 +247,7 @@ class _Show:
                     elif event.kind in SHOWN:
                         self._echo(f"edl: {event.line()}", err=True)
             except RegistryUnavailableError:
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(RETRY_AFTER_S)
 
     def _echo(self, text: str | bytes, *, err: bool = False) -> None:
         try:

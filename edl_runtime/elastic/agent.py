@@ -196,7 +196,9 @@ class Agent:
                 case Stepped():
                     self._steps.add(said)
                     steps = self._steps
-                    self._change(step=steps.step, stepped=steps.generation, pause_s=steps.pause_s)
+                    self._change(
+                        step=steps.step, stepped=steps.generation, pause_s=steps.pause_s, paused_in=steps.paused_in
+                    )
                     if generation and self._view.rank(self._me.id) == 0:
                         instances = len(generation.members)
                         self._reports.show(steps.progress(instances=instances, generation=generation.number))

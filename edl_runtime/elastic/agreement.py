@@ -30,10 +30,14 @@ from edl_runtime.specs import Bounds
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Why there is no new generation, "" when none is needed; and in how many seconds there may be one without news."""
+    """Why there is no new generation, "" when none is needed; and in how many seconds there may be one without news.
+
+    `told`: it is an event also when it ends by itself.
+    """
 
     why: str = ""
     for_s: float = math.inf
+    told: bool = False
 
 
 def decide(view: GroupView, bounds: Bounds, me: str, times: Times = TIMES) -> Generation | None:
@@ -74,12 +78,14 @@ class _Plan(msgspec.Struct, frozen=True):
     writer: str
     reason: str
     barred: tuple[str, ...]
+    setbacks: int
 
 
 def _plan(view: GroupView, bounds: Bounds, times: Times) -> _Plan | Wait:
+    times = times.stretched(view.stretch)
     roll = call_roll(view, times)
     hold = _uncertain(view, roll, times) or (None if roll.urgent else _nothing_due(view, roll, bounds, times))
-    if hold:
+    if hold := hold or _held_back(view, roll, times):
         return hold
     stay = [each for each in roll.stay if not each.member.leaving]
     newcomers = [
@@ -93,7 +99,7 @@ def _plan(view: GroupView, bounds: Bounds, times: Times) -> _Plan | Wait:
     if roll.moot:
         chosen = chosen or [each.member for each in roll.done]
         if {each.id for each in chosen} in (set(), set(view.generation.members if view.generation else ())):
-            return Wait("others have yet to finish")
+            return _to_finish(view)
     if not chosen or len(chosen) < fewest:
         return _too_few(chosen, bounds)
     unready = [each.id for each in chosen if not each.ready]
@@ -112,6 +118,7 @@ def _plan(view: GroupView, bounds: Bounds, times: Times) -> _Plan | Wait:
         writer=writer_of(roll, chosen, gear),
         reason=_reason(view, roll, chosen, times),
         barred=(*roll.barred, *(each.member.id for each in stay if each not in in_time)),
+        setbacks=_setbacks(view, roll, times),
     )
 
 
@@ -139,7 +146,7 @@ def _nothing_due(view: GroupView, roll: Roll, bounds: Bounds, times: Times) -> W
         limit_s = view.since + times.limit_s(view.generation) - view.now
         return Wait(f"{instances(behind, 'is', 'are')} not up yet in generation {view.generation.number}", limit_s)
     if view.finished or roll.over:
-        return Wait("others have yet to finish")
+        return _to_finish(view)
     leaving = [each for each in roll.stay if each.member.leaving]
     stay = len(roll.stay) - len(leaving)
     dues = [each.since + times.leave_settle_s - view.now for each in leaving]
@@ -150,6 +157,44 @@ def _nothing_due(view: GroupView, roll: Roll, bounds: Bounds, times: Times) -> W
     if dues:
         return Wait("others may come or go at the same time", min(dues))
     return Wait() if stay else _too_few([], bounds)
+
+
+def _to_finish(view: GroupView) -> Wait:
+    """Return what who has finished, or came too late to train, waits for; nothing where nobody is who does."""
+    members = view.generation.members if view.generation else ()
+    wait = any(each.member.finished or each.member.id not in members for each in view.members)
+    return Wait("others have yet to finish" if wait else "")
+
+
+def _held_back(view: GroupView, roll: Roll, times: Times) -> Wait | None:
+    """Return why a generation that is due is not to come yet, None if it is.
+
+    Where one after the other loses a member before it gets anywhere, as on starved cores, each more would cost all of
+    them another start. Meanwhile who was lost may come back. Nobody who leaves is kept waiting, nor a job that ends.
+    """
+    current = view.generation
+    if current is None or roll.leaves or roll.over or view.stop is not None:
+        return None
+    setbacks = _setbacks(view, roll, times)
+    apart_s = times.apart_s(setbacks)
+    left_s = current.proposed_at + apart_s - view.now
+    lost = f"{setbacks} generations in a row lost an instance before they got anywhere"
+    why = f"{lost}; the next comes {apart_s:g} s after generation {current.number} at the soonest"
+    return Wait(why, left_s, told=True) if left_s > 0 else None
+
+
+def _setbacks(view: GroupView, roll: Roll, times: Times) -> int:
+    """Return how many generations in a row have lost a member before they got anywhere, the present one included."""
+    current = view.generation
+    if current is None or _got_somewhere(view, times):
+        return 0
+    return current.setbacks + roll.failed
+
+
+def _got_somewhere(view: GroupView, times: Times) -> bool:
+    """Whether the generation has done a step; of scripts that tell of none, whether it has been up for long."""
+    tells = any(each.member.elastic for each in view.members)
+    return view.resumed or (not tells and view.state == "active" and view.now >= view.since + times.plain_s)
 
 
 def _joins_in_s(view: GroupView, roll: Roll, newcomer: Presence, times: Times) -> float:
@@ -204,6 +249,7 @@ def _draft(view: GroupView, plan: _Plan, me: str) -> Generation:
         after=current.number if current else 0,
         attempt=current.attempt + 1 if current and forming else 0,
         barred=plan.barred,
+        setbacks=plan.setbacks,
     )
 
 
@@ -218,9 +264,10 @@ def _reason(view: GroupView, roll: Roll, chosen: Sequence[TrainerMember], times:
         said += ["the others came when all had been trained"]
     if current and roll.overdue:
         behind = _behind(view, current)
-        waited = f"not up, and for {times.limit_s(current):g} s nothing came of it"
+        waited = f"not up, and for {times.limit_s(current):.0f} s nothing came of it"
         said += [f"generation {current.number} did not form: {instances(behind, 'was', 'were')} {waited}"]
-    said += roll.lost.values()
+    for loss in dict.fromkeys(roll.lost.values()):
+        said += [loss.of([each for each, why in roll.lost.items() if why == loss])]
     if view.suspicion and not roll.lost:
         said += [f"instance {index_of(view.suspicion.by)} lost the others: {view.suspicion.reason}"]
     if leaving:

@@ -25,6 +25,7 @@ from edl_runtime.elastic.messages import (
     Ready,
     Saved,
     Stepped,
+    Unsaved,
     Up,
 )
 from edl_runtime.elastic.script import Script
@@ -36,7 +37,7 @@ log = get_logger(__name__)
 RETIRED_S = 10.0
 """How long a trainer may take to end that has said why it fails, or that has left and ends beside the next one."""
 
-News = Up | Stepped | Lost | Saved | Note
+News = Up | Stepped | Lost | Saved | Unsaved | Note
 """What a trainer says that concerns others."""
 
 
@@ -262,7 +263,7 @@ class Crew:
                 self.live, self.seen = said.live, said.seen
                 if self.mine.phase == "starting":
                     self._phase("ready")
-            case Up() | Lost() | Stepped() | Saved() | Note():
+            case Up() | Lost() | Stepped() | Saved() | Unsaved() | Note():
                 self._hear_news(said)
             case Beat():
                 self._hear_beat(said)

@@ -19,6 +19,12 @@ from edl_runtime.elastic.team import Team
 from edl_runtime.result import write_result
 from edl_runtime.settings import RuntimeSettings
 
+STORE_AWAY_S = 600.0
+"""How long the last checkpoint of what is all trained is tried to be written: nothing else has these weights."""
+
+LEAVE_SHARE = 0.5
+"""What of an instance's grace it tries so where it was told to leave; after 0.8 of it its agent kills it."""
+
 LINGER_S = 0.2
 """How long the sockets stay open after the last step: who is slower may not have read all that it needs from them."""
 
@@ -39,10 +45,14 @@ class Ending:
         """Whether this process has written the last checkpoint, or would have, where any are kept."""
         return self._result_url is not None
 
-    def save(self) -> None:
-        """Write the last checkpoint and the result, unless this process has. Raises CheckpointError."""
+    def save(self, *, leaves: bool = False) -> None:
+        """Write the last checkpoint and the result, unless this process has; wait for a store that is away.
+
+        `leaves`: since this instance was told to, so its time is short. Raises CheckpointError.
+        """
         if not self.saved:
-            self._result_url = self._saver.save_now(partial(self._standing.snapshot, durable=True))
+            patience_s = LEAVE_SHARE * self._settings.grace_s if leaves else STORE_AWAY_S
+            self._result_url = self._saver.save_now(partial(self._standing.snapshot, durable=True), patience_s)
             self.write_result()
 
     def end(self, why: Literal["done", "left"]) -> None:

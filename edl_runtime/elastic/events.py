@@ -33,6 +33,7 @@ Kind = Literal[
     "superseded",
     "finished",
     "suspected",
+    "late",
     "forming",
     "active",
     "resumed",
@@ -56,8 +57,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Of a generation: "forming" with its members' instances by rank, gear and reason; "active" when all are up, after
     `total_s`; "resumed" when all have finished a step in it, `total_s` after it was proposed; `pause_s` is then the
-    longest that an instance which trained before it was without a finished step, None when none had. "suspected": a
-    member may be dead. "restored": Redis had forgotten it. "waiting": there can be none, and why.
+    longest that an instance was without a finished step, of those that trained in the last generation with one before
+    it; None when there was none. Scripts that tell of no steps never resume. "suspected": a member may be dead.
+    "restored": Redis had forgotten it. "waiting": there is none yet, and why. "late": most instances renew their leases
+    late, so all leases last longer; told when that first keeps one from running out.
 
     Of the job: "stop" was asked for; it "ended" (`outcome`); a checkpoint was "saved"; a "note" of a trainer.
 
@@ -116,15 +119,17 @@ async def read(client: Redis, namespace: str, job: str, *, after: str = "-") -> 
 
 
 async def follow(
-    client: Redis, namespace: str, job: str, *, deserted_s: float = math.inf
+    client: Redis, namespace: str, job: str, *, after: str = "0-0", deserted_s: float = math.inf
 ) -> AsyncGenerator[Event, None]:
     """Yield the job's events so far and then each as it happens; close it when leaving it early.
+
+    Only those after the event with id `after`, if given: to go on where Redis was lost.
 
     Ends once something has happened, and then no agent has been there for so long: by default never. In a Redis that
     was emptied it goes on with what happens then. Raises RegistryUnavailableError.
     """
     stream = keys.group_events(namespace, job)
-    last, there_at = "0-0", time.monotonic()
+    last, there_at = after, time.monotonic()
     while time.monotonic() < there_at + deserted_s:
         with unavailable_if_lost(client):
             answer: Any = await client.xread({stream: last}, count=100, block=BLOCK_MS)

@@ -35,7 +35,7 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     - `fallen`: the last generation whose communication has failed its trainer; `step` then is where that stands.
     - `stepped`: the last generation in which its trainer finished a step; `pause_s`: from the end of the last step
       before that generation, of this instance's trainer then, to the end of the first step in it, by this instance's
-      clock; None when it had not trained before.
+      clock; None when it had not trained before. `paused_in`: the generation of that last step.
     - `keeps`: its trainer keeps checkpoints, so that another can go on with its state.
     - `done`: its trainer has trained all there is, as have all others that train, or the one before it had (`up` is 0
       then); `finished`: and its script has ended.
@@ -64,6 +64,7 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     came_on: bool = False
     stepped: int = 0
     pause_s: float | None = None
+    paused_in: int = 0
     keeps: bool = True
     done: bool = False
     finished: bool = False
@@ -92,6 +93,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     - `reason`: why there is a new one, in words.
     - `after`: the number of the one before, 0 for none.
     - `attempt`: how many before it, in a row, did not form. Each makes agents more patient with the next.
+    - `setbacks`: how many before it, in a row, lost a member before they got anywhere. Each makes the next wait longer.
     - `barred`: ids that are left out for not having come up, until they have another trainer.
     """
 
@@ -106,6 +108,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     writer: str = ""
     after: int = 0
     attempt: int = 0
+    setbacks: int = 0
     barred: tuple[str, ...] = ()
     word: str = ""
 
@@ -149,6 +152,8 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     - `number`: the highest generation that there has been, also of earlier runs of the job.
     - `generation`: the one that counts, None before the first; `state`: whether all its members are up, or were once;
       `since`: since when it is in that state, and while it forms, since when none of its members has come on.
+    - `resumed`: all its members have finished a step in it.
+    - `stretch`: how many times longer than agreed all leases last, since most members renew theirs late.
     - `finished`: ids of those whose trainers have trained all there is, also in generations before; `left`: of its
       members who have gone as planned.
     - `suspicion`: that of this generation, if any.
@@ -164,6 +169,8 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     generation: Generation | None = None
     state: Literal["forming", "active"] = "forming"
     since: float = 0.0
+    resumed: bool = False
+    stretch: float = 1.0
     finished: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
     suspicion: Suspicion | None = None

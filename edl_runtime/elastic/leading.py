@@ -29,6 +29,6 @@ async def lead(membership: Membership, view: GroupView, bounds: Bounds, me: str,
         await membership.propose(msgspec.structs.replace(draft, word=secrets.token_hex(16)))
         return 0.0
     wait = waits_for(view, bounds)
-    if wait.why and wait.for_s == math.inf:
+    if wait.why and (wait.told or wait.for_s == math.inf):
         await membership.announce(Event(kind="waiting", reason=wait.why))
     return wait.for_s

@@ -170,6 +170,7 @@ class Membership:
             " ".join(sorted(self._seen.finished)),
             " ".join(sorted(self._seen.left)),
             int(member.came_on),
+            member.paused_in,
         )
 
     async def _run(self, script: str, *args: str | int) -> Any:
@@ -203,6 +204,8 @@ def _view(
         generation=generation,
         state="active" if state.get("formed") == "active" else "forming",
         since=_s(state.get("since", 0)),
+        resumed="resumed" in state,
+        stretch=1 + int(state["overtime"]) / int(state["ttl"]),
         finished=frozenset(state.get("finished", "").split()),
         left=frozenset(state.get("left", "").split()),
         suspicion=_suspicion(generation, state),

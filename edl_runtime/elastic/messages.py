@@ -145,6 +145,14 @@ class Saved(_Message, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
+class Unsaved(_Message, frozen=True, kw_only=True):
+    """From a trainer: its last checkpoint can't be written; it keeps the weights and tries again, so long in all."""
+
+    step: int
+    reason: str
+    for_s: float
+
+
 class Note(_Message, frozen=True, kw_only=True):
     """From a trainer: something for the job's events, as a change of hyper-parameters."""
 
@@ -171,4 +179,4 @@ class Failed(_Message, frozen=True, kw_only=True):
         return cls(reason=said, final=isinstance(error, EdlError) and isinstance(error, ValueError))
 
 
-FromTrainer = Loaded | Elastic | Ready | Up | Stepped | Beat | Lost | Saved | Note | Finished | Failed
+FromTrainer = Loaded | Elastic | Ready | Up | Stepped | Beat | Lost | Saved | Unsaved | Note | Finished | Failed

@@ -13,7 +13,7 @@ from edl_runtime import progress
 from edl_runtime.checkpoint import landed
 from edl_runtime.elastic.events import Event
 from edl_runtime.elastic.membership import Membership
-from edl_runtime.elastic.messages import Note, Saved
+from edl_runtime.elastic.messages import Note, Saved, Unsaved
 from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
@@ -38,13 +38,13 @@ class Reports:
         self._client = client
         self._settings = settings
         self._membership = membership
-        self._waiting: deque[Event | landed.Landed] = deque(maxlen=MOST_WAITING)
+        self._waiting: deque[Event | landed.Landed | Unsaved] = deque(maxlen=MOST_WAITING)
         self._failed = False  # to hear whether the first that waits has been told
         self._progress: progress.Progress | None = None
         self._news = asyncio.Event()
         self._telling = asyncio.Lock()
 
-    def tell(self, said: Saved | Note) -> None:
+    def tell(self, said: Saved | Unsaved | Note) -> None:
         """Pass on what the trainer said."""
         self._waiting.extend(self._parts(said))
         self._news.set()
@@ -81,10 +81,13 @@ class Reports:
         """Return in words which checkpoint of the job landed last, of whichever run or instance."""
         try:
             await self._tell_all()
-            job = self._settings.job
-            newest = await landed.newest(self._client, self._settings.namespace, self._stream, job=job)
+            return await self._newest()
         except RegistryUnavailableError:
             return "which one landed last is not known, for Redis is away"
+
+    async def _newest(self) -> str:
+        job = self._settings.job
+        newest = await landed.newest(self._client, self._settings.namespace, self._stream, job=job)
         return f"the last that landed is of step {newest.step}, {newest.url}" if newest else "none has landed before"
 
     @property
@@ -102,8 +105,12 @@ class Reports:
                 self._failed = False
                 self._waiting.popleft()
 
-    async def _tell(self, what: Event | landed.Landed, *, again: bool) -> None:
+    async def _tell(self, what: Event | landed.Landed | Unsaved, *, again: bool) -> None:
         """Tell it once, also where nobody answered when it was told before."""
+        if isinstance(what, Unsaved):
+            keeps = f"this instance keeps the weights of step {what.step} and tries again for {what.for_s:.0f} s"
+            text = f"the last checkpoint can't be written: {what.reason}; {keeps}; {await self._newest()}"
+            what = Event(kind="note", instance=self._settings.instance, reason=text)
         if isinstance(what, Event):
             await self._membership.announce(what)
             return
@@ -111,8 +118,10 @@ class Reports:
             return
         await landed.publish(self._client, self._settings.namespace, self._stream, what)
 
-    def _parts(self, said: Saved | Note) -> list[Event | landed.Landed]:
+    def _parts(self, said: Saved | Unsaved | Note) -> list[Event | landed.Landed | Unsaved]:
         instance = self._settings.instance
+        if isinstance(said, Unsaved):
+            return [said]
         if isinstance(said, Note):
             return [Event(kind="note", instance=instance, reason=said.text)]
         event = Event(

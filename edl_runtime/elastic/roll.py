@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from edl_runtime.elastic.generation import Generation, GroupView, Presence
 
 MOST_DOUBLINGS = 4
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """Why members are not in their generation any more, in words for one and for many. `planned`: they have left."""
+
+    one: str
+    many: str
+    planned: bool = False
+
+    def of(self, ids: Sequence[str]) -> str:
+        """Return the sentence about these members."""
+        return (self.one if len(ids) == 1 else self.many).format(instances(ids))
+
+
+LEFT = Loss("{} has left", "{} have left", planned=True)
+ANEW = Loss("{} was started anew", "{} were started anew")
+GONE = Loss("{} is gone", "{} are gone")
+JOINS_ANEW = Loss("the trainer of {} joins anew", "the trainers of {} join anew")
+ENDED = Loss("the trainer of {} has ended", "the trainers of {} have ended")
+SILENT = Loss("{} does not answer", "{} do not answer")
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +42,9 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     - `retry_s`: until a member whose trainer did not come up is added again to others who train; doubled likewise.
     - `standby_s`: for the standbys of those who train, before somebody is added in the slowest gear.
     - `say_s`: for the survivors of a loss to say at which step they stand.
+    - `setback_s`: from one generation to the next once two in a row have lost a member before they got anywhere;
+      doubled with each more, up to 16 times.
+    - `plain_s`: how long a generation of scripts that tell of no steps has to be up to have got somewhere.
     """
 
     join_settle_s: float = 0.3
@@ -31,10 +54,22 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     retry_s: float = 10.0
     standby_s: float = 15.0
     say_s: float = 1.0
+    setback_s: float = 3.0
+    plain_s: float = 60.0
 
     def limit_s(self, generation: Generation) -> float:
         """How long nothing may come of this generation while it forms."""
         return doubled(self.join_limit_s, generation.attempt)
+
+    def apart_s(self, setbacks: int) -> float:
+        """How long after a generation the next comes at the soonest, after so many setbacks in a row."""
+        return doubled(self.setback_s, setbacks - 2) if setbacks > 1 else 0.0
+
+    def stretched(self, by: float) -> Times:
+        """Return these for a group whose agents are late to say anything: so many times longer waits for their word."""
+        return msgspec.structs.replace(
+            self, confirm_s=by * self.confirm_s, say_s=by * self.say_s, join_limit_s=by * self.join_limit_s
+        )
 
 
 TIMES = Times()
@@ -52,7 +87,7 @@ class Roll(msgspec.Struct, frozen=True, kw_only=True):
 
     stay: list[Presence]
     late: list[Presence]
-    lost: Mapping[str, str]
+    lost: Mapping[str, Loss]
     silent: list[str]
     away: list[str]
     newcomers: list[Presence]
@@ -68,6 +103,17 @@ class Roll(msgspec.Struct, frozen=True, kw_only=True):
     def urgent(self) -> bool:
         """Whether the generation can't go on."""
         return bool(self.lost) or self.overdue or self.broken or self.moot
+
+    @property
+    def failed(self) -> bool:
+        """Whether that is since something went wrong, and not as planned."""
+        return self.overdue or self.broken or any(not each.planned for each in self.lost.values())
+
+    @property
+    def leaves(self) -> bool:
+        """Whether a member has left, or was told to."""
+        left = any(each.planned for each in self.lost.values())
+        return left or any(each.member.leaving for each in self.stay)
 
 
 def call_roll(view: GroupView, times: Times) -> Roll:
@@ -130,26 +176,25 @@ def has_trained(there: Presence) -> bool:
     return bool(there.member.up) or there.member.done
 
 
-def _why_lost(view: GroupView, member_id: str, there: Presence | None, times: Times) -> str:
-    """Return why a member of the generation is not in it any more, in words; "" for one that is."""
+def _why_lost(view: GroupView, member_id: str, there: Presence | None, times: Times) -> Loss | None:
+    """Return why a member of the generation is not in it any more, None for one that is."""
     number = view.generation.number if view.generation else 0
-    index = index_of(member_id)
     if there is None:
         if member_id in view.left:
-            return f"instance {index} has left"
-        if any(each.member.index == index for each in view.members):
-            return f"instance {index} was started anew"
-        return "" if member_id in view.granted else f"instance {index} is gone"
+            return LEFT
+        if any(each.member.index == index_of(member_id) for each in view.members):
+            return ANEW
+        return None if member_id in view.granted else GONE
     member = there.member
     active = view.state == "active"  # before, trainers are replaced as planned, but for those of who leaves
     out = active and member.up < number
     if member.lost >= number or out or (not member.ready and (active or member.leaving)):
-        what = "joins anew" if out and member.lost < number else "has ended"
-        return f"instance {index} has left" if member.leaving else f"the trainer of instance {index} {what}"
+        what = JOINS_ANEW if out and member.lost < number else ENDED
+        return LEFT if member.leaving else what
     suspicion = view.suspicion
     if suspicion and there.beaten_at < suspicion.since and view.now >= suspicion.since + times.confirm_s:
-        return f"instance {index} does not answer"
-    return ""
+        return SILENT
+    return None
 
 
 def _is_barred(view: GroupView, there: Presence) -> bool:

@@ -12,15 +12,22 @@ from edl_runtime.checkpoint.store import CheckpointStore, Restored
 from edl_runtime.checkpoint.tensors import check_types
 from edl_runtime.checkpoint.writer import CheckpointWriter
 from edl_runtime.elastic.link import Link
-from edl_runtime.elastic.messages import Note, Saved
-from edl_runtime.errors import EdlError
+from edl_runtime.elastic.messages import Note, Saved, Unsaved
+from edl_runtime.errors import CheckpointStoreError, EdlError
+from edl_runtime.log import get_logger
 from edl_runtime.specs import Checkpoint
 
 CLOSE_LIMIT_S = 60.0
 """How long the end of a training waits for a checkpoint that is being written."""
 
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+"""How long a store that is away is left alone before it is asked again: twice as long each time."""
+
 MOST_TOLD = 3
 """Damaged checkpoints that are named when a training goes back behind them."""
+
+log = get_logger(__name__)
 
 Capture = Callable[[], Snapshot]
 
@@ -101,11 +108,27 @@ class Saver:
         if self._store is not None:
             self._the_writer(self._store).save(capture)
 
-    def save_now(self, capture: Capture) -> str:
-        """Write a checkpoint, return its URL; "" where none are kept. Raises CheckpointError."""
+    def save_now(self, capture: Capture, patience_s: float = 0.0) -> str:
+        """Write a checkpoint, return its URL; "" where none are kept.
+
+        A store that can't be used is asked again and again for `patience_s`; the agent is told once. Raises
+        CheckpointError.
+        """
         if self._store is None:
             return ""
-        return self._the_writer(self._store).save_now(capture).url
+        until, pause_s = time.monotonic() + patience_s, FIRST_PAUSE_S
+        while True:
+            try:
+                return self._the_writer(self._store).save_now(capture).url
+            except CheckpointStoreError as error:
+                left_s = until - time.monotonic()
+                if left_s <= 0:
+                    raise
+                if pause_s == FIRST_PAUSE_S:
+                    self._tell_unsaved(capture().step, error, patience_s)
+            self._link.moved()  # who waits for this rank may do so: it has the weights
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def close(self) -> None:
         """Wait for what is being written."""
@@ -135,6 +158,10 @@ class Saver:
 
     def _tell_failed(self, error: EdlError) -> None:
         self._link.say(Note(text=f"a checkpoint could not be written: {error}"))
+
+    def _tell_unsaved(self, step: int, error: CheckpointStoreError, for_s: float) -> None:
+        log.warning("checkpoint.tried_again", url=error.url, step=step, cause=error.cause, for_s=for_s)
+        self._link.say(Unsaved(step=step, reason=str(error), for_s=for_s))
 
     def _tell_overtaken(self, newest: str) -> None:
         text = (

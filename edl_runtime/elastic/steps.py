@@ -16,13 +16,15 @@ class Steps:
     """The steps of an instance's trainers, one after the other.
 
     - `step`, `generation`: of the last that was finished, 0 before the first.
-    - `pause_s`: between the last step before that generation and the first in it, None without one before.
+    - `pause_s`: between the last step before that generation and the first in it, None without one before; that was in
+      generation `paused_in`.
     """
 
     def __init__(self) -> None:
         self.step = 0
         self.generation = 0
         self.pause_s: float | None = None
+        self.paused_in = 0
         self._last: Stepped | None = None
         self._took_s: deque[float] = deque(maxlen=20)
         self._samples: deque[tuple[float, int]] = deque()
@@ -31,7 +33,7 @@ class Steps:
         """Note that a step is done."""
         last = self._last
         if last and done.generation > last.generation:
-            self.pause_s = done.clock_s - last.clock_s
+            self.pause_s, self.paused_in = done.clock_s - last.clock_s, last.generation
         elif last and done.step > last.step:
             self._took_s.append((done.clock_s - last.clock_s) / (done.step - last.step))
         if last and done.samples < last.samples:  # back to a checkpoint

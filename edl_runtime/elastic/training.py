@@ -355,7 +355,7 @@ class Training:
     def _leave(self, leave: Leave) -> NoReturn:
         log.info("trainer.leaves", reason=leave.reason, step=self.standing.steps)
         if leave.checkpoint and self.standing.begun:
-            self._ending.save()
+            self._ending.save(leaves=True)
         self._ending.end("left")
         raise SystemExit(0)
 

@@ -2,10 +2,11 @@
 --
 --   KEYS[1] leases   sorted set, member id -> deadline in ms of the group's clock
 --   KEYS[2] records  hash, member id -> JSON of the member
---   KEYS[3] beats    hash, member id -> "FENCE BEATEN SINCE STANDING LOST UP STEPPED PAUSE"
---   KEYS[4] state    hash: run, ttl (a lease in ms), fence, wall, clock, quiet_until, number (the highest), generation
---                    (JSON), current (its number), members, formed, since, proposed_at, resumed, finished, left,
---                    suspected_*, stop, outcome, waits, saved, falls, history
+--   KEYS[3] beats    hash, member id -> "FENCE BEATEN SINCE STANDING LOST UP STEPPED PAUSE PAUSED_IN LATE"
+--   KEYS[4] state    hash: run, ttl (a lease in ms), overtime (what leases last beyond it, in ms), late_told, fence,
+--                    wall, clock, quiet_until, number (the highest), generation (JSON), current (its number), members,
+--                    formed, since, proposed_at, resumed, finished, left, suspected_*, stop, outcome, waits, saved,
+--                    falls, history
 --   KEYS[5] events   stream of {event = JSON}, the last 2,000 or so
 --   ARGV[1] member id, ARGV[2] its fence (0 before it has one), ARGV[3] lease in ms
 
@@ -82,8 +83,9 @@ local function drop(id, why)
   announce_of(why, id)
 end
 
+-- Whose lease has run out, and what all leases last beyond their deadlines, is gone.
 local function purge(now)
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now)) do
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - number('overtime'))) do
     drop(id, 'gone')
   end
 end
@@ -94,17 +96,19 @@ local function beat_of(id)
     return nil
   end
   local of = {}
-  of.fence, of.beaten, of.since, of.standing, of.lost, of.up, of.stepped, of.pause =
-    string.match(beat, '^(%d+) (%d+) (%d+) (%a+) (%d+) (%d+) (%d+) (%S+)$')
-  for _, field in ipairs({'fence', 'beaten', 'since', 'lost', 'up', 'stepped', 'pause'}) do
-    of[field] = tonumber(of[field]) -- nil for the pause of one that has not trained before
+  of.fence, of.beaten, of.since, of.standing, of.lost, of.up, of.stepped, of.pause, of.paused_in,
+    of.late =
+    string.match(beat, '^(%d+) (%d+) (%d+) (%a+) (%d+) (%d+) (%d+) (%S+) (%d+) (%S+)$')
+  for _, field in ipairs({'fence', 'beaten', 'since', 'lost', 'up', 'stepped', 'pause', 'paused_in', 'late'}) do
+    of[field] = tonumber(of[field]) -- nil for the pause of one that has not trained before, and before a second beat
   end
   return of
 end
 
 local function put_beat(id, of)
-  redis.call('HSET', KEYS[3], id, string.format('%.0f %.0f %.0f %s %.0f %.0f %.0f %s',
-    of.fence, of.beaten, of.since, of.standing, of.lost, of.up, of.stepped, of.pause or '-'))
+  redis.call('HSET', KEYS[3], id, string.format('%.0f %.0f %.0f %s %.0f %.0f %.0f %s %.0f %s',
+    of.fence, of.beaten, of.since, of.standing, of.lost, of.up, of.stepped, of.pause or '-', of.paused_in,
+    of.late or '-'))
 end
 
 -- Whether the caller is who it says, and has a lease.

@@ -12,10 +12,38 @@
 --   and what it saw last: ARGV[14] the clock, ARGV[15] the highest number, ARGV[16] number of the generation, 0 for
 --   none, ARGV[17] its JSON, ARGV[18] its members, ARGV[19] stop, ARGV[20] outcome, '' for none, ARGV[21] who has
 --   finished, ARGV[22] who has left;
---   ARGV[23] 1 if its trainer has come on towards the generation that forms, else 0.
+--   ARGV[23] 1 if its trainer has come on towards the generation that forms, else 0, ARGV[24] the generation of the last
+--   step before the pause.
 --
 -- Answers {'beaten', fence, now in ms, id of the newest event, state, leases, records, beats}, the last four as flat
 -- lists; {'superseded'}: a later agent has the index; {'taken'}: another run has the job.
+
+-- The longest that a member was silent of late, in ms, `elapsed` after its last beat: forgotten by a quarter of the time
+-- that it beats in.
+local function lateness(before, elapsed)
+  return math.max(elapsed, math.floor((before.late or 0) - elapsed / 4))
+end
+
+-- What is usual of that among those who beat in the last `window` ms: 0 where nobody did twice. Who is dead is not late,
+-- and has no say.
+local function usual_lateness(now, window)
+  local found = {}
+  for _, beat in ipairs(redis.call('HVALS', KEYS[3])) do
+    local beaten, late = string.match(beat, '^%d+ (%d+) .* (%d+)$')
+    if beaten and now - beaten <= window then
+      found[#found + 1] = tonumber(late)
+    end
+  end
+  table.sort(found)
+  return found[math.floor((#found + 1) / 2)] or 0
+end
+
+-- What leases last beyond `ttl` ms, in ms, where members are usually `late` ms between two beats: nothing up to a sixth
+-- of a lease, twice what is between two beats at least. Above, a lease is six of those silences, ten leases at most.
+local function overtime_of(late, ttl)
+  local share = late / math.max(ttl / 6, 500)
+  return math.floor(ttl * (math.min(math.max(share, 1), 10) - 1))
+end
 
 local id, ttl, quiet, standing = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[7]
 local is_behind = tonumber(ARGV[14]) > number('clock')
@@ -23,6 +51,9 @@ local now, wall = tick(ttl, tonumber(ARGV[14]))
 
 -- An earlier run that has ended, or whose members are all gone, makes place for this one; its numbers are not reused.
 local run = get('run')
+if run ~= ARGV[13] then
+  unset('overtime', 'late_told') -- whoever is of that run may be dead
+end
 if run ~= ARGV[13] or (run == '' and ARGV[2] == '0' and get('outcome')) then
   purge(now)
   local alive = redis.call('EXISTS', KEYS[1]) == 1
@@ -115,7 +146,8 @@ if fence > number('fence') then
 end
 
 local beat = {fence = fence, beaten = now, since = before and before.since or now, standing = standing,
-  lost = tonumber(ARGV[8]), up = tonumber(ARGV[9]), stepped = tonumber(ARGV[10]), pause = tonumber(ARGV[11])}
+  lost = tonumber(ARGV[8]), up = tonumber(ARGV[9]), stepped = tonumber(ARGV[10]), pause = tonumber(ARGV[11]),
+  paused_in = tonumber(ARGV[24]), late = before and lateness(before, now - before.beaten)}
 local fell = before and beat.lost > before.lost
 if fell or (before and before.standing ~= standing) then
   beat.since = now
@@ -135,7 +167,16 @@ end
 if standing ~= (before and before.standing or 'loading') then
   announce_of(standing, id)
 end
+local usual = usual_lateness(now, ttl / 2)
+local overtime = overtime_of(usual, ttl)
+set('overtime', overtime)
 purge(now)
+if redis.call('ZCOUNT', KEYS[1], '-inf', now) > 0 and not get('late_told') then
+  set('late_told', 1)
+  announce('late', {generation = number('current'), reason = string.format(
+    'most instances renew their leases late, %.1f s apart: leases last %.1f s instead of %.1f s',
+    usual / 1000, (ttl + overtime) / 1000, ttl / 1000)})
+end
 
 -- How far the generation has come.
 local function all(reached)
@@ -160,15 +201,26 @@ if get('formed') == 'forming' and all(function(of) return of.up >= current end) 
   set('formed', 'active', 'since', now)
   announce('active', {generation = current, members = indexes(get('members')), total_s = total_s})
 end
+
+-- Who has finished has done so without a step in it where its script tells of none, or all was trained before. Who was
+-- away while others trained has not paused with them.
 if get('formed') == 'active' and not get('resumed') and all(function(of) return of.stepped >= current end) then
-  set('resumed', 1)
-  local pause = -1
+  local stepped, paused_in, pause = false, 0, nil
   for member in string.gmatch(get('members'), '%S+') do
     local of = beat_of(member)
-    pause = math.max(pause, of and of.pause or -1)
+    if of and of.stepped >= current then
+      stepped = true
+      if of.pause and of.paused_in >= paused_in then
+        pause = math.max(of.pause, of.paused_in == paused_in and pause or 0)
+        paused_in = of.paused_in
+      end
+    end
   end
-  announce('resumed', {generation = current, members = indexes(get('members')), total_s = total_s,
-    pause_s = pause >= 0 and pause / 1000 or nil})
+  if stepped then
+    set('resumed', 1)
+    announce('resumed', {generation = current, members = indexes(get('members')), total_s = total_s,
+      pause_s = pause and pause / 1000})
+  end
 end
 keep()
 

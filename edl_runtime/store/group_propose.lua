@@ -29,5 +29,8 @@ local generation = string.format('{"number":%.0f,', next_number) .. ARGV[5]
 set('generation', generation, 'current', next_number, 'members', ARGV[6], 'formed', 'forming', 'since', now,
   'proposed_at', now)
 unset('resumed', 'left', 'suspected_at', 'suspected_by', 'suspected_for', 'waits')
+if number('overtime') == 0 then
+  unset('late_told')
+end
 announce('forming', {generation = next_number, members = indexes(ARGV[6]), gear = ARGV[7], reason = ARGV[8]})
 return generation

@@ -33,8 +33,8 @@ script touches one slot and Redis Cluster works.
 | ledger:answers | hash, worker → what it was last leased | as state | Lua | Lua |
 | group leases | sorted set, member id → deadline in ms of the group's clock | a day from the last beat | Lua | Lua |
 | group records | hash, member id → JSON of the trainers' member | as above | beat | Lua |
-| group beats | hash, member id → its fence, last beat, standing and since when, generations | as above | beat | Lua |
-| group state | hash: the generation that counts and its state, clock, stop, outcome, falls | as above | Lua | Lua |
+| group beats | hash, member id → its fence, last beats, standing and since when, generations | as above | beat | Lua |
+| group state | hash: the generation that counts and its state, clock, overtime, end, falls | as above | Lua | Lua |
 | group events | stream of JSON; the last 2,000 or so | as above | Lua | agents, `edl events` |
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -19,9 +20,13 @@ from support.elastic.agent_group import SCRIPT
 
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.cli.run import _name_of, _run, _shell, _Show, run
+from edl_runtime.elastic.events import Event
+from edl_runtime.elastic.membership import Membership
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
+from edl_runtime.store.client import connect
+from edl_runtime.store.server import RedisServer
 
 PATIENCE_S = 150.0
 
@@ -260,6 +265,36 @@ def test_a_stopped_training_leaves_a_checkpoint_or_says_that_it_could_not(
         assert "the last checkpoint is not written: " in stopped.stderr
         assert stopped.stderr.endswith("; none has landed before\n")
         assert stopped.stderr.count("\n") == 1
+
+
+async def test_each_event_is_shown_once_though_redis_is_lost(
+    work_dir: Path,
+    own_redis: RedisServer,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Those that were told before the connection broke do not come again when there is another."""
+    monkeypatch.setattr("edl_runtime.cli.run.RETRY_AFTER_S", 0.01)
+    shown: list[str] = []
+
+    async def await_shown(text: str) -> None:
+        while text not in "".join(shown):
+            shown.append(capsys.readouterr().err)
+            await asyncio.sleep(0.02)
+
+    async with connect(own_redis.url) as client, connect(own_redis.url) as mine, asyncio.timeout(PATIENCE_S):
+        job = Membership(mine, namespace, "job")
+        show = _Show(LocalBackend(str(work_dir)), client, namespace, "job", token="", as_json=False)
+        showing = asyncio.create_task(show._show_events())
+        for text in ("first", "second", "third"):
+            await job.announce(Event(kind="note", reason=text))
+            await await_shown(text)
+            assert await mine.client_kill_filter(_type="normal", skipme=True)
+        showing.cancel()
+        await asyncio.wait([showing])
+    lines = "".join(shown).splitlines()
+    assert [line.rpartition(" ")[2] for line in lines] == ["first", "second", "third"]
 
 
 def test_scripts_see_the_shells_environment_that_can_be_told() -> None:

@@ -15,7 +15,7 @@ from edl_runtime.cli.events import events
 from edl_runtime.elastic.events import Event, follow, read
 from edl_runtime.elastic.generation import TrainerMember
 from edl_runtime.elastic.membership import Membership
-from edl_runtime.elastic.messages import Saved
+from edl_runtime.elastic.messages import Saved, Unsaved
 from edl_runtime.elastic.reports import Reports
 from edl_runtime.errors import RegistryUnavailableError, SpecError
 from edl_runtime.settings import RuntimeSettings
@@ -170,6 +170,22 @@ async def test_the_last_words_are_told_once_though_others_are_being_told(redis_u
         assert [one and one.step for _, one in await landed.after(client, namespace, "digits", block_ms=0)] == list(
             range(20)
         )
+
+
+async def test_who_holds_the_last_weights_says_which_landed_before(redis_url: str, namespace: str) -> None:
+    """What the job's next run would go on from, if these were lost."""
+    settings = RuntimeSettings(redis_url=redis_url, namespace=namespace, job="digits", instance=3)
+    waits = Unsaved(step=9, reason="no answer", for_s=600.0)
+    async with connect(redis_url) as client:
+        telling = Reports(client, settings, Membership(client, namespace, "digits"))
+        for word in (waits, saved(7), waits):
+            telling.tell(word)
+        await telling.finish()
+        first, _, second = await read(client, namespace, "digits")
+    keeps = "the last checkpoint can't be written: no answer; this instance keeps the weights of step 9 and tries again"
+    assert (first.kind, first.instance) == ("note", 3)
+    assert first.reason == f"{keeps} for 600 s; none has landed before"
+    assert second.reason == f"{keeps} for 600 s; the last that landed is of step 7, {saved(7).url}"
 
 
 async def test_a_checkpoint_is_told_once_and_as_of_when_it_was_complete(

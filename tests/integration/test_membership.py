@@ -158,6 +158,57 @@ async def test_nobody_runs_out_while_nobody_beats(client: Redis, namespace: str)
     assert "gone" not in await kinds(client, namespace)
 
 
+async def beat_in_turn(agents: list[Agent], gap_s: float) -> None:
+    """Have each agent beat so long after its last beat, three times."""
+    for agent in agents * 3:
+        await later(agent.client, gap_s / len(agents))
+        await agent.beat()
+
+
+@pytest.mark.parametrize(("gap_s", "lease_s"), [(0.25, 3.0), (0.5, 3.0), (1.0, 6.0), (2.0, 12.0), (8.0, 30.0)])
+async def test_leases_last_longer_where_most_are_late(
+    client: Redis, namespace: str, gap_s: float, lease_s: float
+) -> None:
+    """Six of the silences that are usual, ten leases at most; where they are short, one lease."""
+    agents = await group(client, namespace, 8)
+    await beat_in_turn(agents, gap_s)
+    assert agents[-1].view.stretch * 3.0 == pytest.approx(lease_s)
+    dead, others = agents[0], agents[1:]
+    silent_s = gap_s * 7 / 8
+    while dead.record.id in ids(others[-1].view):
+        for agent in others:
+            await later(client, gap_s / 7)
+            silent_s += gap_s / 7
+            await agent.beat()
+    assert lease_s - gap_s <= silent_s < lease_s + 2 * gap_s
+    assert (await kinds(client, namespace)).count("late") == (lease_s > 3.0)
+
+
+async def test_one_that_is_late_alone_has_no_longer_lease(client: Redis, namespace: str) -> None:
+    """Nor has anybody else, so nobody who is dead is noticed later because of it."""
+    first, second, third = await group(client, namespace, 3)
+    for gap_s, is_there in ((2.0, True), (3.25, False)):
+        await third.beat()
+        for _ in range(int(gap_s / 0.25)):
+            await beat_in_turn([first, second], 0.25 / 3)
+        assert first.view.stretch == 1.0
+        assert ("2-a" in ids(second.view)) == is_there
+    assert "late" not in await kinds(client, namespace)
+
+
+async def test_a_job_whose_instances_were_late_is_soon_free_when_they_are_dead(client: Redis, namespace: str) -> None:
+    """For another submission of it, which they may no longer answer."""
+    agents = await group(client, namespace, 3, run="monday")
+    await beat_in_turn(agents, 5.0)
+    assert agents[-1].view.stretch > 5
+    new, answers = Agent(client, namespace, 0, "b", run="tuesday"), []
+    new.membership._id = new.record.id
+    for _ in range(4):
+        await later(client, 60.0)  # of which a third of a lease counts
+        answers += [(await new.membership._beat(new.record))[0]]
+    assert answers == ["taken", "taken", "beaten", "beaten"]
+
+
 async def test_the_later_agent_of_an_instance_counts(client: Redis, namespace: str) -> None:
     """The earlier one is out at once, and for good."""
     first, second = await group(client, namespace, 2)
@@ -218,6 +269,32 @@ async def test_the_pause_is_the_longest_of_those_who_trained_before(client: Redi
     (resumed,) = [event for event in events if event.kind == "resumed"]
     assert (resumed.generation, resumed.members, resumed.pause_s, resumed.total_s) == (1, (0, 1), 0.75, 0.5)
     assert "pause 0.75 s" in resumed.line()
+
+
+async def test_the_absence_of_an_instance_that_returns_is_no_pause(client: Redis, namespace: str) -> None:
+    """Others trained meanwhile: who trained with the last of them counts, however long the rest was away."""
+    first, second = await group(client, namespace, 2)
+    await second.beat(leaving=True, stepped=1)
+    await first.beat(stepped=1)
+    await first.publish()
+    await first.beat(up=2)
+    await first.beat(stepped=2, pause_s=0.4, paused_in=1)
+    await second.beat(leaving=False, up=0)
+    await first.publish()
+    for agent in (first, second, first):
+        await agent.beat(up=3)
+    await second.beat(stepped=3, pause_s=15.2, paused_in=1)
+    await first.beat(stepped=3, pause_s=0.25, paused_in=2)
+    resumed = [event for event in await read(client, namespace, JOB) if event.kind == "resumed"]
+    assert [(event.generation, event.pause_s) for event in resumed] == [(1, None), (2, 0.4), (3, 0.25)]
+
+
+async def test_a_script_that_tells_of_no_steps_does_not_resume(client: Redis, namespace: str) -> None:
+    """Not when it ends either: one that does has done so until then."""
+    first, second = await group(client, namespace, 2)
+    for agent in (first, second, first):
+        await agent.beat(finished=True)
+    assert "resumed" not in await kinds(client, namespace)
 
 
 async def test_a_generation_that_forms_is_as_young_as_what_came_of_it_last(client: Redis, namespace: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from support.depth import examples
-from support.elastic.group_simulation import LEASE_S, Agent, World
+from support.elastic.group_simulation import LEASE_S, Agent, World, starving
 from support.redis_clock import take_time_from_a_key
 
 from edl_runtime.elastic.agreement import decide
@@ -124,6 +124,7 @@ class Groups(RuleBasedStateMachine):
     def redis_goes_away(self, away_s: float, emptied: bool) -> None:  # noqa: FBT001 - hypothesis's
         """While Redis is away, and by its coming back, nobody is removed who was not on the way out."""
         world = self.world
+        world.feed()
         knows = any(agent.runs and agent.reachable and agent.view.number >= world.highest for agent in world.alive)
         cut = [agent for agent in world.alive if agent.reachable]
         whole = len(cut) == len(world.alive) and world.highest and world._is_well()
@@ -153,6 +154,12 @@ class Groups(RuleBasedStateMachine):
     def form_slowly(self, form_s: float, come_on: frozenset[int]) -> None:
         """Take so long to form, while some come on: they read the state, or it is given to them."""
         self.world.form_s, self.world.come_on = form_s, come_on
+
+    @rule(starved=st.frozensets(INSTANCES), longest_s=st.sampled_from([1.0, 3.0, 8.0]))
+    def starve(self, starved: frozenset[int], longest_s: float) -> None:
+        """Come to nothing for so long at most after each turn."""
+        late = starving(longest_s)
+        self.world.starve = lambda index: late(index) if index in starved else 0.0
 
     @rule(seconds=st.sampled_from([0.25, 0.5, 1.0, 2.0, 5.0]))
     def run(self, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,13 +21,23 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 LEASE_S = 3.0
-TIMES = Times(join_limit_s=4.0, retry_s=2.0)
+TIMES = Times(join_limit_s=4.0, retry_s=2.0, setback_s=0.5)
+LOAD_S = 2.0
+"""What the process of a script that stays as it is takes to start."""
 HANGS_FOR_S = 1.5
 """How long a collective waits for a stopped member before its trainer says so."""
 
 
+def starving(longest_s: float) -> Callable[[int], float]:
+    """Return how long an instance comes to nothing after a turn: mostly a second or two, now and then so long."""
+    drawn = random.Random(1)
+    return lambda _: drawn.triangular(TICK_S, longest_s, 1.0)
+
+
 class Agent:
-    """An instance's agent and its trainer."""
+    """An instance's agent and its trainer, which `tells` of what it does."""
+
+    tells = True
 
     def __init__(self, world: World, index: int, boot: int) -> None:
         self.id = f"{index}-{boot}"
@@ -45,6 +56,7 @@ class Agent:
         self.failures = 0
         self.suspected = 0
         self.late: Generation | None = None
+        self.wakes_at = 0.0
         self._world = world
 
     @property
@@ -80,8 +92,9 @@ class Agent:
 
     async def turn(self) -> None:
         """What an agent does each time it wakes."""
-        if not self.runs:
+        if not self.runs or self._world.now < self.wakes_at:
             return
+        self.wakes_at = self._world.now + self._world.starve(self.index)
         self._train()
         if not self.reachable:
             return
@@ -94,24 +107,19 @@ class Agent:
         current = view.generation
         if record.came_on and current and self.id in current.members:
             self._world.came_on_at = view.now
-        if current and self.id in current.members and current.number > max(self.told, self.lost):
-            if current.gear != "live":
-                self.loaded_at = self._world.now + (0.25 if current.gear == "warm" else 2.0)
-                self.up = 0
-            self.told, self.joined_at = current.number, self._world.now
-        elif current and self.told and current.number > self.told:
-            self.new_trainer(1.0)
+        if current:
+            self._follow(current)
         if self.leaving_since is not None and (
             not current or self.id not in current.members or self._world.now > self.leaving_since + 2.0
         ):
             self.alive = False
             await self.membership.leave()
             return
-        if self.told and self.suspected < self.told and self._world.is_broken(self.told):
+        if self.tells and self.told and self.suspected < self.told and self._world.is_broken(self.told):
             self.suspected = self.told
             await self.membership.suspect(self.told, "the connection was reset")
         assert outcome_of(view) is None
-        await self.propose(decide(view, self._world.bounds, self.id, TIMES))
+        await self.propose(decide(view, self._world.bounds, self.id, self._world.times))
 
     async def propose(self, draft: Generation | None) -> bool:
         """Publish a draft, if there is one, and check what was published."""
@@ -125,6 +133,34 @@ class Agent:
             self.up = self.told
             self.failures = 0
 
+    def _follow(self, current: Generation) -> None:
+        if self.id in current.members and current.number > max(self.told, self.lost):
+            if current.gear != "live":
+                self.loaded_at = self._world.now + (0.25 if current.gear == "warm" else 2.0)
+                self.up = 0
+            self.told, self.joined_at = current.number, self._world.now
+        elif self.told and current.number > self.told:
+            self.new_trainer(1.0)
+
+
+class PlainAgent(Agent):
+    """The agent of a script that stays as it is: each generation ends its process, and is begun by a new one."""
+
+    tells = False
+
+    def record(self) -> TrainerMember:
+        ready = self.ready or self.view.rank(self.id) is not None
+        return msgspec.structs.replace(super().record(), ready=ready, live=False, stepped=0, came_on=False)
+
+    def _train(self) -> None:
+        """It tells of nothing that it does."""
+
+    def _follow(self, current: Generation) -> None:
+        if current.number > self.told and self.up:  # its process is ended, and the next is loaded
+            self.up, self.loaded_at = 0, self._world.now + LOAD_S
+        if current.number > self.told and self.id in current.members and self.ready:
+            self.told = self.up = current.number
+
 
 class World:
     """All agents of a job, and what no generation may ever do."""
@@ -137,16 +173,24 @@ class World:
         self.form_s = 0.3
         self.come_on: frozenset[int] = frozenset()
         self.came_on_at = 0.0
+        self.times = TIMES
         self.agents: list[Agent] = []
+        self.feed()
         self.published: dict[int, Generation] = {}
         self.random = random.Random(1)
         self._boots = 0
 
-    async def start(self, index: int) -> Agent:
+    def feed(self) -> None:
+        """Let no instance starve any more: `starve` is how long one comes to nothing after each turn."""
+        self.starve: Callable[[int], float] = lambda _: 0.0
+        for agent in self.agents:
+            agent.wakes_at = 0.0
+
+    async def start(self, index: int, *, plain: bool = False) -> Agent:
         """Start an instance; what there was of it before is not ended by that."""
         await self.set_clock()
         self._boots += 1
-        self.agents.append(Agent(self, index, self._boots))
+        self.agents.append((PlainAgent if plain else Agent)(self, index, self._boots))
         return self.agents[-1]
 
     @property
@@ -205,15 +249,16 @@ class World:
         assert len(set(new.members)) == len(new.members)
         assert len({member.partition("-")[0] for member in new.members}) == len(new.members), "an instance has one rank"
         assert self.bounds.min <= len(new.members) <= self.bounds.max
-        clock = float(await self.client.hget("edl:{n/job}:group:state", "clock"))
+        known = await self.client.hmget("edl:{n/job}:group:state", "clock", "overtime")
+        clock, overtime = map(float, known)
         for member in new.members:
             deadline = await self.client.zscore("edl:{n/job}:group:leases", member)
             assert deadline is not None, f"{member} has a lease"
-            assert deadline > clock
+            assert deadline + overtime > clock
         old = self.published.get(new.after)
         if old and "did not form" in new.reason:
             nothing_for_s = clock / 1000 - max(self.came_on_at, old.proposed_at)
-            assert nothing_for_s >= TIMES.limit_s(old) - 0.001, "it is overdue only if nothing comes of it"
+            assert nothing_for_s >= self.times.limit_s(old) - 0.001, "it is overdue only if nothing comes of it"
         if old:
             records = [
                 msgspec.json.decode(record, type=TrainerMember)
@@ -227,6 +272,7 @@ class World:
     async def settle(self) -> None:
         """Let everything recover, and see the group come to rest."""
         self.form_s = 0.3
+        self.feed()
         for agent in self.alive:
             agent.reachable, agent.stopped_at = True, None
         rest_s, before = 0.0, None

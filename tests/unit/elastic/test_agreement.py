@@ -11,6 +11,7 @@ import pytest
 from support.elastic import generations
 
 from edl_runtime.elastic.agreement import Wait, decide, outcome_of, waits_for
+from edl_runtime.elastic.events import Event
 from edl_runtime.elastic.generation import Generation, GroupView, Outcome, Presence, Suspicion, TrainerMember
 from edl_runtime.elastic.leading import lead
 from edl_runtime.elastic.membership import Membership
@@ -58,7 +59,7 @@ def held(seen: GroupView, bounds: Bounds = BOUNDS) -> Wait:
     """Return why there is no next generation, and for how long to the millisecond."""
     assert decide(seen, bounds, "0-a") is None
     wait = waits_for(seen, bounds)
-    return Wait(wait.why, round(wait.for_s, 3) if wait.for_s < math.inf else math.inf)
+    return msgspec.structs.replace(wait, for_s=round(wait.for_s, 3) if wait.for_s < math.inf else math.inf)
 
 
 def test_the_first_generation_has_all_who_are_ready() -> None:
@@ -309,6 +310,99 @@ def test_below_the_least_number_there_is_no_generation() -> None:
     assert following(seen, Bounds(2, 4)) == ("0 2", "instance 1 is gone; instance 2 has joined")
 
 
+SETBACKS = "3 generations in a row lost an instance before they got anywhere; the next comes 6 s after generation 4"
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        (*up(0), there(2)),
+        (*up(0), there(1, up=4, lost=4, ready=False), there(2)),
+        (*up(0), there(1, up=4, beaten_at=NOW - 2.0)),
+    ],
+    ids=["one is gone", "a trainer has ended", "one does not answer"],
+)
+def test_generations_that_get_nowhere_are_followed_ever_later(members: tuple[Presence, ...]) -> None:
+    """At once by the first two; doubled from there, and told with what it is for."""
+    suspicion = suspected(1.5) if len(members) == 2 else None
+    for setbacks, apart_s in ((0, 0.0), (1, 3.0), (2, 6.0), (3, 12.0), (5, 48.0), (50, 48.0)):
+        of = generations.generation(4, ["0-a", "1-a"], proposed_at=NOW - 1.0, setbacks=setbacks)
+        seen = view(*members, of=of, since=NOW - 1.0, suspicion=suspicion)
+        if apart_s:
+            assert held(seen).for_s == apart_s - 1.0
+            assert waits_for(seen, BOUNDS).told
+        else:
+            assert decide(seen, BOUNDS, "0-a")
+        later = decide(msgspec.structs.replace(seen, now=NOW + apart_s), BOUNDS, "0-a")
+        assert later
+        assert later.setbacks == setbacks + 1
+    of = generations.generation(4, ["0-a", "1-a"], proposed_at=NOW - 1.0, setbacks=2)
+    assert waits_for(view(*members, of=of, suspicion=suspicion), BOUNDS).why.startswith(SETBACKS)
+
+
+def test_who_comes_back_in_time_ends_a_setback() -> None:
+    """Its trainer has not noticed that its lease ran out, so nothing has to begin anew."""
+    of = generations.generation(4, ["0-a", "1-a"], proposed_at=NOW - 1.0, setbacks=2)
+    assert held(view(*up(0), of=of)).told
+    assert held(view(*up(0, 1), of=of)) == Wait()
+
+
+def test_who_joins_after_setbacks_waits_until_training_goes_on() -> None:
+    """Once there is a step nobody is kept any more; of scripts that tell of none, once they have run for a minute."""
+    of = generations.generation(4, ["0-a"], proposed_at=NOW - 1.0, setbacks=3)
+    joins = view(*up(0, elastic=True), there(1, elastic=True), of=of)
+    assert held(joins).for_s == 5.0
+    draft = decide(msgspec.structs.replace(joins, resumed=True), BOUNDS, "0-a")
+    assert draft
+    assert draft.setbacks == 0
+    plain = view(there(0, up=4), there(1), of=of, since=NOW - 60)
+    assert following(plain)[0] == "0 1"
+    assert held(msgspec.structs.replace(plain, since=NOW - 59)).for_s == 5.0
+
+
+def test_setbacks_keep_neither_who_leaves_nor_a_job_that_ends() -> None:
+    """The time of both is short; and a leave is no setback."""
+    of = generations.generation(4, ["0-a", "1-a", "2-a"], proposed_at=NOW - 1.0, setbacks=3)
+    leaves = view(*up(0, 2), *up(1, leaving=True), of=of)
+    assert following(leaves)[0] == "0 2"
+    draft = decide(leaves, BOUNDS, "0-a")
+    assert draft
+    assert draft.setbacks == 3
+    assert following(view(*up(0, 2), of=of, left=frozenset({"1-a"})))[0] == "0 2"
+    assert following(view(*up(0, 2), of=of, stop="deadline"))[0] == "0 2"
+
+
+def test_a_group_whose_agents_are_late_waits_longer_for_their_word() -> None:
+    """As long as leases last longer: none is taken for dead, nor a generation for one that does not form."""
+    silent = there(1, up=4, beaten_at=NOW - 2.0)
+    seen = view(*up(0), silent, of=generation(0, 1), suspicion=suspected(1.5), stretch=4.0)
+    assert held(seen) == Wait("instance 1 may not answer", 2.5)
+    forming = view(*up(0), there(1), of=generation(0, 1), state="forming", since=NOW - 30, stretch=4.0)
+    assert held(forming) == Wait("instance 1 is not up yet in generation 4", 50.0)
+
+
+def test_one_reason_names_all_whom_it_concerns() -> None:
+    """And each kind of loss is one."""
+    ended = [there(index, up=4, lost=4, ready=False) for index in (1, 5)]
+    seen = view(*up(0), *ended, of=generation(0, 1, 2, 3, 4, 5), left=frozenset({"4-a"}))
+    reason = "the trainers of instances 1 and 5 have ended; instances 2 and 3 are gone; instance 4 has left"
+    assert following(seen)[1] == reason
+
+
+async def test_what_a_generation_waits_for_after_setbacks_is_an_event() -> None:
+    """Which other waits that end by themselves are not."""
+    told: list[str] = []
+
+    async def announce(event: Event) -> None:
+        told.append(event.reason)
+
+    membership = cast("Membership", SimpleNamespace(announce=announce))
+    of = generations.generation(4, ["0-a", "1-a"], proposed_at=NOW - 1.0, setbacks=2)
+    assert await lead(membership, view(*up(0), of=of), BOUNDS, "0-a", None) == 5.0
+    assert await lead(membership, view(there(0, since=NOW), of=None), BOUNDS, "0-a", None) > 0.0
+    assert told == [f"{SETBACKS} at the soonest"]
+
+
 def test_nobody_is_added_to_a_job_that_is_to_stop() -> None:
     """Those who train still go on without one who is lost, so that they come to write their checkpoint."""
     assert held(view(*up(0, 1), there(2), of=generation(0, 1), stop="deadline")) == Wait()
@@ -330,6 +424,15 @@ def test_nobody_joins_a_training_that_is_over() -> None:
     assert held(view(*done, there(2), of=generation(0, 1))) == Wait("others have yet to finish")
     seen = view(*up(0, done=True, elastic=True), there(1, lost=4, stepped=4), there(2), of=generation(0, 1))
     assert following(seen, Bounds(2, 4))[0] == "1 2"
+
+
+def test_who_has_yet_to_finish_waits_for_nobody() -> None:
+    """Its training is over and its script still runs, as one that evaluates: so it is with the only instance."""
+    assert held(view(*up(0, done=True, elastic=True), of=generation(0))) == Wait()
+    assert held(view(*up(0, 1, done=True, elastic=True), of=generation(0, 1))) == Wait()
+    done = there(1, up=4, done=True, elastic=True, finished=True, ready=False)
+    waits = view(*up(0, done=True, elastic=True), done, of=generation(0, 1), finished=frozenset({"1-a"}))
+    assert held(waits) == Wait("others have yet to finish")
 
 
 def test_a_generation_that_all_is_trained_before_is_followed_by_one_without_newcomers() -> None:

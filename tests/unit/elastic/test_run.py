@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from support.elastic.local_run import SAMPLES, QuietLink, arrays_of, begin, mode
 from edl_runtime import elastic
 from edl_runtime.checkpoint.manifest import MANIFEST
 from edl_runtime.distill import DistillReader, Fixed
-from edl_runtime.elastic.messages import Finished, Note, Saved, Up
+from edl_runtime.elastic.messages import Finished, Note, Saved, Unsaved, Up
 from edl_runtime.elastic.run import Run
 from edl_runtime.elastic.saving import Saver
 from edl_runtime.errors import (
@@ -125,6 +126,64 @@ def test_checkpoints_are_written_when_they_are_due(tmp_path: Path) -> None:
     model, _ = run.wrap(*model_and_optimizer())
     train(run, model, run.data(SAMPLES, **BATCHES), after=run._saver._writer.wait)
     assert [word.step for word in link.said if isinstance(word, Saved)] == [2, 4, 6]
+
+
+def away(place: Path) -> None:
+    """Have a store refuse whatever comes, until it is `back`."""
+    place.rename(place.with_name("away"))
+    place.write_text("in the way")
+
+
+def back(place: Path) -> None:
+    place.unlink()
+    place.with_name("away").rename(place)
+
+
+@pytest.mark.parametrize("why", ["done", "left"])
+def test_the_last_weights_wait_for_a_store_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """All is trained, or this instance was told to leave: it says so once, and writes them when the store is back."""
+    monkeypatch.setattr("edl_runtime.elastic.saving.FIRST_PAUSE_S", 0.001)
+    place = tmp_path / "place"
+    run, link = begin(place)
+    model, _ = run.wrap(*model_and_optimizer())
+    data, moves = run.data(SAMPLES, **BATCHES), []
+
+    def moved() -> None:
+        moves.append(len(link.said))
+        if len(moves) == 3:
+            back(place)
+
+    train(run, model, data, steps=5)
+    away(place)
+    link.said.clear()
+    monkeypatch.setattr(link, "moved", moved)
+    if why == "left":
+        link.stop()
+    with pytest.raises(SystemExit) if why == "left" else nullcontext():
+        train(run, model, data)
+    unsaved, saved, finished = (word for word in link.said if isinstance(word, Unsaved | Saved | Finished | Note))
+    assert isinstance(unsaved, Unsaved)
+    assert (unsaved.step, unsaved.for_s) == (6, 600.0 if why == "done" else 5.0)
+    assert str(place) in unsaved.reason
+    assert isinstance(saved, Saved)
+    assert saved.step == 6
+    assert finished == Finished(step=6, why=why)
+    assert len(moves) == 3, "who waits for this rank knows each time that it is at it"
+
+
+def test_a_store_that_stays_away_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After ten minutes; the agent tells the job why."""
+    monkeypatch.setattr("edl_runtime.elastic.ending.STORE_AWAY_S", 0.0)
+    run, link = begin(tmp_path / "place")
+    model, _ = run.wrap(*model_and_optimizer())
+    data = run.data(SAMPLES, **BATCHES)
+    train(run, model, data, steps=5)
+    away(tmp_path / "place")
+    with pytest.raises(CheckpointStoreError):
+        train(run, model, data)
+    assert not [word for word in link.said if isinstance(word, Unsaved | Note | Finished)]
 
 
 def test_who_takes_over_counts_on_from_the_last_checkpoint(tmp_path: Path) -> None:

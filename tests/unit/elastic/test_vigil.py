@@ -40,7 +40,8 @@ def test_a_pause_is_from_the_last_step_before_to_the_first_after() -> None:
     steps.add(msgspec.structs.replace(stepped(3, 15.5, generation=2), at=0.0))
     report = steps.progress(instances=1, generation=2)
     assert report is not None
-    assert (steps.pause_s, steps.step, steps.generation, report.samples_per_s) == (1.5, 3, 2, 0.0)
+    assert (steps.pause_s, steps.paused_in) == (1.5, 1)
+    assert (steps.step, steps.generation, report.samples_per_s) == (3, 2, 0.0)
     assert steps.median_s == 1.0
 
 
