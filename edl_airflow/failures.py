@@ -37,7 +37,7 @@ _MISTAKES = (
 
 
 class UsersMistakeError(AirflowFailException):
-    """Raised when trying again can't help: a spec, a model or a connection has to be mended first."""
+    """Raised when a retry can't help: a spec, a model or a connection has to be mended, or a person stopped the job."""
 
 
 class JobInterruptedError(JobFailedError):

@@ -107,6 +107,15 @@ def test_a_failed_student_leaves_nothing_and_its_last_lines(
     assert site.backend.jobs == {}
 
 
+def test_a_job_that_a_person_stops_is_not_started_again(context: Any, site: MadeUpSite) -> None:
+    """`edl stop` ends the task, too, whatever retries it has left, and what else it runs."""
+    site.registered = ["127.0.0.1:1", "127.0.0.1:2"]
+    site.backend.forget_after(job_name(context["ti"]), looks=5)
+    with pytest.raises(AirflowFailException, match="stopped it while it was running, as with `edl stop`"):
+        rendered(distill(deferrable=False), context).execute(context)
+    assert site.backend.jobs == {}
+
+
 start = partial(EdlTeacherPoolOperator, task_id="start", teacher_pool="digits", teacher=TEACHER, teachers="2:3")
 
 
