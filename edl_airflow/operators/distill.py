@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink, conf
 
+from edl_airflow.checks import check_model, check_script
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
 from edl_airflow.identity import checkpoint_stream, job_name, pool_name, try_token
 from edl_airflow.jobs import pool_job, trainer_job
@@ -172,6 +174,11 @@ class EdlDistillOperator(EdlOperator):
             deadline=task_deadline(self),
             progress_every_s=self.progress_every_s,
         )
+
+    def check(self, folder: Path) -> None:
+        if self.teacher is not None:
+            check_model(as_spec("teacher", TeacherSpec, self.teacher), folder)
+        check_script("student", as_spec("student", TrainerSpec, self.student), folder)
 
     def result(self, work: Work, outcome: Outcome) -> JobResult:
         left = outcome.result or {}

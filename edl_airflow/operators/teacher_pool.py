@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink, conf
 
+from edl_airflow.checks import check_model
 from edl_airflow.failures import failing_clearly
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook, Surroundings
 from edl_airflow.identity import try_token
@@ -102,6 +104,9 @@ class EdlTeacherPoolOperator(EdlOperator):
             pool_deadline=time.time() + self.wait_timeout_s,
             deadline=task_deadline(self),
         )
+
+    def check(self, folder: Path) -> None:
+        check_model(as_spec("teacher", TeacherSpec, self.teacher), folder)
 
     def result(self, work: Work, outcome: Outcome) -> PoolResult:  # noqa: ARG002
         return outcome.pool_result()

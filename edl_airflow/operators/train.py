@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from airflow.sdk import BaseOperatorLink, conf
 
+from edl_airflow.checks import check_script
 from edl_airflow.ends import EndsBy, check_ends_by, end_of
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
 from edl_airflow.identity import checkpoint_stream, job_name, try_token
@@ -172,6 +173,9 @@ class EdlTrainOperator(EdlOperator):
             deadline=task_deadline(self),
             progress_every_s=self.progress_every_s,
         )
+
+    def check(self, folder: Path) -> None:
+        check_script("trainer", as_spec("trainer", TrainerSpec, self.trainer), folder)
 
     def result(self, work: Work, outcome: Outcome) -> TrainResult:
         left, landed, training = outcome.result or {}, outcome.landed, outcome.training

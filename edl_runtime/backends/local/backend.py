@@ -13,6 +13,7 @@ import msgspec
 from edl_runtime.backends.base import Capacity, JobStatus, LogLine, owner_of, refuse_strangers
 from edl_runtime.backends.local import locks
 from edl_runtime.backends.local.capacity import capacity_beside, machine_total
+from edl_runtime.backends.local.disks import with_folder
 from edl_runtime.backends.local.folders import JobFolder, WorkFolder
 from edl_runtime.backends.local.launch import launch
 from edl_runtime.backends.local.logs import read_run
@@ -128,7 +129,7 @@ class LocalBackend:
         try:
             self._work.make()
         except OSError as error:
-            raise SubmitError(spec.name, str(error)) from error
+            raise SubmitError(spec.name, with_folder(str(error), self._work.path)) from error
 
     def _start(self, spec: JobSpec, token: str, secrets: Mapping[str, str], held: int) -> JobStatus:
         try:
@@ -144,7 +145,9 @@ class LocalBackend:
                 )
             )
         except OSError as error:
-            raise SubmitError(spec.name, str(error)) from error
+            raise SubmitError(spec.name, with_folder(str(error), self._work.path)) from error
+        except SubmitError as error:
+            raise SubmitError(spec.name, with_folder(error.reason, self._work.path)) from error
 
     def _owner(self, name: str) -> str:
         status = self._job(name).read_status()
