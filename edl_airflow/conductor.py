@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -72,14 +72,18 @@ class Site(Protocol):
         ...
 
 
-async def begin(work: Work, site: Site) -> Outcome | None:
+async def begin(work: Work, site: Site, check: Callable[[], None] | None = None) -> Outcome | None:
     """Start what can be started at once, taking over what an earlier try left, and look once.
 
     Only for the first half of a try: it makes this try's token the owner. Returns the outcome if the work has
     ended already. Raises what the registry and the backend raise; `stop_all_tries` then leaves nothing.
+
+    `check` raises for what is seen to be wrong before anything is started; what runs already is not checked.
     """
     adopted = await _adopts_trainers(work, site.backend)
     if not adopted:
+        if check:
+            await asyncio.to_thread(check)
         await site.progress(work.name)  # a Redis that is away is an error now, and an outage to ride out later
     if work.pool_job:
         await site.backend.submit(work.pool_job, token=work.token, secrets=site.secrets)

@@ -10,6 +10,7 @@ from edl_airflow.work import Outcome, Training, Work
 from edl_runtime.backends.base import JobStatus, owner_of
 
 TRAINED = "it has trained all that it was to train"
+REMOVED = "somebody has stopped it while it was running, as with `edl stop`; clear the task to start it again"
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +116,7 @@ def _follow(work: Work, view: View, now: float) -> Decision:
     if not job or job.token != work.token:
         return _removed(work.name)
     if job.phase == "failed":
-        return _with_the_pools(failure(job), view.pool)
+        return _with_the_pools(failure(job), work, view.pool)
     if job.phase == "succeeded":
         return Outcome(ended="succeeded", name=job.name, result=job.result)
     if work.ends_at is None or now < work.ends_at:
@@ -133,8 +134,11 @@ def _end(work: Work, job: JobStatus, asked_at: float | None, now: float) -> Deci
     return Outcome(ended="stopped", name=job.name, result=job.result, reason=reason)
 
 
-def _with_the_pools(outcome: Outcome, pool: JobStatus | None) -> Outcome:
+def _with_the_pools(outcome: Outcome, work: Work, pool: JobStatus | None) -> Outcome:
     """Add what is wrong with the pool: a student that finds no teacher does not know why."""
+    if work.pool_job and not pool:
+        reason = f"{outcome.reason}; its pool {work.pool!r}: {REMOVED}"
+        return msgspec.structs.replace(outcome, reason=reason, permanent=True)
     if not pool or not pool.reason:
         return outcome
     said = (f"the last lines of pool {pool.name!r}:", *pool.last_lines) if pool.last_lines else ()
@@ -147,4 +151,5 @@ def _with_the_pools(outcome: Outcome, pool: JobStatus | None) -> Outcome:
 
 
 def _removed(name: str) -> Outcome:
-    return Outcome(ended="failed", name=name, reason="somebody has removed it while it was running")
+    """Return how the work ends when a person has ended it: a retry would start again what that person has stopped."""
+    return Outcome(ended="failed", name=name, reason=REMOVED, permanent=True)

@@ -6,9 +6,6 @@ sensors also say it in the kind of error that they raise, whatever policy a DAG 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowNotFoundException,
@@ -37,7 +34,7 @@ _MISTAKES = (
 
 
 class UsersMistakeError(AirflowFailException):
-    """Raised when trying again can't help: a spec, a model or a connection has to be mended first."""
+    """Raised when a retry can't help: a spec, a model or a connection has to be mended, or a person stopped the job."""
 
 
 class JobInterruptedError(JobFailedError):
@@ -88,17 +85,22 @@ def is_passing(error: BaseException) -> bool:
     return isinstance(error, EdlError) and isinstance(error, ConnectionError)
 
 
-@contextmanager
-def failing_clearly() -> Iterator[None]:
-    """Turn the user's mistakes into an error that Airflow does not retry; leave all others as they are."""
-    try:
-        yield
-    except AirflowFailException:
-        raise
-    except Exception as error:
-        if is_users_mistake(error):
-            raise UsersMistakeError(_in_dags_words(error)) from error
-        raise
+class failing_clearly:  # noqa: N801 (a context manager)
+    """Turns the user's mistakes into an error that Airflow does not retry; leaves all others as they are.
+
+    What our errors say is all that helps, so they come without the frames that they were raised in.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, AirflowFailException):
+            return
+        if isinstance(error, Exception) and is_users_mistake(error):
+            raise UsersMistakeError(_in_dags_words(error)) from None
+        if isinstance(error, EdlError):
+            raise error.with_traceback(None) from None
 
 
 def _in_dags_words(error: Exception) -> str:

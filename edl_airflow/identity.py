@@ -1,8 +1,9 @@
 """A task instance → the names of its job and pool; a try → its token.
 
 The name is the same for every try, so that a try that follows a lost worker finds the job of the last one. The token
-is "OWNER/TRY": the owner is the same for every try, so that no other task can take a job or pool over, and the try is
-another one each time, so that a kill never hits the next try's work.
+is "OWNER/TRY": the owner, "DAG/NAME", is the same for every try, so that no other task can take a job or pool over, and
+says whose permissions a job's log needs; the try is another one each time, so that a kill never hits the next try's
+work.
 """
 
 from __future__ import annotations
@@ -45,8 +46,13 @@ def checkpoint_stream(dag_id: str, task_id: str, map_index: int | None = None) -
 
 
 def owner(ti: TaskInstance) -> str:
-    """Return who all jobs and pools of this task instance belong to, in every try: the name of its job."""
-    return job_name(ti)
+    """Return who all jobs and pools of this task instance belong to, in every try: "DAG/NAME", of its job."""
+    return f"{ti.dag_id}/{job_name(ti)}"
+
+
+def dag_of(owner: str) -> str:
+    """Return the id of the DAG whose task owns a job, by its `owner`; empty for one that no task has started."""
+    return owner.rpartition("/")[0]
 
 
 def try_token(ti: TaskInstance) -> str:

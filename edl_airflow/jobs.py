@@ -40,7 +40,7 @@ def pool_job(
         "edl_runtime.cli",
         "teacher",
         "--model",
-        _model(teacher.model, folder),
+        model_path(teacher.model, folder),
         "--pool",
         pool,
     ]
@@ -94,7 +94,7 @@ def trainer_job(
         bounds=Bounds(1, 1),
         instances=1,
         env={**settings.to_env(), **(_below(checkpoint, folder).to_env() if checkpoint else {}), **trainer.env},
-        cwd=_path(trainer.cwd, folder) if trainer.cwd else "",
+        cwd=local_path(trainer.cwd, folder) if trainer.cwd else "",
         pool_digest=pool_digest,
         pod=trainer.pod,
         priority=priority,
@@ -109,14 +109,16 @@ def _below(checkpoint: Checkpoint, folder: Path | None) -> Checkpoint:
     if folder is None and not checkpoint.url.startswith("/"):
         allowed = "a URL, or an absolute path on a volume that all pods have: see `volumes` of Pod"
         raise SpecError("checkpoint.url", checkpoint.url, allowed)
-    return msgspec.structs.replace(checkpoint, url=_path(checkpoint.url, folder))
+    return msgspec.structs.replace(checkpoint, url=local_path(checkpoint.url, folder))
 
 
-def _model(model: str, folder: Path | None) -> str:
+def model_path(model: str, folder: Path | None) -> str:
+    """Return a teacher's model as its process has it: a path below `folder`, unless it is none or a URL or function."""
     if "://" in model or _FUNCTION.fullmatch(model):
         return model
-    return _path(model, folder)
+    return local_path(model, folder)
 
 
-def _path(path: str, folder: Path | None) -> str:
+def local_path(path: str, folder: Path | None) -> str:
+    """Return `path` as one below `folder`; as it is where there is no folder."""
     return str(folder / Path(path).expanduser()) if folder else path

@@ -201,7 +201,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
       `landed`: the newest checkpoint that it has left, or that was waited for. None, or 0, if there is none or Redis
       was away.
     - `window`: the traffic window that was waited for.
-    - `permanent`: trying again can't help. `passing`: it was not the job's doing, and trying again later may well.
+    - `permanent`: trying again can't help, or nobody wants it, as somebody has stopped the job. `passing`: it was not
+      the job's doing, and trying again later may well.
     """
 
     ended: Literal[

@@ -455,6 +455,13 @@ class SampleIdError(SampleError):
         )
 
 
+def _best_of(lines: Sequence[str]) -> str:
+    """Return the line that says most: what a traceback ends with, else the last."""
+    frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
+    after = lines[frames[-1] + 1 :] if frames else lines[-1:]
+    return next((line for line in after if line.strip() and not line.startswith(" ")), "")
+
+
 class JobFailedError(EdlError):
     """Raised when a job or pool ended in failure. `last_lines` are the last lines of its log."""
 
@@ -465,7 +472,8 @@ class JobFailedError(EdlError):
         self.last_lines = tuple(last_lines)
 
     def __str__(self) -> str:
-        head = f"{self.name!r} failed: {self.reason}"
+        best = _best_of(self.last_lines)
+        head = f"{self.name!r} failed: {self.reason}" + (f": {best}" if best and best not in self.reason else "")
         if not self.last_lines:
             return head
         return "\n".join([head, "its last lines:", *(f"  {line}" for line in self.last_lines)])

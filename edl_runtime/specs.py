@@ -10,7 +10,7 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import msgspec
 
@@ -65,7 +65,48 @@ def check_weight(weight: object) -> float:
     return float(weight)
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class Spec(msgspec.Struct, frozen=True):
+    """What the user-facing structs share: they are read from plain data, and travel as such from task to task."""
+
+    @classmethod
+    def read(cls, field: str, given: object, *, strict: bool = True) -> Self:
+        """Return the struct that a dict of its fields makes; `field` is what errors call it.
+
+        Where it is not `strict`, text stands for numbers, too. Raises SpecError.
+        """
+        check_fields(field, cls, given)
+        try:
+            return msgspec.convert(given, cls, strict=strict)
+        except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, SpecError):
+                raise error.__cause__ from None
+            raise SpecError(field, str(error), f"what the fields of {cls.__name__} take") from None
+
+    def serialize(self) -> dict[str, Any]:
+        """Return it as plain data, which is how Airflow keeps it in XCom."""
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return plain
+
+    @classmethod
+    def deserialize(cls, data: object, version: int) -> Self:  # noqa: ARG003 (Airflow's signature)
+        """Return what `serialize` has taken apart. Raises SpecError."""
+        return cls.read(cls.__name__, data)
+
+
+def check_fields(field: str, struct: type[msgspec.Struct], given: object) -> None:
+    """Raise SpecError unless `given` is a dict whose keys are fields of `struct`, in structs within it as well."""
+    if not isinstance(given, dict):
+        raise SpecError(field, given, f"a {struct.__name__}, or a dict of its fields")
+    known = {one.name: one.type for one in msgspec.structs.fields(struct)}
+    for name, value in given.items():
+        if name not in known:
+            raise SpecError(field, name, f"the fields of {struct.__name__}: {', '.join(known)}")
+        for kind in get_args(known[name]):
+            if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+                check_fields(f"{field}.{name}", kind, value)
+
+
+class Bounds(Spec, frozen=True):
     """How many instances a pool or job may have: at least `min`, at most `max`.
 
     Raises SpecError unless both are whole numbers with 1 <= min <= max.
@@ -101,7 +142,7 @@ class Bounds(msgspec.Struct, frozen=True):
         return f"{self.min}:{self.max}"
 
 
-class TeacherSpec(msgspec.Struct, frozen=True, kw_only=True):
+class TeacherSpec(Spec, frozen=True, kw_only=True):
     """The teachers of a pool.
 
     - `model`: a folder with a Paddle inference model, an `.onnx` file, or `package.module:function` (a Python
@@ -140,7 +181,7 @@ class TeacherSpec(msgspec.Struct, frozen=True, kw_only=True):
         _check_pod("teacher.pod", self.pod)
 
 
-class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
+class TrainerSpec(Spec, frozen=True, kw_only=True):
     """A training script and how to start it.
 
     - `command`: program and arguments. "python" stands for the interpreter that the backend runs with.
@@ -164,7 +205,7 @@ class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
         _check_pod("pod", self.pod)
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+class Checkpoint(Spec, frozen=True, kw_only=True):
     """Where a training keeps its checkpoints, how often it writes one, and which are kept.
 
     - `url`: a folder's path, or a URL that fsspec knows, as s3://bucket/job. It names the training and not the run: the

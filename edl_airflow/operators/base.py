@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
@@ -62,6 +63,13 @@ class EdlOperator(TextTemplates):
         """Say what to do, from the rendered fields. Raises SpecError."""
         raise NotImplementedError
 
+    def check(self, folder: Path) -> None:
+        """Raise SpecError or ModelError for what this machine's files show to be wrong.
+
+        `folder`: which relative paths start from.
+        """
+        raise NotImplementedError
+
     def result(self, work: Work, outcome: Outcome) -> Any:
         """Return the XCom of a task that has succeeded."""
         raise NotImplementedError
@@ -105,7 +113,8 @@ class EdlOperator(TextTemplates):
         if self._killed:  # before there was anything to cancel
             raise asyncio.CancelledError
         async with open_site(surroundings) as site:
-            outcome = await conductor.begin(work, site)
+            folder = self.folder(work.place)
+            outcome = await conductor.begin(work, site, partial(self.check, folder) if folder else None)
             self._begun = True
             return outcome or await self._conduct(work, site)
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink, conf
 
+from edl_airflow.checks import check_model, check_script
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
 from edl_airflow.identity import checkpoint_stream, job_name, pool_name, try_token
 from edl_airflow.jobs import pool_job, trainer_job
 from edl_airflow.links import StudentLogLink, StudentsLink, TeacherPoolLink
 from edl_airflow.operators.base import EdlOperator, run_start, task_deadline
-from edl_airflow.operators.templates import as_bounds, as_checkpoint, check_seconds, has_template
+from edl_airflow.operators.templates import as_bounds, as_checkpoint, as_spec, check_seconds, check_spec, has_template
 from edl_airflow.work import JobResult, Outcome, Work
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
@@ -39,7 +41,8 @@ class EdlDistillOperator(EdlOperator):
     A relative model path, path of checkpoints, and `cwd` of the student start from the folder of the DAG's file. The
     student waits as long as this task does for its first teacher.
 
-    :param student: the training script and how to start it (templated)
+    :param student: the training script and how to start it: a spec, a dict of its fields, or either from an upstream
+        task (templated)
     :param teacher_pool: the pool's name; with a `teacher`, None for one made from the task instance. A name that is
         the pool of another running task is refused, so overlapping runs and mapped tasks need one each (templated)
     :param teacher: what the teachers serve; None for a pool that is there already (templated)
@@ -74,12 +77,12 @@ class EdlDistillOperator(EdlOperator):
     def __init__(
         self,
         *,
-        student: TrainerSpec,
+        student: TrainerSpec | dict[str, Any],
         teacher_pool: str | None = None,
-        teacher: TeacherSpec | None = None,
-        teachers: Bounds | str | None = None,
-        students: Bounds | str | int | None = None,
-        checkpoint: Checkpoint | str | None = None,
+        teacher: TeacherSpec | dict[str, Any] | None = None,
+        teachers: Bounds | dict[str, Any] | str | int | None = None,
+        students: Bounds | dict[str, Any] | str | int | None = None,
+        checkpoint: Checkpoint | dict[str, Any] | str | None = None,
         job: str | None = None,
         wait_timeout_s: float = 300,
         progress_every_s: float = 5,
@@ -103,6 +106,9 @@ class EdlDistillOperator(EdlOperator):
         self.weight = check_weight(weight)
         self.edl_conn_id = edl_conn_id
         self.deferrable = deferrable
+        check_spec("student", TrainerSpec, student)
+        if teacher is not None:
+            check_spec("teacher", TeacherSpec, teacher)
         if teacher is None and teacher_pool is None:
             raise SpecError(
                 "teacher_pool", teacher_pool, "the name of a pool that is there, or give a teacher to start one"
@@ -128,8 +134,15 @@ class EdlDistillOperator(EdlOperator):
         stream = "" if self.students is None else checkpoint_stream(ti.dag_id, ti.task_id, ti.map_index)
         sharing: dict[str, Any] = {"priority": self.priority, "weight": self.weight}
         own = (
-            pool_job(pool, self.teacher, bounds, namespace=namespace, folder=folder, **sharing)
-            if self.teacher
+            pool_job(
+                pool,
+                as_spec("teacher", TeacherSpec, self.teacher),
+                bounds,
+                namespace=namespace,
+                folder=folder,
+                **sharing,
+            )
+            if self.teacher is not None
             else None
         )
         return Work(
@@ -142,7 +155,7 @@ class EdlDistillOperator(EdlOperator):
             waits_s=self.wait_timeout_s,
             pool_deadline=time.time() + self.wait_timeout_s,
             trainer_job=trainer_job(
-                self.student,
+                as_spec("student", TrainerSpec, self.student),
                 None if self.students is None else as_bounds(self.students),
                 settings=RuntimeSettings(
                     namespace=namespace,
@@ -161,6 +174,11 @@ class EdlDistillOperator(EdlOperator):
             deadline=task_deadline(self),
             progress_every_s=self.progress_every_s,
         )
+
+    def check(self, folder: Path) -> None:
+        if self.teacher is not None:
+            check_model(as_spec("teacher", TeacherSpec, self.teacher), folder)
+        check_script("student", as_spec("student", TrainerSpec, self.student), folder)
 
     def result(self, work: Work, outcome: Outcome) -> JobResult:
         left = outcome.result or {}

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink, conf
 
+from edl_airflow.checks import check_model
 from edl_airflow.failures import failing_clearly
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook, Surroundings
 from edl_airflow.identity import try_token
 from edl_airflow.jobs import pool_job
 from edl_airflow.links import TeacherPoolLink
 from edl_airflow.operators.base import EdlOperator, task_deadline
-from edl_airflow.operators.templates import TextTemplates, as_bounds, check_seconds, has_template
+from edl_airflow.operators.templates import TextTemplates, as_bounds, as_spec, check_seconds, check_spec, has_template
 from edl_airflow.site import backend_at
 from edl_airflow.work import Outcome, PoolResult, Work
 from edl_runtime.specs import Bounds, TeacherSpec, check_name, check_priority, check_weight
@@ -35,7 +37,7 @@ class EdlTeacherPoolOperator(EdlOperator):
     path starts from the folder of the DAG's file.
 
     :param teacher_pool: the pool's name, a DNS label of at most 52 letters (templated)
-    :param teacher: what the teachers serve (templated)
+    :param teacher: what the teachers serve: a spec, a dict of its fields, or either from an upstream task (templated)
     :param teachers: how many teachers, as Bounds, "min:max" or a number: the pool starts with min and can be resized
         up to max (templated)
     :param wait_timeout_s: seconds to wait for min teachers before the task fails
@@ -55,8 +57,8 @@ class EdlTeacherPoolOperator(EdlOperator):
         self,
         *,
         teacher_pool: str,
-        teacher: TeacherSpec,
-        teachers: Bounds | str,
+        teacher: TeacherSpec | dict[str, Any],
+        teachers: Bounds | dict[str, Any] | str | int,
         wait_timeout_s: float = 300,
         priority: int = 0,
         weight: float = 1.0,
@@ -75,6 +77,7 @@ class EdlTeacherPoolOperator(EdlOperator):
         self.deferrable = deferrable
         if not has_template(teacher_pool):
             check_name("teacher_pool", teacher_pool)
+        check_spec("teacher", TeacherSpec, teacher)
         if not has_template(teachers):
             as_bounds(teachers)
         check_seconds("wait_timeout_s", wait_timeout_s)
@@ -89,7 +92,7 @@ class EdlTeacherPoolOperator(EdlOperator):
             pool=pool,
             pool_job=pool_job(
                 pool,
-                self.teacher,
+                as_spec("teacher", TeacherSpec, self.teacher),
                 bounds,
                 namespace=surroundings.namespace,
                 folder=self.folder(surroundings.place),
@@ -101,6 +104,9 @@ class EdlTeacherPoolOperator(EdlOperator):
             pool_deadline=time.time() + self.wait_timeout_s,
             deadline=task_deadline(self),
         )
+
+    def check(self, folder: Path) -> None:
+        check_model(as_spec("teacher", TeacherSpec, self.teacher), folder)
 
     def result(self, work: Work, outcome: Outcome) -> PoolResult:  # noqa: ARG002
         return outcome.pool_result()

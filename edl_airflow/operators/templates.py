@@ -1,4 +1,4 @@
-"""Templates inside specs, and checks of what they make."""
+"""Specs as operators take them: with templates inside, as dicts, or from upstream tasks; and checks of all these."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from airflow.sdk import BaseOperator
+from airflow.sdk.serde import allow_class
 
 from edl_airflow.failures import failing_clearly
 from edl_airflow.retry_policy import EdlRetryPolicy
 from edl_runtime.errors import SpecError
-from edl_runtime.specs import Bounds, Checkpoint
+from edl_runtime.specs import Bounds, Checkpoint, Spec, TeacherSpec, TrainerSpec, check_fields
 
 if TYPE_CHECKING:
     import jinja2
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 RETRIES = EdlRetryPolicy()
 
-Struct = TypeVar("Struct", bound=msgspec.Struct)
+AnySpec = TypeVar("AnySpec", bound=Spec)
+
+for spec in (Bounds, Checkpoint, TeacherSpec, TrainerSpec):
+    allow_class(spec)  # to be read from XCom
 
 
 def has_template(value: object) -> bool:
@@ -34,12 +38,30 @@ def has_template(value: object) -> bool:
         return any(map(has_template, value))
     if isinstance(value, str):
         return "{{" in value or "{%" in value
-    return hasattr(value, "resolve")  # an XComArg
+    return is_output(value)
+
+
+def is_output(value: object) -> bool:
+    """Whether `value` is what an upstream task returns, which is not known before the task runs."""
+    return hasattr(value, "resolve")
+
+
+def as_spec(field: str, kind: type[AnySpec], value: object) -> AnySpec:
+    """Return the spec that `value` is, or a dict of its fields, which may be text. Raises SpecError naming `field`."""
+    return value if isinstance(value, kind) else kind.read(field, value, strict=False)
+
+
+def check_spec(field: str, kind: type[Spec], value: object) -> None:
+    """Raise SpecError for what can't become a `kind` when the task runs, as far as it is known before."""
+    if isinstance(value, dict) and has_template(value):
+        check_fields(field, kind, value)
+    elif not is_output(value):
+        as_spec(field, kind, value)
 
 
 def as_bounds(value: object) -> Bounds:
-    """Return what "1:3", "2", 2 or a Bounds says. Raises SpecError."""
-    return value if isinstance(value, Bounds) else Bounds.parse(str(value))
+    """Return what "1:3", "2", 2, a Bounds or a dict of its fields says. Raises SpecError."""
+    return as_spec("bounds", Bounds, value) if isinstance(value, Bounds | dict) else Bounds.parse(str(value))
 
 
 def as_count(field: str, value: object) -> int:
@@ -69,9 +91,16 @@ def as_number(field: str, value: object, allowed: str) -> float:
         raise SpecError(field, value, allowed) from None
 
 
-def as_checkpoint(checkpoint: Checkpoint | str | None) -> Checkpoint | None:
-    """Return what a Checkpoint, or a path or URL of one with all else as it is by default, says. Raises SpecError."""
-    return Checkpoint(url=checkpoint) if isinstance(checkpoint, str) else checkpoint
+def as_checkpoint(checkpoint: object) -> Checkpoint | None:
+    """Return what a Checkpoint, a dict of its fields, or a path or URL with defaults for the rest says.
+
+    Raises SpecError.
+    """
+    if checkpoint is None:
+        return None
+    if isinstance(checkpoint, str):
+        return Checkpoint(url=checkpoint)
+    return as_spec("checkpoint", Checkpoint, checkpoint)
 
 
 def check_stream(stream: object) -> str:
@@ -111,17 +140,8 @@ class TextTemplates(BaseOperator):
         seen_oids: set[int] | None = None,
     ) -> Any:
         """Render `content` as Airflow does, specs included. Raises SpecError for a spec that can't work."""
-        if not isinstance(content, msgspec.Struct):
+        if not isinstance(content, Spec) or id(content) in (seen_oids or ()):  # an upstream task's is not rendered
             return super().render_template(content, context, jinja_env, seen_oids)
         rendered = super().render_template(msgspec.to_builtins(content), context, jinja_env, seen_oids)
         with failing_clearly():
-            return _made(type(content), rendered)
-
-
-def _made(struct: type[Struct], plain: Any) -> Struct:
-    try:
-        return msgspec.convert(plain, struct, strict=False)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, SpecError):
-            raise error.__cause__ from None
-        raise SpecError(struct.__name__, plain, f"what its fields take: {error}") from None
+            return type(content).read(type(content).__name__, rendered, strict=False)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from airflow.sdk import BaseOperatorLink, conf
 
+from edl_airflow.checks import check_script
 from edl_airflow.ends import EndsBy, check_ends_by, end_of
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
 from edl_airflow.identity import checkpoint_stream, job_name, try_token
 from edl_airflow.jobs import trainer_job
 from edl_airflow.links import TrainerLogLink, TrainersLink
 from edl_airflow.operators.base import EdlOperator, run_start, task_deadline
-from edl_airflow.operators.templates import as_bounds, as_checkpoint, check_seconds, has_template
+from edl_airflow.operators.templates import as_bounds, as_checkpoint, as_spec, check_seconds, check_spec, has_template
 from edl_airflow.work import Outcome, TrainResult, Work
 from edl_runtime.compat.manifests import manifest_text
 from edl_runtime.compat.training_job import TrainingJob, read_training_job
@@ -48,7 +49,8 @@ class EdlTrainOperator(EdlOperator):
     A relative `cwd` of the trainer, and a relative path of checkpoints, start from the folder of the DAG's file; "~" is
     the home folder of who runs the task.
 
-    :param trainer: the training script and how to start it (templated)
+    :param trainer: the training script and how to start it: a spec, a dict of its fields, or either from an upstream
+        task (templated)
     :param trainers: how many instances, as Bounds, "min:max" or a number: it starts with min and can be resized up to
         max (templated)
     :param checkpoint: where checkpoints are kept and how often one is written, a path or URL for the latter's default;
@@ -78,9 +80,9 @@ class EdlTrainOperator(EdlOperator):
     def __init__(
         self,
         *,
-        trainer: TrainerSpec,
-        trainers: Bounds | str | int = 1,
-        checkpoint: Checkpoint | str | None = None,
+        trainer: TrainerSpec | dict[str, Any],
+        trainers: Bounds | dict[str, Any] | str | int = 1,
+        checkpoint: Checkpoint | dict[str, Any] | str | None = None,
         gear: Gear = "live",
         job: str | None = None,
         ends_by: EndsBy | None = None,
@@ -105,6 +107,7 @@ class EdlTrainOperator(EdlOperator):
         self.weight = check_weight(weight)
         self.edl_conn_id = edl_conn_id
         self.deferrable = deferrable
+        check_spec("trainer", TrainerSpec, trainer)
         if not has_template(trainers):
             as_bounds(trainers)
         if not has_template(checkpoint):
@@ -150,7 +153,7 @@ class EdlTrainOperator(EdlOperator):
             place=surroundings.place,
             token=try_token(ti),
             trainer_job=trainer_job(
-                self.trainer,
+                as_spec("trainer", TrainerSpec, self.trainer),
                 as_bounds(self.trainers),
                 settings=RuntimeSettings(
                     namespace=surroundings.namespace,
@@ -170,6 +173,9 @@ class EdlTrainOperator(EdlOperator):
             deadline=task_deadline(self),
             progress_every_s=self.progress_every_s,
         )
+
+    def check(self, folder: Path) -> None:
+        check_script("trainer", as_spec("trainer", TrainerSpec, self.trainer), folder)
 
     def result(self, work: Work, outcome: Outcome) -> TrainResult:
         left, landed, training = outcome.result or {}, outcome.landed, outcome.training

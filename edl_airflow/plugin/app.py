@@ -1,34 +1,47 @@
-"""The plugin's web pages.
+"""The plugin's web pages, read only and for people who are logged in to Airflow.
 
-Read only; anybody who is logged in to Airflow may see them, whichever DAGs that person may see.
+A job or pool of a task is shown to those who may read that DAG's task logs, and one that no task has started to those
+who may read the task logs of all DAGs. Who may see the cluster's activity sees the last rescaling, and who is
+registered with a pool that no task has started.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated
 
-from airflow.api_fastapi.core_api.security import requires_authenticated  # not declared public: imported only here
+import msgspec
 from airflow.sdk.exceptions import AirflowNotFoundException
-from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from edl_airflow.conductor import job_status
 from edl_airflow.hooks.edl import EdlHook
+from edl_airflow.identity import dag_of
 from edl_airflow.links import Address
-from edl_airflow.plugin import pages
+from edl_airflow.plugin import access, pages
+from edl_airflow.plugin.log_end import LogEnd
 from edl_airflow.site import Site, open_site
 from edl_runtime.errors import RegistryError, SpecError, UnknownJobError
 from edl_runtime.pool_reports import PoolDemand
 from edl_runtime.progress import Progress
 
 TAIL_LINES = 500
+"""Of each instance, unless the address says more: a page that shows more does not reload itself."""
+
+MOST_LINES = 10_000
+
+
+class _DeniedError(Exception):
+    """Raised for what the person who asks may not see."""
 
 
 def make_app() -> FastAPI:
     """Return the pages as an app to be mounted."""
-    app = FastAPI(dependencies=[Depends(requires_authenticated())], docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(_DeniedError, _denied)
     app.add_exception_handler(UnknownJobError, _no_job)
     for error in (SpecError, AirflowNotFoundException):
         app.add_exception_handler(error, _no_connection)
@@ -40,48 +53,93 @@ def make_app() -> FastAPI:
     return app
 
 
-async def show_job(conn_id: str, job: str) -> str:
+async def show_job(request: Request, conn_id: str, job: str) -> str:
     """The job's instances, what they wait for, and how far the job is."""
     async with _site(conn_id) as site:
+        await _check_log(request, site, job)
         status = await job_status(site.backend, job)
         if status is None:
             [line async for line in site.backend.logs(job, tail=1)]  # a job that there never was has none
-        return pages.job_page(Address(conn_id, job), status, await _progress(site, job), await _members(site, job))
+        progress, members = await _progress(site, job), await _members(site, job)
+    return await asyncio.to_thread(pages.job_page, Address(conn_id, job), status, progress, members)
 
 
 async def show_log(
+    request: Request,
     conn_id: str,
     job: str,
-    tail: Annotated[int, Query(ge=1, le=100_000)] = TAIL_LINES,
+    tail: Annotated[int, Query(ge=1, le=MOST_LINES)] = TAIL_LINES,
     instance: Annotated[int | None, Query(ge=0)] = None,
 ) -> str:
-    """The end of the merged log of all the job's instances, or of one's, and how far the job is."""
+    """The end of the merged log of all the job's instances, or of one's, and how far the job is.
+
+    `tail` lines of each instance, and no more than LogEnd keeps of all.
+    """
+    log = LogEnd()
     async with _site(conn_id) as site:
+        await _check_log(request, site, job)
         status = await job_status(site.backend, job)  # None once removed; its log is still there
-        lines = [line async for line in site.backend.logs(job, tail=tail, instance=instance)]
-        return pages.log_page(Address(conn_id, job), status, await _progress(site, job), lines, instance)
+        async for line in site.backend.logs(job, tail=tail, instance=instance):
+            log.add(line)
+        progress = await _progress(site, job)
+    reloads = tail <= TAIL_LINES and not log.left_out
+    at = Address(conn_id, job)
+    return await asyncio.to_thread(pages.log_page, at, status, progress, log, instance, reloads=reloads)
 
 
-async def show_pool(conn_id: str, pool: str) -> str:
+async def show_pool(request: Request, conn_id: str, pool: str) -> str:
     """Who is registered with the pool, what it serves, and the instances that the backend runs for it."""
     async with _site(conn_id) as site:
+        may_read_log = await _may_read_log(request, site, pool)
+        if not may_read_log:
+            await _check_cluster(request)
+            if await _dag(site, pool):
+                raise _DeniedError
         status = await job_status(site.backend, pool)
+        if status and not may_read_log:
+            status = msgspec.structs.replace(status, last_lines=())
         try:
             teachers = await site.members(pool, "teachers")
             students = await site.members(pool, "students")
             said, trouble = await site.demand(pool), ""
         except RegistryError as error:
             teachers, students, said, trouble = [], [], PoolDemand(), str(error)
-    return pages.pool_page(Address(conn_id, pool), status, teachers, students, said, trouble=trouble)
+    at = Address(conn_id, pool)
+    return await asyncio.to_thread(pages.pool_page, at, status, teachers, students, said, trouble=trouble)
 
 
-async def show_rescaling(conn_id: str) -> str:
+async def show_rescaling(request: Request, conn_id: str) -> str:
     """What the last rescaling has decided: how much training may use, and what each job and pool should have."""
+    await _check_cluster(request)
+    plan, trouble = None, ""
     async with _site(conn_id) as site:
         try:
-            return pages.rescaling_page(conn_id, await site.last_plan(), trouble="")
+            plan = await site.last_plan()
         except RegistryError as error:
-            return pages.rescaling_page(conn_id, None, trouble=str(error))
+            trouble = str(error)
+    return await asyncio.to_thread(pages.rescaling_page, conn_id, plan, trouble=trouble)
+
+
+async def _dag(site: Site, job: str) -> str:
+    """Return the DAG whose task has started a job or pool, empty where none has or there is none."""
+    try:
+        return dag_of(await site.backend.owner(job))
+    except UnknownJobError:
+        return ""
+
+
+async def _may_read_log(request: Request, site: Site, job: str) -> bool:
+    return await asyncio.to_thread(access.may_read_logs, request.state.edl_user, await _dag(site, job))
+
+
+async def _check_log(request: Request, site: Site, job: str) -> None:
+    if not await _may_read_log(request, site, job):
+        raise _DeniedError
+
+
+async def _check_cluster(request: Request) -> None:
+    if not await asyncio.to_thread(access.may_see_cluster, request.state.edl_user):
+        raise _DeniedError
 
 
 @asynccontextmanager
@@ -105,6 +163,12 @@ async def _members(site: Site, job: str) -> tuple[int, ...]:
     return training.members if training else ()
 
 
+async def _denied(_: Request, __: Exception) -> Response:
+    """Say the same of what is not there: its name is not everybody's either."""
+    text = "It belongs to a DAG whose task logs you may not read, or to none, or it is not there."
+    return HTMLResponse(pages.message_page("Not for you", text), status_code=403)
+
+
 async def _no_job(_: Request, error: Exception) -> Response:
     return _not_found(str(error))
 
@@ -119,7 +183,12 @@ def _not_found(text: str) -> Response:
 
 
 async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    response = await call_next(request)
+    """Let nobody in who is not logged in, whatever they ask for."""
+    request.state.edl_user = await access.user_of(request)
+    if request.state.edl_user is None:
+        response: Response = HTMLResponse(pages.message_page("Not logged in", "Log in to Airflow first."), 401)
+    else:
+        response = await call_next(request)
     response.headers["Content-Security-Policy"] = "default-src 'none'; style-src 'unsafe-inline'"
     response.headers["Cache-Control"] = "no-store"
     return response

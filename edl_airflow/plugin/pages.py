@@ -10,8 +10,9 @@ from typing import Any
 import jinja2
 
 from edl_airflow.links import Address
+from edl_airflow.plugin.log_end import LogEnd
 from edl_runtime.autoscale.plan import JobTarget, Plan
-from edl_runtime.backends.base import JobStatus, LogLine
+from edl_runtime.backends.base import JobStatus
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.progress import Progress
 from edl_runtime.registry.members import Member
@@ -63,6 +64,8 @@ _LOG = """{% extends "layout" %}{% block body %}
 {% else %}<span class="quiet">ended and removed; its log is kept</span>{% endif %}
 {% if status %}<br><a href="{{ up }}">all instances</a>{% endif %}</p>
 {% if progress %}<p>{{ progress.line() }}<br>{{ progress.verdict() }}</p>{% endif %}
+{% if log.left_out %}<p class="quiet">{{ log.left_out }} earlier lines are left out here; `edl logs {{ name }}` shows
+them all.</p>{% endif %}
 <pre>{% for line in lines %}{{ line.instance ~ " | " if many }}{{ line.text }}
 {% else %}no output yet{% endfor %}</pre>{% endblock %}"""
 
@@ -157,17 +160,22 @@ def log_page(
     at: Address,
     status: JobStatus | None,
     progress: Progress | None,
-    lines: Sequence[LogLine],
+    log: LogEnd,
     instance: int | None,
+    *,
+    reloads: bool = True,
 ) -> str:
-    """Show a job's log, or one instance's. The page reloads itself while the job runs.
+    """Show a job's log, or one instance's. Where it `reloads`, the page does so while the job runs.
 
     `status` is None once the job is removed.
     """
+    lines = log.lines()
     return _TEMPLATES.get_template("log").render(
         title=f"Log of {at.name}" if instance is None else f"Log of instance {instance} of {at.name}",
+        name=at.name,
         up=at.pool if status and status.kind == "pool" else at.job,
-        refresh_s=5 if status and not status.has_ended else 0,
+        refresh_s=5 if reloads and status and not status.has_ended else 0,
+        log=log,
         status=status,
         progress=progress,
         lines=lines,

@@ -283,6 +283,13 @@ class Backend(Protocol):
         """
         ...
 
+    async def owner(self, name: str) -> str:
+        """Return whose the job is, or was, that `logs` serves: the OWNER of its token, empty for nobody's.
+
+        Also of a job that has been deleted. Raises UnknownJobError.
+        """
+        ...
+
     async def delete(self, name: str, *, token: str | None = None) -> bool:
         """Stop the job, down to its last process, and forget it; what its instances wrote is kept.
 

@@ -23,7 +23,7 @@ def stop(name: str, *, as_json: bool) -> None:
     All instances get SIGTERM at once, and SIGKILL after their grace. Elastic trainers write a last checkpoint in it; if
     they can't, it is said here.
 
-    Returns when its last process is gone. A task that still waits for it fails.
+    Returns when its last process is gone. The Airflow task that runs it fails, without a retry.
     """
     settings = RuntimeSettings.from_env(os.environ)
     status, last_words, has_log = asyncio.run(_stop(places.backend(settings), name))

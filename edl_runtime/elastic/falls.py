@@ -9,6 +9,7 @@ import msgspec
 from edl_runtime.elastic.generation import GroupView
 from edl_runtime.elastic.messages import Failed
 from edl_runtime.errors import EX_CONFIG, EX_DATAERR
+from edl_runtime.exit_status import ending
 from edl_runtime.specs import Bounds
 
 MOST_FALLS = 3
@@ -49,8 +50,7 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
             return self.said.reason
         if self.exit_code == 0:
             return "its script ended before it had gone through all of its data, which every rank has to"
-        ended = f"exited with {self.exit_code}" if self.exit_code > 0 else f"was ended by signal {-self.exit_code}"
-        return f"its trainer {ended}"
+        return f"its trainer {ending(self.exit_code or 0)}"
 
     @property
     def final(self) -> bool:

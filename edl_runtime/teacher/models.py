@@ -32,6 +32,9 @@ class Model(Protocol):
         ...
 
 
+NO_FILE = "there is no such file"
+
+
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which model to serve and how.
 
@@ -60,6 +63,39 @@ def load_model(options: ModelOptions) -> Model:
     return model
 
 
+def look_at(options: ModelOptions) -> None:
+    """Raise ModelError for what is wrong with a model as far as its files tell, without loading it.
+
+    A Paddle model of today's format tells its outputs; a function tells nothing before it is imported.
+    """
+    path = Path(options.model)
+    if path.suffix == ".onnx":
+        if not path.is_file():
+            raise ModelError(options.model, NO_FILE)
+    elif ":" not in options.model or path.exists():
+        from edl_runtime.teacher.paddle_model import outputs_in
+
+        if known := outputs_in(path, options):
+            origins(options, known)
+
+
+def origins(options: ModelOptions, known: Sequence[str]) -> dict[str, str]:
+    """Return under which names outputs are served, and what the model, which has those `known`, calls them.
+
+    Raises ModelError for one that it does not have, or a name given twice.
+    """
+    chosen: dict[str, str] = {}
+    for wish in options.outputs:
+        name, _, origin = wish.partition("=")
+        origin = origin or name
+        if origin not in known:
+            raise ModelError(options.model, f"no output {origin!r}; it has {', '.join(known)}")
+        if name in chosen:
+            raise ModelError(options.model, f"output {name!r} is asked for twice")
+        chosen[name] = origin
+    return chosen
+
+
 def _load(options: ModelOptions) -> Model:
     path = Path(options.model)
     if path.suffix == ".onnx":
@@ -82,18 +118,9 @@ class Selected:
         """Raise ModelError for an output that the model does not have, or a name given twice."""
         self._model = model
         known = {spec.name: spec for spec in model.signature.outputs}
-        chosen: dict[str, TensorSpec] = {}
-        self._origin: dict[str, str] = {}
-        for wish in options.outputs:
-            name, _, origin = wish.partition("=")
-            origin = origin or name
-            if origin not in known:
-                raise ModelError(options.model, f"no output {origin!r}; it has {', '.join(known)}")
-            if name in chosen:
-                raise ModelError(options.model, f"output {name!r} is asked for twice")
-            chosen[name] = msgspec.structs.replace(known[origin], name=name)
-            self._origin[name] = origin
-        self.signature = msgspec.structs.replace(model.signature, outputs=tuple(chosen.values()))
+        self._origin = origins(options, list(known))
+        chosen = (msgspec.structs.replace(known[origin], name=name) for name, origin in self._origin.items())
+        self.signature = msgspec.structs.replace(model.signature, outputs=tuple(chosen))
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
         found = self._model.run(inputs, [self._origin[name] for name in outputs])

@@ -9,7 +9,7 @@ from typing import Any
 from edl_runtime.errors import ModelError
 from edl_runtime.protocol.oip import Datatype, ModelSignature, TensorSpec
 from edl_runtime.protocol.tensors import Array
-from edl_runtime.teacher.models import ModelOptions, digest_of
+from edl_runtime.teacher.models import NO_FILE, ModelOptions, digest_of
 
 _DATATYPES: dict[str, Datatype] = {
     "tensor(bool)": "BOOL",
@@ -33,7 +33,7 @@ class OnnxModel:
     def __init__(self, path: Path, options: ModelOptions) -> None:
         """Load it. Raises ModelError."""
         if not path.is_file():
-            raise ModelError(options.model, "there is no such file")
+            raise ModelError(options.model, NO_FILE)
         try:
             import onnxruntime as ort
         except ImportError as error:

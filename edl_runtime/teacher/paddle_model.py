@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from edl_runtime.errors import ModelError
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import Datatype, ModelSignature, TensorSpec
@@ -62,6 +64,21 @@ class PaddleModel:
             self._inputs[name].copy_from_cpu(array)
         self._predictor.run()
         return {name: self._predictor.get_output_handle(name).copy_to_cpu() for name in outputs}
+
+
+def outputs_in(folder: Path, options: ModelOptions) -> list[str]:
+    """Return the outputs of the one model in `folder` without loading it; none if its file does not tell.
+
+    Raises ModelError where there is no model.
+    """
+    program, _ = _find(folder, options)
+    try:
+        content = msgspec.json.decode(program.read_bytes())
+        operations = content["program"]["regions"][0]["blocks"][0]["ops"]
+        attributes = [each for one in operations if one["#"] == "1.fetch" for each in one["A"]]
+        return [each["AT"]["D"] for each in attributes if each["N"] == "name"]
+    except (OSError, msgspec.DecodeError, LookupError, TypeError):  # the format of Paddle 2, or one to come
+        return []
 
 
 def _find(folder: Path, options: ModelOptions) -> tuple[Path, Path]:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from edl_runtime.errors import ModelError, TeacherError
+from edl_runtime.exit_status import ending
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.settings import split_secrets
@@ -153,7 +154,7 @@ class _Predictor(asyncio.Protocol):
         code = await self._exit_code()
         if code == -signal.SIGKILL:  # what the system does when memory runs out: another time it may work
             raise TeacherError(f"the predictor was killed while it loaded {self._options.model!r}; is memory short?")
-        raise ModelError(self._options.model, f"loading it, the predictor {_ended(code)}; see its output above")
+        raise ModelError(self._options.model, f"loading it, the predictor {ending(code)}; see its output above")
 
     async def failed(self, hung_after_s: float) -> TeacherError:
         """Wait until it has ended by itself, or has been silent for too long and is killed; return what to say.
@@ -170,7 +171,7 @@ class _Predictor(asyncio.Protocol):
             signs = self._signs
             await asyncio.wait([self._lost], timeout=beat_s)
             if self._lost.done():
-                return TeacherError(f"the predictor {_ended(await self._exit_code())}; see its output above")
+                return TeacherError(f"the predictor {ending(await self._exit_code())}; see its output above")
             reads = any(self._arena.stages[slot] == READS for slot in self._pending)
             silent_s = silent_s + beat_s if self._signs == signs and not reads else 0.0
         self._kill()
@@ -257,7 +258,3 @@ class _Predictor(asyncio.Protocol):
             return refuse(self._arena.answer(slot), 503, "the teacher's predictor has ended; ask another teacher")
         reason = "the teacher's predictor died or hung while it worked on this request, which may be the cause"
         return refuse(self._arena.answer(slot), 503, reason)._replace(predictor_died=True)
-
-
-def _ended(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"

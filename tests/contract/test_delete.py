@@ -33,6 +33,20 @@ async def test_an_ended_job_is_deleted_by_its_token_only(backend: Backend) -> No
     assert await backend.list() == []
 
 
+async def test_whose_a_job_was_is_known_as_long_as_its_log(backend: Backend) -> None:
+    """Of a job that runs, has been taken over from nobody, or was deleted."""
+    with pytest.raises(UnknownJobError):
+        await backend.owner("job")
+    await backend.submit(job(SAYS_GOODBYE), token="by-hand", secrets={})
+    await says(backend, "up", instances=1)
+    assert await backend.owner("job") == ""
+    await backend.submit(job(SAYS_GOODBYE), token="dag/task/1", secrets={})
+    assert await backend.owner("job") == "dag/task"
+    await backend.delete("job")
+    assert await lines(backend)
+    assert await backend.owner("job") == "dag/task"
+
+
 @pytest.mark.on_pods
 async def test_a_kill_at_the_same_time_as_the_next_try_never_hits_it(backend: Backend) -> None:
     """Whichever of the two comes first, the next try has a running job afterwards."""

@@ -9,6 +9,7 @@ import pytest
 from support.backends.jobs import ended, job, lines, reach
 
 from edl_runtime.backends.base import Backend, JobStatus
+from edl_runtime.exit_status import ending
 
 LEAVES_A_RESULT = """
 from edl_runtime.result import write_result
@@ -38,7 +39,7 @@ time.sleep(600)
 @pytest.mark.parametrize(
     ("end", "said"),
     [
-        ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+        ("os.kill(os.getpid(), 9)", ending(-9)),
         ("raise SystemExit(78)", "exited with 78"),
     ],
 )

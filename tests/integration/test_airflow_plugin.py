@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import html
+import threading
 import warnings
+from collections.abc import Container
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from support.airflow.world import World, registered, until
 
-from edl_airflow.plugin import EdlPlugin
+from edl_airflow.plugin import EdlPlugin, pages
 from edl_runtime.progress import Progress, publish
 from edl_runtime.specs import Bounds, JobSpec
 from edl_runtime.store.client import connect
@@ -21,7 +24,18 @@ with warnings.catch_warnings():  # of a test client that Airflow's own imports d
     from airflow.api_fastapi import app as airflow_app
     from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from airflow.models.dag import DagModel
     from airflow.models.revoked_token import RevokedToken
+
+
+class Roles(SimpleAuthManager):
+    """Viewers may read all DAGs but one; `readable` narrows that to those named."""
+
+    readable: Container[str | None] = ("nightly", None)
+
+    def is_authorized_dag(self, *, details: Any = None, **given: Any) -> bool:
+        asked = details.id if details else None
+        return asked in self.readable and super().is_authorized_dag(details=details, **given)
 
 
 @pytest.fixture
@@ -40,29 +54,103 @@ def token(monkeypatch: pytest.MonkeyPatch) -> str:
     """What a viewer gets by logging in."""
     monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
     monkeypatch.setattr(RevokedToken, "is_revoked", lambda _: False)  # would ask a database
-    manager = SimpleAuthManager()  # type: ignore[no-untyped-call]
+    monkeypatch.setattr(DagModel, "get_team_name", lambda _: None)  # the same
+    manager = Roles()  # type: ignore[no-untyped-call]
     monkeypatch.setattr(airflow_app._AuthManagerState, "instance", manager)
     return manager.generate_jwt(SimpleAuthManagerUser(username="viewer", role="viewer"))
 
 
-def _get(path: str, token: str = "") -> httpx.Response:
+def _get(path: str, token: str = "", method: str = "GET") -> httpx.Response:
     (mounted,) = EdlPlugin.fastapi_apps
 
     async def get() -> httpx.Response:
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app=mounted["app"]), base_url="http://airflow.example"
         ) as client:
-            return await client.get(path, headers={"Authorization": f"Bearer {token}"} if token else {})
+            return await client.request(method, path, headers={"Authorization": f"Bearer {token}"} if token else {})
 
     return asyncio.run(get())
 
 
 @pytest.mark.usefixtures("world")
 def test_nobody_sees_a_page_without_logging_in() -> None:
-    """Neither a page, nor whether there is something behind it."""
+    """Neither a page, nor whether there is something behind it, whatever is asked for in which way."""
     pages = ("jobs/edl_default/student", "jobs/edl_default/student/log", "pools/edl_default/digits", "pools/no/digits")
-    assert [_get(f"/{page}").status_code for page in pages] == [401] * 4
-    assert _get("/openapi.json").status_code == 404
+    others = ("openapi.json", "", "jobs/edl_default/student/", "jobs/edl_default/student/log?tail=none")
+    assert [_get(f"/{page}").status_code for page in (*pages, *others)] == [401] * 8
+    assert _get("/jobs/edl_default/student", method="POST").status_code == 401
+
+
+@pytest.mark.usefixtures("world")
+def test_a_token_that_is_none_opens_nothing(token: str) -> None:
+    """As no token at all."""
+    assert _get("/jobs/edl_default/student", token[:-4]).status_code == 401
+    assert _get("/openapi.json", token).status_code == 404
+
+
+def test_a_task_s_job_is_for_those_who_may_read_the_logs_of_its_dag(
+    world: World, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also once it is removed, and a pool as well; who asks learns no more of it than of one that is not there."""
+    words = ("python", "-c", "print('a word')")
+    for name, kind, dag in (
+        ("payroll", "trainer", "secret"),
+        ("wages", "pool", "secret"),
+        ("night", "pool", "nightly"),
+    ):
+        spec = JobSpec(name=name, kind=kind, command=words, bounds=Bounds(1, 1), instances=1)  # type: ignore[arg-type]
+        asyncio.run(world.backend.submit(spec, token=f"{dag}/{name}-1234/1", secrets={}))
+    until(lambda: world.jobs()["payroll"] == "succeeded")
+    monkeypatch.setattr(Roles, "readable", ("nightly",))
+    secret = ("jobs/edl_default/payroll", "jobs/edl_default/payroll/log", "pools/edl_default/wages")
+    denied = [_get(f"/{page}", token) for page in (*secret, "jobs/edl_default/nobody", "jobs/edl_default/student/log")]
+    assert {(page.status_code, page.text) for page in denied} == {(403, denied[0].text)}
+    assert _get("/pools/edl_default/night", token).status_code == 200
+    monkeypatch.setattr(Roles, "readable", ("secret",))
+    assert [_get(f"/{page}", token).status_code for page in secret] == [200] * 3
+    asyncio.run(world.backend.delete("payroll"))
+    assert "a word" in _get("/jobs/edl_default/payroll/log", token).text
+    monkeypatch.setattr(Roles, "readable", ("nightly",))
+    assert _get("/jobs/edl_default/payroll/log", token).status_code == 403
+
+
+def test_of_a_pool_that_no_task_has_started_only_the_log_is_for_few(
+    world: World, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Students of many DAGs ask it, and see there who its members are."""
+    words = ("python", "-c", "raise SystemExit('the prices of all')")
+    spec = JobSpec(name="shared", kind="pool", command=words, bounds=Bounds(1, 1), instances=1)
+    asyncio.run(world.backend.submit(spec, token="edl-submit-1/0", secrets={}))
+    until(lambda: asyncio.run(world.backend.get("shared")).last_lines)
+    assert "the prices of all" in _get("/pools/edl_default/shared", token).text
+    monkeypatch.setattr(Roles, "readable", ())
+    page = _get("/pools/edl_default/shared", token)
+    assert (page.status_code, "the prices of all" in page.text) == (200, False)
+    assert _get("/jobs/edl_default/shared/log", token).status_code == 403
+    asyncio.run(world.backend.delete("shared"))
+
+
+def test_a_large_log_costs_a_page_of_a_million_bytes(world: World, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is put together beside the loop that answers everybody else."""
+    words = ("python", "-c", "for n in range(3000): print(n, 'x' * 2000)")
+    spec = JobSpec(name="loud", kind="trainer", command=words, bounds=Bounds(1, 1), instances=1)
+    asyncio.run(world.backend.submit(spec, token="nightly/loud-1234/1", secrets={}))
+    until(lambda: world.jobs()["loud"] == "succeeded")
+    threads = []
+    render = pages.log_page
+
+    def seen(*given: Any, **named: Any) -> str:
+        threads.append(threading.current_thread())
+        return render(*given, **named)
+
+    monkeypatch.setattr(pages, "log_page", seen)
+    page = _get("/jobs/edl_default/loud/log?tail=10000", token)
+    assert page.status_code == 200
+    assert "2999 xxx" in page.text
+    assert "earlier lines are left out here" in page.text
+    assert len(page.content) < 1_100_000
+    assert threading.main_thread() not in threads
+    assert _get("/jobs/edl_default/loud/log?tail=100000", token).status_code == 422
 
 
 def test_the_log_page_shows_the_log_and_runs_nothing(world: World, token: str) -> None:

@@ -17,6 +17,7 @@ from edl_runtime.errors import EX_CONFIG, ModelError
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.oip import TensorSpec
 from edl_runtime.teacher.models import Model, ModelOptions, load_model
+from edl_runtime.teacher.paddle_model import outputs_in
 
 IDS = np.arange(12).reshape(2, 6)
 MASK = np.ones((2, 6), np.float32)
@@ -139,3 +140,11 @@ def test_without_onnxruntime_the_extra_is_named(onnx_file: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ModelError, match=r"edl-airflow\[onnx\]"):
         load_model(ModelOptions(model=str(onnx_file)))
+
+
+def test_the_file_of_a_paddle_model_tells_its_outputs(saved: Path) -> None:
+    """The same as the loaded model; one in Paddle 2's format tells none."""
+    options = ModelOptions(model=str(saved / "new"))
+    loaded = load_model(options)
+    assert outputs_in(saved / "new", options) == [spec.name for spec in loaded.signature.outputs]
+    assert outputs_in(saved / "old", options) == []

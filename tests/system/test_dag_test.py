@@ -38,6 +38,10 @@ TRIES = Path({tries!r})
 SCRIPT = f"open({tries!r}, 'a').write('train;'); print('no such data set'); raise SystemExit(78)"
 
 
+def leaves(word):
+    return TrainerSpec(command=("python", "-c", f"open({tries!r}, 'a').write('{{word}};')"))
+
+
 def tries(what):
     with TRIES.open("a") as file:
         file.write(f"{{what}};")
@@ -64,6 +68,20 @@ with DAG("retries", schedule=None, default_args={{"retries": 2, "retry_delay": t
     mistaken()
     unlucky()
     without_policy()
+
+with DAG("given", schedule=None, default_args={{"retries": 2, "retry_delay": timedelta(0)}}):
+
+    @task
+    def made():
+        return leaves("made")
+
+    @task
+    def several():
+        tries("several")
+        return [leaves("first"), leaves("second").serialize(), {{"comand": "third"}}]
+
+    EdlTrainOperator(task_id="train", trainer=made())
+    EdlTrainOperator.partial(task_id="each", priority=1).expand(trainer=several())
 """
 
 Runs = Sequence[tuple[str, dict[str, Any], str]]
@@ -114,6 +132,19 @@ def test_steps_succeed_and_mistakes_have_one_try(environ: dict[str, str]) -> Non
     assert made == {"mistaken": 1, "unlucky": 3, "without_policy": 3, "train": 1}
     assert "bounds: got '3:1', allowed is min at most max" in said
     assert "no such data set" in said
+
+
+@pytest.mark.usefixtures("airflow")
+def test_specs_come_from_upstream_tasks(environ: dict[str, str]) -> None:
+    """As they are and as dicts, one or a list; what is none fails at once and says so."""
+    tries = Path(environ["AIRFLOW__CORE__DAGS_FOLDER"]) / "tries"
+    tries.unlink(missing_ok=True)
+    states, said = tried(environ, [("given", {}, "")])
+    assert (states["given"]["made"], states["given"]["train"]) == ("success", "success"), said[-6000:]
+    made = Counter(tries.read_text().split(";")[:-1])
+    assert made == {"made": 1, "several": 1, "first": 1, "second": 1}
+    assert "trainer: got 'comand', allowed is the fields of TrainerSpec" in said
+    assert said.count("Retry policy decision") == 1
 
 
 @pytest.mark.deep

@@ -33,6 +33,7 @@ from edl_runtime.specs import Bounds, Checkpoint, TeacherSpec, TrainerSpec
 teacher = TeacherSpec(model="/models/teacher", outputs=["logits=fetch_name_0"], gpu_ids=[0], mem_optim=True)
 student = TrainerSpec(command=["python", "student.py"], env={"EPOCHS": "3"}, cwd="jobs")
 
+EdlTrainOperator(task_id="plain", trainer={"command": ["python", "train.py"]}, trainers={"min": 1, "max": 4})
 EdlDistillOperator(task_id="all", teacher=teacher, teachers=Bounds(1, 3), student=student, deferrable=True)
 EdlDistillOperator(task_id="given", teacher_pool="digits", student=student)
 EdlTeacherPoolOperator(task_id="start", teacher_pool="digits", teacher=teacher, teachers="1:{{ params.most }}")

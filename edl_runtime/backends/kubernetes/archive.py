@@ -7,7 +7,7 @@ import gzip
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,8 +29,16 @@ JOBS_KEPT = 20
 _DELETED = "edl-airflow/deleted-at"
 _RUN = "edl-airflow/log-of-uid"
 _LENGTH = "edl-airflow/log-length"
+_OWNER = "edl-airflow/log-owner"
 
 log = get_logger(__name__)
+
+
+class Archived(NamedTuple):
+    """The end of a deleted job's log, and whose the job was; see `owner_of`."""
+
+    lines: list[LogLine]
+    owner: str
 
 
 def place_of(job: str) -> dict[str, Any]:
@@ -39,14 +47,14 @@ def place_of(job: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": names.archive_name(job), "labels": labels}}
 
 
-async def keep(api: Api, job: str, lines: Sequence[LogLine], *, run: str) -> None:
+async def keep(api: Api, job: str, lines: Sequence[LogLine], *, run: str, owner: str = "") -> None:
     """Keep the end of a job's log, in place of that of an earlier job of its name, and forget the oldest.
 
-    `run`: which job of that name it is. Of several who have deleted the same one, who has read the most keeps it.
-    Where a ConfigMap of somebody else has the name, that one is left alone, and the log is not kept.
+    `run`: which job of that name it is; `owner`: whose. Of several who have deleted the same one, who has read the
+    most keeps it. Where a ConfigMap of somebody else has the name, that one is left alone, and the log is not kept.
     """
     place = place_of(job)
-    annotations = {_DELETED: repr(time.time()), _RUN: run, _LENGTH: str(len(lines))}
+    annotations = {_DELETED: repr(time.time()), _RUN: run, _LENGTH: str(len(lines)), _OWNER: owner}
     kept = {
         **place,
         "metadata": {**place["metadata"], "annotations": annotations},
@@ -73,13 +81,14 @@ async def keep(api: Api, job: str, lines: Sequence[LogLine], *, run: str) -> Non
         await api.delete(old)
 
 
-async def read(api: Api, job: str) -> list[LogLine] | None:
+async def read(api: Api, job: str) -> Archived | None:
     """Return what was kept of a job that has been deleted, None if there was none."""
     kept = await api.get("ConfigMap", names.archive_name(job))
     if kept is None or not _is_log_of(kept, job):
         return None
     packed = base64.b64decode(kept.get("binaryData", {}).get("lines", ""))
-    return msgspec.json.decode(gzip.decompress(packed), type=list[LogLine])
+    lines = msgspec.json.decode(gzip.decompress(packed), type=list[LogLine])
+    return Archived(lines, _annotations(kept).get(_OWNER, ""))
 
 
 def _is_log_of(config_map: Mapping[str, Any], job: str) -> bool:

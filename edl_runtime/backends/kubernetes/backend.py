@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from edl_runtime.backends.base import Backend, Capacity, JobStatus, LogLine, check_size, refuse_strangers
+from edl_runtime.backends.base import Backend, Capacity, JobStatus, LogLine, check_size, owner_of, refuse_strangers
 from edl_runtime.backends.kubernetes import archive, capacity, logs, manifests, names
 from edl_runtime.backends.kubernetes.api import Api
 from edl_runtime.backends.kubernetes.mirror import Followed, Mirror
@@ -177,7 +177,7 @@ class KubernetesBackend:
                 kept = await _archived(api, name)
                 if kept is None:
                     raise UnknownJobError(name, await self._known(api))
-                for line in _lines_of(kept, instance, tail):
+                for line in _lines_of(kept.lines, instance, tail):
                     yield line
             elif follow:
                 async with aclosing(_follow(api, owner, instance=instance, last=tail)) as lines:
@@ -188,6 +188,14 @@ class KubernetesBackend:
                 numbered = [(number, pod) for number, pod in _numbered(owner, pods) if instance in (None, number)]
                 async for line in logs.read(api, numbered, tail):
                     yield line
+
+    async def owner(self, name: str) -> str:
+        async with self._api() as api:
+            if there := await _find(api, name):
+                return owner_of(there["metadata"]["annotations"].get(names.TOKEN, ""))
+            if (kept := await _archived(api, name)) is None:
+                raise UnknownJobError(name, await self._known(api))
+            return kept.owner
 
     async def delete(self, name: str, *, token: str | None = None) -> bool:
         async with self._api() as api:
@@ -264,7 +272,7 @@ async def _find(api: Api, name: str) -> Manifest | None:
     return owners[0] if owners else None
 
 
-async def _archived(api: Api, name: str) -> builtins.list[LogLine] | None:
+async def _archived(api: Api, name: str) -> archive.Archived | None:
     try:
         return await archive.read(api, check_name("name", name))
     except SpecError:
@@ -515,7 +523,8 @@ async def _remove(api: Api, owner: Manifest) -> None:
         return
     lines = [line for _, of_one in sorted(kept.items()) for line in of_one]
     try:
-        await archive.keep(api, name, lines, run=owner["metadata"]["uid"])
+        token = owner["metadata"]["annotations"].get(names.TOKEN, "")
+        await archive.keep(api, name, lines, run=owner["metadata"]["uid"], owner=owner_of(token))
     except BackendError as error:
         log.warning("log.not_kept", job=name, cause=str(error))
 

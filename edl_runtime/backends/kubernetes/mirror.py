@@ -388,6 +388,9 @@ class Followed:
     ) -> AsyncGenerator[LogLine, None]:
         return self._backend.logs(name, instance=instance, tail=tail, follow=follow)
 
+    async def owner(self, name: str) -> str:
+        return await self._backend.owner(name)
+
     async def delete(self, name: str, *, token: str | None = None) -> bool:
         deleted = await self._backend.delete(name, token=token)
         if self._mirror.knows(name):

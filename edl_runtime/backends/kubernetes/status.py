@@ -17,8 +17,8 @@ from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.manifests import MOST_DISRUPTIONS, MOST_LIVES
 from edl_runtime.backends.kubernetes.reserving import kubernetes_name, reserved
 from edl_runtime.backends.kubernetes.templates import instance_of, things
-from edl_runtime.backends.local.restarts import ending
 from edl_runtime.errors import EX_CONFIG
+from edl_runtime.exit_status import ending
 from edl_runtime.specs import Bounds
 
 Manifest = Mapping[str, Any]
@@ -656,7 +656,7 @@ def _ending(pod: Manifest, terminated: Manifest | None) -> str:
         return f"was ended by the cluster ({why or 'no reason given'})"
     if terminated and _is_oom(terminated):
         why = "OOMKilled: it took more memory than its limit"
-    return f"{ending(code)} ({why})" if why else ending(code)
+    return ending(code, why)
 
 
 def _how_disrupted(pod: Manifest, index: int, times: int, most: int) -> str:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from edl_runtime.backends.base import Capacity, JobStatus, LogLine, refuse_strangers
+from edl_runtime.backends.base import Capacity, JobStatus, LogLine, owner_of, refuse_strangers
 from edl_runtime.backends.local import locks
 from edl_runtime.backends.local.capacity import capacity_beside, machine_total
+from edl_runtime.backends.local.disks import with_folder
 from edl_runtime.backends.local.folders import JobFolder, WorkFolder
 from edl_runtime.backends.local.launch import launch
 from edl_runtime.backends.local.logs import read_run
@@ -49,6 +50,7 @@ class LocalBackend:
         async with locks.hold(self._work.lock(spec.name)) as held:
             refuse_strangers(await asyncio.to_thread(folder.read_status), token)
             if adopted := await _adopt(folder, spec, token):
+                await asyncio.to_thread(self._work.keep_owner, adopted)
                 return adopted
             await _clear(folder)
             starting = asyncio.ensure_future(asyncio.to_thread(self._start, spec, token, secrets, held))
@@ -104,6 +106,9 @@ class LocalBackend:
         async for line in read_run(runs[-1], instance=instance, last=tail, ended=ended):
             yield line
 
+    async def owner(self, name: str) -> str:
+        return await asyncio.to_thread(self._owner, name)
+
     async def delete(self, name: str, *, token: str | None = None) -> bool:
         folder, lock = self._job(name), self._work.lock(name)
         if not lock.exists():  # nobody ever tried to start it
@@ -124,7 +129,7 @@ class LocalBackend:
         try:
             self._work.make()
         except OSError as error:
-            raise SubmitError(spec.name, str(error)) from error
+            raise SubmitError(spec.name, with_folder(str(error), self._work.path)) from error
 
     def _start(self, spec: JobSpec, token: str, secrets: Mapping[str, str], held: int) -> JobStatus:
         try:
@@ -140,7 +145,17 @@ class LocalBackend:
                 )
             )
         except OSError as error:
-            raise SubmitError(spec.name, str(error)) from error
+            raise SubmitError(spec.name, with_folder(str(error), self._work.path)) from error
+        except SubmitError as error:
+            raise SubmitError(spec.name, with_folder(error.reason, self._work.path)) from error
+
+    def _owner(self, name: str) -> str:
+        status = self._job(name).read_status()
+        if status:
+            return owner_of(status.token)
+        if not (runs := self._work.runs(name)):
+            raise UnknownJobError(name, self._work.logged())
+        return self._work.owner(runs[-1])
 
     def _job(self, name: str) -> JobFolder:
         try:

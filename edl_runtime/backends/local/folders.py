@@ -9,6 +9,7 @@
 | `jobs/NAME/results/INDEX.json` | what an instance left by `write_result` |
 | `locks/NAME` | held while the job is started or stopped |
 | `runs/NAME/RUN/INDEX.log` | what an instance wrote |
+| `runs/NAME/RUN/owner` | whose the run is, see `owner_of`; empty for nobody's |
 | `runs/NAME/RUN/work/INDEX/` | the folder that an instance starts in, unless its spec names one |
 | `runs/NAME/RUN/supervisor.log` | what the supervisor did |
 
@@ -29,7 +30,7 @@ from typing import Any
 
 import msgspec
 
-from edl_runtime.backends.base import InstanceStatus, JobStatus
+from edl_runtime.backends.base import InstanceStatus, JobStatus, owner_of
 from edl_runtime.backends.local import locks
 from edl_runtime.result import RESULT_LIMIT
 
@@ -154,6 +155,18 @@ class WorkFolder:
     def new_run(self, status: JobStatus) -> None:
         """Make the folder for a new run."""
         self.run_folder(status).mkdir(parents=True, mode=0o700)
+        self.keep_owner(status)
+
+    def keep_owner(self, status: JobStatus) -> None:
+        """Write down whose the job's run is; that outlives the job, as its logs do."""
+        with suppress(FileNotFoundError):  # kept runs are limited
+            write_atomically(self.run_folder(status) / "owner", owner_of(status.token).encode())
+
+    def owner(self, run: Path) -> str:
+        """Return whose the run in this folder is, empty for nobody's."""
+        with suppress(FileNotFoundError):
+            return (run / "owner").read_text()
+        return ""
 
 
 def write_atomically(file: Path, content: bytes) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from edl_runtime.backends.local.disks import NO_SPACE, full_folders
 from edl_runtime.backends.local.folders import JobFolder
 from edl_runtime.backends.local.logs import tail
 from edl_runtime.backends.local.processes import InstanceProcess, Processes
@@ -46,6 +48,9 @@ class Instances:
             "EDL_GRACE_S": str(spec.grace_s),
             "PYTHONUNBUFFERED": "1",
         }
+        checkpoints = spec.env.get("EDL_CHECKPOINT", "")
+        places = [spec.cwd, "" if "://" in checkpoints else checkpoints]
+        self._folders = [*map(Path, filter(None, places)), run_folder, Path(tempfile.gettempdir()), Path("/dev/shm")]  # noqa: S108
         self._command = [sys.executable if spec.command[0] == "python" else spec.command[0], *spec.command[1:]]
 
     def start(self, index: int) -> InstanceProcess:
@@ -58,8 +63,11 @@ class Instances:
         return self._processes.start(self._command, env=environ, cwd=cwd, log=self._log(index))
 
     def trouble(self, index: int, reason: str) -> Trouble:
-        """Return what is wrong with the instance, with the end of its log."""
-        return Trouble(f"instance {index} {reason}", tuple(tail(self._log(index), LAST_LINES)))
+        """Return what is wrong with the instance, with the end of its log, and which folder is full if that is it."""
+        lines = tuple(tail(self._log(index), LAST_LINES))
+        full = full_folders(self._folders) if any(NO_SPACE in line for line in lines) else []
+        where = f"; no space is left in {', '.join(full)}" if full else ""
+        return Trouble(f"instance {index} {reason}{where}", lines)
 
     def _log(self, index: int) -> Path:
         return self._run_folder / f"{index}.log"

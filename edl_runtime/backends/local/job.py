@@ -16,9 +16,10 @@ from edl_runtime.backends.base import SUSPENDED, JobStatus, Phase, check_size
 from edl_runtime.backends.local.folders import JobFolder
 from edl_runtime.backends.local.instances import Instances
 from edl_runtime.backends.local.messages import Adopt, Delete, Done, Refused, Reply, Request, Resize
-from edl_runtime.backends.local.restarts import Again, Fail, GiveUp, RestartPolicy, after_end, ending
+from edl_runtime.backends.local.restarts import Again, Fail, GiveUp, RestartPolicy, after_end
 from edl_runtime.backends.local.slots import Slot, Trouble
 from edl_runtime.errors import EX_CONFIG, SpecError
+from edl_runtime.exit_status import ending
 from edl_runtime.specs import JobSpec
 
 if TYPE_CHECKING:

@@ -6,11 +6,10 @@ instance alone; whatever else a trainer exits with is how its job has ended.
 
 from __future__ import annotations
 
-import signal
-
 import msgspec
 
 from edl_runtime.errors import EX_CONFIG
+from edl_runtime.exit_status import ending
 
 
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,13 +71,3 @@ def after_end(
     times = f"{short_lives} times in a row within {policy.healthy_after_s:.0f} s of its start"
     reason = f"ended {times}, the last time it {ending(exit_code)}"
     return Again(delay_s, short_lives, reason) if others else Fail(reason)
-
-
-def ending(exit_code: int) -> str:
-    """Say how a process ended: "exited with 1", "was killed by SIGTERM"."""
-    if exit_code >= 0:
-        return f"exited with {exit_code}"
-    try:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"was killed by signal {-exit_code}"

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from support.airflow.fakes import failed_status, job_status, short_of_one, work_of
 
-from edl_airflow.decisions import View, decide, lack
+from edl_airflow.decisions import REMOVED, View, decide, lack
 from edl_airflow.work import Outcome, Work
 from edl_runtime.backends.base import SUSPENDED, InstanceStatus, JobStatus, Scaling
 from edl_runtime.errors import EX_CONFIG
@@ -21,8 +21,9 @@ def pool(*teachers: str, job: JobStatus | None = None, **changes: object) -> Vie
 
 
 def student(job: JobStatus | None = None, /, **changes: object) -> View:
-    """What there is once a student was started."""
-    return View(trainer=job or job_status("student", **changes), started=True)
+    """What there is once a student was started, and its pool."""
+    teachers = job_status("digits", kind="pool")
+    return View(pool=teachers, trainer=job or job_status("student", **changes), started=True)
 
 
 def suspended(name: str, *, resized_at: float = 50.0, wanted: int = 0, **changes: object) -> JobStatus:
@@ -99,9 +100,6 @@ def test_what_is_next(work: Work, view: View, now: float, decision: str) -> None
     assert (found.ended if isinstance(found, Outcome) else found) == decision
 
 
-REMOVED = "somebody has removed it while it was running"
-
-
 @pytest.mark.parametrize(
     ("work", "view", "now", "ended", "reason"),
     [
@@ -141,6 +139,8 @@ def test_the_log_says_why_a_task_ends(work: Work, view: View, now: float, ended:
     assert isinstance(outcome, Outcome)
     assert outcome.ended == ended
     assert reason in outcome.reason
+    if reason == REMOVED:
+        assert outcome.permanent, "a retry would undo what a person has done"
 
 
 def test_a_suspended_pool_is_named_as_what_lacks() -> None:
@@ -167,6 +167,7 @@ NO_TEACHER = failed_status("student", 1, "no teacher")
         (student(with_(EVICTED, most_disruptions=3)), (), False, False),
         (with_(student(NO_TEACHER), pool=failed_status("digits", EX_CONFIG)), ("no teacher",), True, False),
         (with_(student(NO_TEACHER), pool=failed_status("digits", 1)), ("no teacher",), False, False),
+        (with_(student(NO_TEACHER), pool=None), ("no teacher",), True, False),
     ],
     ids=[
         "a pool's mistake",
@@ -176,6 +177,7 @@ NO_TEACHER = failed_status("student", 1, "no teacher")
         "evicted seldom",
         "no teachers by mistake",
         "no teachers by bad luck",
+        "somebody has stopped its pool",
     ],
 )
 def test_what_has_failed_ends_the_work_at_once(

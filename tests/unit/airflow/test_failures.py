@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -155,6 +156,49 @@ def test_the_policy_is_there_again_when_a_worker_reads_the_dag() -> None:
     assert [again.get_task(name).has_retry_policy for name in ("train", "each", "report")] == [True] * 3
     mapped: Any = dag.get_task("each")
     assert mapped.unmap({"job": "a"}).retry_policy == POLICY
+
+
+TRACEBACK = (
+    "epoch 1",
+    "Traceback (most recent call last):",
+    '  File "train.py", line 3, in <module>',
+    "    step(batch)",
+    "    ^^^^^^^^^^^",
+    "ValueError: loss is not a number",
+    "at step 7",
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "head"),
+    [
+        (TRACEBACK, "'j' failed: exit 1: ValueError: loss is not a number"),
+        (("reading", "no such data set"), "'j' failed: exit 1: no such data set"),
+        (("  indented",), "'j' failed: exit 1"),
+        ((), "'j' failed: exit 1"),
+    ],
+)
+def test_the_best_words_come_first(lines: tuple[str, ...], head: str) -> None:
+    """What a traceback ends with, before the lines that lead to it."""
+    said = str(failure_of(Outcome(ended="failed", name="j", reason="exit 1", last_lines=lines), 5))
+    assert said.splitlines()[0] == head
+    assert [f"  {line}" for line in lines] == said.splitlines()[2:]
+
+
+def test_our_errors_come_without_frames_of_ours() -> None:
+    """Where in the library it was raised helps nobody who reads a task's log; other errors keep their frames."""
+
+    def deep(error: Exception, levels: int = 20) -> None:
+        if levels:
+            deep(error, levels - 1)
+        raise error
+
+    for error, has_frames in ((SpecError("a", 1, "2"), False), (AWAY, False), (ZeroDivisionError(), True)):
+        with pytest.raises(Exception) as caught, failing_clearly():  # noqa: PT011
+            deep(error)
+        frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+        assert ("deep" in frames) == has_frames
+        assert caught.value.__suppress_context__ != has_frames
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, BaseOperator
+from airflow.sdk import serde as xcom
+from airflow.sdk.definitions._internal.mixins import ResolveMixin
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
 from support.airflow.fakes import MadeUpSite, deferred_by, event_of, job_status, rendered
@@ -29,9 +32,10 @@ from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
 from edl_airflow.sensors.traffic import EdlTrafficSensor
 from edl_airflow.work import Outcome
 from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError, SpecError
+from edl_runtime.pods import Pod
 from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.specs import Bounds, Checkpoint, TeacherSpec, TrainerSpec
+from edl_runtime.specs import Bounds, Checkpoint, Spec, TeacherSpec, TrainerSpec
 
 
 def test_an_unknown_connection_fails_at_once(context: Any) -> None:
@@ -104,6 +108,15 @@ def test_a_failed_student_leaves_nothing_and_its_last_lines(
     event = event_of(deferred, Outcome(ended="failed", name="job", reason="exit 1", last_lines=("KeyError: 'x'",)))
     with pytest.raises(JobFailedError, match="KeyError: 'x'"):
         distill().execute_complete(context, event)
+    assert site.backend.jobs == {}
+
+
+def test_a_job_that_a_person_stops_is_not_started_again(context: Any, site: MadeUpSite) -> None:
+    """`edl stop` ends the task, too, whatever retries it has left, and what else it runs."""
+    site.registered = ["127.0.0.1:1", "127.0.0.1:2"]
+    site.backend.forget_after(job_name(context["ti"]), looks=5)
+    with pytest.raises(AirflowFailException, match="stopped it while it was running, as with `edl stop`"):
+        rendered(distill(deferrable=False), context).execute(context)
     assert site.backend.jobs == {}
 
 
@@ -194,8 +207,8 @@ def test_templates_inside_specs_are_rendered(context: Any) -> None:
     assert operator.plan(context, SURROUNDINGS).pool_job.bounds == Bounds(1, 3)
     with DAG("d", schedule=None) as dag:
         distill()
-    plain = json.dumps(DagSerialization.to_dict(dag))
-    assert "TeacherSpec(model='/models/{{ params.high }}', outputs=('logits',)" in plain, "people can read them"
+    (plain,) = DagSerialization.to_dict(dag)["dag"]["tasks"]
+    assert plain["__var"]["teacher"]["model"] == "/models/{{ params.high }}", "people can read them"
 
 
 @pytest.mark.parametrize(
@@ -226,6 +239,98 @@ def test_templates_make_text_where_the_dag_makes_objects(context: Any) -> None:
         sensor = rendered(EdlTeacherPoolSensor(task_id="wait", teacher_pool="{{ 5 }}"), context)
     assert operator.student == TrainerSpec(command=("python", "s.py", "--epochs", "3"), env={"N": "2"})
     assert (operator.plan(context, SURROUNDINGS).pool, sensor.teacher_pool) == ("20260101", "5")
+
+
+SPECS = [
+    (Bounds(1, 3), {"min": 1, "max": 3}),
+    (TrainerSpec(command=["a"], pod=Pod(image="x:1")), {"command": ["a"], "pod": {"image": "x:1"}}),
+    (TeacherSpec(model="m", outputs=["logits"], max_batch=2), {"model": "m", "outputs": ["logits"], "max_batch": 2}),
+    (Checkpoint(url="s3://runs/a", every_steps=5), {"url": "s3://runs/a", "every_steps": 5}),
+]
+
+
+@pytest.mark.parametrize(("spec", "plain"), SPECS, ids=lambda one: type(one).__name__)
+def test_a_task_may_return_a_spec(spec: Spec, plain: dict[str, Any]) -> None:
+    """XCom gives the next task what this one has returned; what people see there is plain data."""
+    kept = json.loads(json.dumps(xcom.serialize(spec)))
+    assert plain.items() <= kept["__data__"].items() or "pod" in plain
+    assert xcom.deserialize(kept) == spec
+
+
+@pytest.mark.parametrize("of_upstream", [lambda spec: spec, lambda spec: json.loads(json.dumps(spec.serialize()))])
+def test_specs_come_from_upstream_tasks_as_they_are_or_as_dicts(
+    context: Any, of_upstream: Callable[[Spec], object]
+) -> None:
+    """Each of a mapped task, too; what is in braces there is no template, as in everything that comes from a task."""
+    specs = [TrainerSpec(command=("python", "s.py", "{{ run_id }}")), Checkpoint(url="/c", keep_last=2), Bounds(2, 4)]
+    trainer, checkpoint, bounds = map(of_upstream, specs)
+    with DAG("nightly", schedule=None):
+        one = EdlTrainOperator(task_id="one", trainer=upstream(trainer), trainers=upstream(bounds))
+        each: Any = EdlTrainOperator.partial(task_id="each", trainers=bounds).expand_kwargs(
+            [{"trainer": trainer, "checkpoint": checkpoint}]
+        )
+    each = each.unmap({"trainer": trainer, "checkpoint": checkpoint})
+    each._do_render_template_fields(
+        each, each.template_fields, context, each.get_template_env(), {id(trainer), id(checkpoint)}
+    )
+    for operator in (rendered(one, context), each):
+        job = operator.plan(context, SURROUNDINGS).trainer_job
+        assert job.command[-1] == "{{ run_id }}"
+        assert job.bounds == Bounds(2, 4)
+    assert job.env["EDL_CHECKPOINT_KEEP_LAST"] == "2"
+
+
+def test_a_dict_with_templates_is_a_spec(context: Any) -> None:
+    """Its text stands for numbers, too."""
+    teacher = {"model": "/models/{{ params.high }}", "max_batch": "{{ params.high }}"}
+    operator = rendered(distill(teacher=teacher, students={"min": 1, "max": 2}), context)
+    command = operator.plan(context, SURROUNDINGS).pool_job.command
+    assert command[command.index("--model") + 1] == "/models/3"
+    assert command[command.index("--max_batch") + 1] == "3"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"trainer": {"comand": ["a"]}}, "trainer: got 'comand', allowed is the fields of TrainerSpec: command, env"),
+        ({"trainer": {"command": ["a"], "pod": {"images": "x"}}}, "trainer.pod: got 'images'"),
+        ({"trainer": {"command": ["a"], "env": {"LR": 0.1}}}, "trainer: got"),
+        ({"trainer": {}}, "missing required field"),
+        ({"trainer": TEACHER}, "trainer: got TeacherSpec"),
+        ({"trainer": "python s.py"}, "trainer: got 'python s.py', allowed is a TrainerSpec, or a dict of its fields"),
+        ({"trainer": STUDENT, "checkpoint": 5}, "checkpoint: got 5"),
+        ({"trainer": STUDENT, "trainers": {"least": 1}}, "bounds: got 'least'"),
+    ],
+)
+def test_what_is_no_spec_fails_where_it_is_known_first(
+    given: dict[str, Any], words: str, context: Any, site: MadeUpSite
+) -> None:
+    """The DAG file, where it stands there; the task, at once and without a retry, where an upstream task returns it."""
+    with pytest.raises(SpecError, match=re.escape(words)):
+        EdlTrainOperator(task_id="train", **given)
+    with DAG("nightly", schedule=None):
+        operator = EdlTrainOperator(task_id="train", **{name: upstream(value) for name, value in given.items()})
+    with pytest.raises(AirflowFailException, match=re.escape(words)):
+        rendered(operator, context).execute(context)
+    assert site.backend.deeds == []
+
+
+def upstream(value: Any) -> Any:
+    """What an upstream task has returned, before it is known."""
+    return SimpleXComArg(value)
+
+
+class SimpleXComArg(ResolveMixin):
+    """An output whose value is there already."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def iter_references(self) -> Any:
+        return iter(())
+
+    def resolve(self, _: Any) -> object:
+        return self.value
 
 
 DAY = {"name": "day", "start": "08:00", "end": "20:00", "sizes": {"cluster": "50%"}}

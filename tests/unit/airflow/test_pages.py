@@ -8,8 +8,9 @@ from support.airflow.fakes import job_status
 
 from edl_airflow.links import Address
 from edl_airflow.plugin import pages
+from edl_airflow.plugin.log_end import LogEnd
 from edl_runtime.autoscale.plan import JobTarget, Plan
-from edl_runtime.backends.base import InstanceStatus
+from edl_runtime.backends.base import InstanceStatus, LogLine
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.registry.members import Member
 
@@ -47,7 +48,7 @@ def test_the_pool_page_shows_its_pods() -> None:
     page = pages.pool_page(Address("edl_default", "digits"), pool, [], [], PoolDemand(), trouble="")
     for part in ("night-0-xyz", "gpu-7", "no place", 'href="/edl/jobs/edl_default/digits/log?instance=1"'):
         assert part in page
-    log = pages.log_page(Address("edl_default", "digits"), pool, None, [], 1)
+    log = pages.log_page(Address("edl_default", "digits"), pool, None, LogEnd(), 1)
     assert 'href="/edl/pools/edl_default/digits"' in log
 
 
@@ -80,3 +81,29 @@ def test_the_page_shows_the_plan_and_escapes_it() -> None:
     assert "<script>" not in page
     assert "Nothing has been rescaled" in pages.rescaling_page("team", None, trouble="")
     assert "Redis is away" in pages.rescaling_page("team", None, trouble="Redis is away")
+
+
+def test_of_a_long_log_the_end_of_each_instance_is_shown() -> None:
+    """As many bytes as there is room for, in the order they were written; whoever writes little keeps it all."""
+    end = LogEnd(most_bytes=100)
+    for number in range(30):
+        end.add(LogLine(0, f"loud {number:02}"))
+        if number == 0:
+            end.add(LogLine(1, "a word"))
+    shown = [(line.instance, line.text) for line in end.lines()]
+    assert shown == [(1, "a word"), *((0, f"loud {number}") for number in range(19, 30))]
+    assert end.left_out == 19
+    end.add(LogLine(0, "x" * 101))
+    assert [line.instance for line in end.lines()] == [1]
+
+
+def test_a_log_that_is_cut_says_so_and_a_large_one_does_not_reload() -> None:
+    """A page that costs much is paid for once."""
+    end = LogEnd(most_bytes=10)
+    for _ in range(3):
+        end.add(LogLine(0, "12345678"))
+    at, job = Address("edl_default", "night"), job_status("night")
+    cut = pages.log_page(at, job, None, end, None, reloads=False)
+    assert "2 earlier lines are left out here; `edl logs night` shows" in cut
+    assert 'http-equiv="refresh"' not in cut
+    assert 'http-equiv="refresh"' in pages.log_page(at, job, None, LogEnd(), None)

@@ -10,6 +10,7 @@ from edl_runtime.elastic.falls import MOST_FALLS, Fall, Others, Row, judge
 from edl_runtime.elastic.generation import GroupView, Presence, TrainerMember
 from edl_runtime.elastic.messages import Failed
 from edl_runtime.errors import EX_CONFIG, EX_DATAERR
+from edl_runtime.exit_status import ending
 from edl_runtime.specs import Bounds
 
 ERROR = Fall(
@@ -180,7 +181,7 @@ def test_a_plain_script_that_ran_for_long_has_come_on() -> None:
     ("changes", "said"),
     [
         ({"killed": "it hangs"}, "its trainer was killed, for it hangs"),
-        ({"said": None, "exit_code": -9}, "its trainer was ended by signal 9"),
+        ({"said": None, "exit_code": -9}, f"its trainer {ending(-9)}"),
         ({"said": None, "exit_code": 3}, "its trainer exited with 3"),
     ],
 )

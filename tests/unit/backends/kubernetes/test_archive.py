@@ -82,7 +82,7 @@ async def test_the_last_twenty_jobs_that_were_deleted_keep_their_logs(monkeypatc
     monkeypatch.setattr(archive, "time", SimpleNamespace(time=count(1.0).__next__))
     api: Any = ConfigMaps("settings", "taken-log")
     for job in ("taken", *(f"night-{number}" for number in range(22))):
-        await archive.keep(api, job, [LogLine(0, job)], run="one")
+        await archive.keep(api, job, [LogLine(0, job)], run="one", owner="dag/task")
     assert set(api.there) == {"settings", "taken-log", *(f"night-{number}-log" for number in range(2, 22))}
     assert [await archive.read(api, job) for job in ("taken", "night-1")] == [None, None]
-    assert await archive.read(api, "night-2") == [LogLine(0, "night-2")]
+    assert await archive.read(api, "night-2") == ([LogLine(0, "night-2")], "dag/task")

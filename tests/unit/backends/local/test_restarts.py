@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edl_runtime.backends.local.restarts import Again, Fail, GiveUp, RestartPolicy, after_end, ending
+from edl_runtime.backends.local.restarts import Again, Fail, GiveUp, RestartPolicy, after_end
 from edl_runtime.backends.local.slots import Slot
 from edl_runtime.errors import EX_CONFIG
+from edl_runtime.exit_status import ending
 
 POLICY = RestartPolicy()
 
@@ -55,7 +56,7 @@ def test_a_trainer_that_ends_too_often_is_given_up_however_long_it_lives() -> No
     """It never comes as far as to its first checkpoint; a pool's instance owes nobody progress."""
     assert after_end(POLICY, -9, 100.0, 0, others=False, within_an_hour=10) == Again(0.2, 0)
     assert after_end(POLICY, -9, 100.0, 0, others=False, within_an_hour=11) == Fail(
-        "ended 11 times within an hour, the last time it was killed by SIGKILL"
+        f"ended 11 times within an hour, the last time it {ending(-9)}"
     )
 
 
@@ -67,7 +68,13 @@ def test_ends_of_more_than_an_hour_ago_do_not_count() -> None:
 
 @pytest.mark.parametrize(
     ("exit_code", "said"),
-    [(0, "exited with 0"), (-9, "was killed by SIGKILL"), (-40, "was killed by signal 40")],
+    [
+        (0, "exited with 0"),
+        (-15, "was killed by SIGTERM"),
+        (-9, "was killed by SIGKILL (perhaps for want of memory: `dmesg` tells, and a smaller batch takes less)"),
+        (137, "exited with 137 (perhaps for want of memory: `dmesg` tells, and a smaller batch takes less)"),
+        (-40, "was killed by signal 40"),
+    ],
 )
 def test_an_ending_is_said_in_words(exit_code: int, said: str) -> None:
     """People read the names of signals, also of those that have none."""
