@@ -46,13 +46,20 @@ class EdlTrigger(BaseTrigger):
         return await self.follow(await looked_up(self.conn_id))
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Follow it; by the time of the event, all sockets are closed."""
+        """Follow it; by the time of the event, all sockets are closed.
+
+        A cancellation is raised as it came: what Airflow says with it may get lost on the way through what is awaited.
+        """
         quiet = asyncio.create_task(asyncio.sleep(FIRST_EVENT_AFTER_S))
+        following = asyncio.create_task(self._any_outcome())
         try:
-            outcome = await self._any_outcome()
+            await asyncio.wait([following])
+            outcome = following.result()
             await quiet
         finally:
             quiet.cancel()
+            following.cancel()
+            await asyncio.wait([following])
         yield TriggerEvent({**msgspec.to_builtins(outcome), **self.serialize()[1]})  # type: ignore[no-untyped-call]
 
     async def _any_outcome(self) -> Outcome:
