@@ -45,12 +45,12 @@ async def test_of_several_who_delete_a_job_who_has_read_most_keeps_its_log(api: 
     assert await archive.read(api, "job") is None
     for lines in (LINES[:1], LINES, [], LINES[1:]):
         await archive.keep(api, "job", lines, run="one")
-    assert await archive.read(api, "job") == LINES
+    assert await archive.read(api, "job") == (LINES, "")
     for run in ("two", "three", "four"):
         await asyncio.gather(*(archive.keep(api, "job", lines, run=run) for lines in ([], LINES, [], LINES[:1], [])))
-        assert await archive.read(api, "job") == LINES
+        assert await archive.read(api, "job") == (LINES, "")
     await archive.keep(api, "job", LINES[:1], run="five")
-    assert await archive.read(api, "job") == LINES[:1]
+    assert await archive.read(api, "job") == (LINES[:1], "")
 
 
 @pytest.mark.deep
