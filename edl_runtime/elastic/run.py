@@ -6,7 +6,7 @@ import math
 import operator
 import os
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from edl_runtime.elastic.collating import Collate, default_collate
 from edl_runtime.elastic.data import Batching, Data
@@ -132,6 +132,7 @@ class Run:
         self._registered[name] = Registered(name, target)
         return target
 
+    @overload
     def wrap(
         self,
         model: Model,
@@ -140,8 +141,31 @@ class Run:
         scaling: Scaling = "fixed",
         warm_up_steps: int = 0,
         schedule: Schedule = "step",
-    ) -> tuple[Model, Optimizer]:
-        """Wait for who trains together, bring both to the state that all have, and return the same objects.
+    ) -> tuple[Model, Optimizer]: ...
+
+    @overload
+    def wrap(
+        self,
+        model: tuple[Any, Any],
+        optimizer: tuple[Any, Any],
+        third: tuple[Any, Any],
+        /,
+        *more: tuple[Any, Any],
+        scaling: Scaling = "fixed",
+        warm_up_steps: int = 0,
+        schedule: Schedule = "step",
+    ) -> tuple[tuple[Any, Any], ...]: ...
+
+    def wrap(
+        self,
+        model: Any,
+        optimizer: Any,
+        *more: tuple[Any, Any],
+        scaling: Scaling = "fixed",
+        warm_up_steps: int = 0,
+        schedule: Schedule = "step",
+    ) -> tuple[Any, ...]:
+        """Wait for who trains together, bring all to the state that all have, and return the same objects.
 
         That state is the other trainers', if there are any, else the newest checkpoint's, else as the script made it.
         What is registered is part of it, and so is the learning rate; one that the script sets after this, or in its
@@ -149,13 +173,17 @@ class Run:
         between a batch and its `run.step` is undone if the step is lost, for the batch comes again.
 
         From here to the end `run.step` alone changes what is trained, else it raises StepError: parameters stay as they
-        are in between, frozen or not, and the optimizer's own `step` and the like are refused. Clip gradients by the
-        optimizer's `grad_clip`, which is of the whole batch's; by hand it is of what this rank has of it.
+        are in between, frozen or not, and the steps of optimizers are refused, of those that are not wrapped, too. Clip
+        gradients by the optimizer's `grad_clip`, which is of the whole batch's; by hand it is of what this rank has of
+        it.
+
+        Several models are wrapped as pairs, each with its optimizer: `run.wrap((generator, one), (critic, other))`.
+        Each `run.step` is a step of every optimizer whose parameters have gradients then; one without stays as it is.
 
         - `model`, `optimizer`: a paddle.nn.Layer and its optimizer, each complete, without paddle.DataParallel.
         - `scaling`: how the learning rate follows the number of instances. It is fixed by default, as is the global
           batch. The change is gradual over `warm_up_steps` when it grows.
-        - `schedule`: when `run.step` moves the optimizer's LRScheduler on: at each step, at each epoch's end or, for
+        - `schedule`: when `run.step` moves an optimizer's LRScheduler on: at each step, at each epoch's end or, for
           None, never: then the script may, in its loop, where a rank may have no batch.
 
         Raises OtherModelError for a checkpoint of another model, NoWholeCheckpointError when those there are damaged,
@@ -164,17 +192,22 @@ class Run:
         import paddle
 
         if self._wrapped is not None:
-            raise SpecError("run.wrap", "a second call", "one model and optimizer a run")
+            raise SpecError("run.wrap", "a second call", "one a run, of all models: run.wrap((a, one), (b, two))")
         if warm_up_steps < 0:
             raise SpecError("warm_up_steps", warm_up_steps, "0 or more")
         if schedule not in {"step", "epoch", None}:
             raise SpecError("schedule", schedule, "'step', 'epoch' or None")
+        wrapped = (model, optimizer, *more)
+        pairs = wrapped if more or isinstance(model, tuple) else [wrapped]
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            given = [type(each).__name__ for each in wrapped]
+            raise SpecError("run.wrap", given, "a model and its optimizer, or several such pairs: (model, optimizer)")
         paddle.disable_signal_handler()  # it would answer SIGTERM by an error of its own
         self._link.take_signals()
         self._team.choose(choose_backend(_gpus()))
         habits = Habits(scaling=scaling, warm_up_steps=warm_up_steps, schedule=schedule)
         training = Training(
-            [(model, optimizer)],
+            pairs,
             registered=self._registered,
             team=self._team,
             saver=self._saver,
@@ -183,7 +216,7 @@ class Run:
         )
         self._wrapped = training
         training.begin()
-        return model, optimizer
+        return wrapped
 
     def data(
         self,

@@ -100,9 +100,8 @@ class Training:
         self._gradients: Gradients = (HostGradients if on_cpu else DeviceGradients)(parameters)
         self._saver = saver
         self._ending = Ending(self.standing, team, saver, settings)
-        ((model, optimizer),) = pairs
-        scheduler = self.standing.state.rates[0].scheduler if habits.schedule is not None else None
-        self._guard = Guard(model, optimizer, scheduler=scheduler, over=lambda: self._ending.over)
+        moves = habits.schedule is not None
+        self._guard = Guard(pairs, moves_schedulers=moves, over=lambda: self._ending.over)
         self.habits = habits
         self._drawn: Micro | None = None
         self._drawn_in = 0  # a generation
@@ -389,7 +388,7 @@ class Training:
         feed.advance(agreed.samples, agreed.vector)
         moves = self.habits.schedule == "step" or (self.habits.schedule == "epoch" and feed.epoch > epoch)
         if moves:
-            self._guard.move_scheduler()
+            self._guard.move_schedulers()
         standing.steps += 1
         standing.samples += agreed.samples
         self._tell(feed.epoch, feed.total_steps)

@@ -88,3 +88,38 @@ def test_what_a_script_registers_is_that_of_an_undisturbed_run(tmp_path: Path) -
     assert len(both) == 2
     for found in both:
         assert_same(found, undisturbed)
+
+
+def test_two_models_with_their_optimizers_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
+    """A generator and its critic: where one joins and the other leaves, and from a checkpoint, which has both."""
+    script = TRAINING_SCRIPTS / "gan_script.py"
+    alone = tmp_path / "alone"
+    with trainers(alone, 1, script=script) as (only,):
+        join([only], 1)
+        assert only.wait() == 0
+    (undisturbed,) = ended(alone)
+
+    out = tmp_path / "out"
+    environ = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
+    with trainers(out, 4, script=script, gates=[4, 12, 18], environ=environ) as [first, second, third, fourth]:
+        join([first], 1)
+        await_at(out, 4, first)
+        join([first, second], 2)
+        open_gate(out, 4)
+        await_at(out, 12, first, second)
+        leave(first)
+        join([second], 3)
+        open_gate(out, 12)
+        assert first.await_word(Finished).why == "left"
+        await_at(out, 18, second)
+        leave(second, checkpoint=True)
+        open_gate(out, 18)
+        assert second.await_word(Finished).why == "left"
+        (kept,) = (tmp_path / "kept").glob("step-*")
+        assert {file.stem for file in kept.glob("*.safetensors")} == {"model", "optimizer", "model-2", "optimizer-2"}
+        join([third, fourth], 4)
+        assert [trainer.wait() for trainer in (third, fourth)] == [0, 0]
+    both = ended(out)
+    assert len(both) == 2
+    for found in both:
+        assert_same(found, undisturbed)

@@ -11,7 +11,7 @@ import pytest
 from support.elastic.local_run import SAMPLES, arrays_of, begin, model_and_optimizer, paddle, train
 
 from edl_runtime.elastic.run import Run
-from edl_runtime.errors import StepError
+from edl_runtime.errors import SpecError, StepError
 
 pytestmark = pytest.mark.usefixtures("nothing_at_exit")
 
@@ -102,7 +102,10 @@ def test_a_backward_that_is_left_out_later_is_noticed(micro: int | None) -> None
             lambda optimizer, _: optimizer.set_lr_scheduler(paddle.optimizer.lr.ExponentialDecay(0.1, 0.9)),
             r"set_lr_scheduler\(\); give the optimizer its scheduler before run\.wrap",
         ),
-        (lambda optimizer, _: optimizer._learning_rate.step(), r"LRScheduler; leave that line out.*schedule=None"),
+        (
+            lambda optimizer, _: optimizer._learning_rate.step(),
+            r"LRScheduler; leave that line out.*schedule=None",
+        ),
     ],
     ids=["step", "minimize", "set_state_dict", "load_state_dict", "set_lr_scheduler", "scheduler.step"],
 )
@@ -131,12 +134,11 @@ def halve(weight: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "micro", "change"),
     [
-        (plain, None, lambda model: paddle.optimizer.Adam(0.1, parameters=model.parameters()).step()),
         (grouped, 3, lambda model: halve(model[0].weight)),
         (half, None, lambda model: halve(model[0].weight)),
         (plain, 3, lambda model: model.set_state_dict({name: each * 0 for name, each in arrays_of(model).items()})),
     ],
-    ids=["another optimizer", "by hand", "by hand below master weights", "loaded"],
+    ids=["by hand", "by hand below master weights", "loaded"],
 )
 def test_a_model_that_changes_beside_the_step_is_an_error(make: Any, micro: int | None, change: Any) -> None:
     """It is on one rank only, or overwritten by the next step."""
@@ -148,13 +150,12 @@ def test_a_model_that_changes_beside_the_step_is_an_error(make: Any, micro: int 
 
 
 def test_parameters_that_no_optimizer_has_are_watched_as_well() -> None:
-    """Training a head alone is fine; a second optimizer for the rest is not."""
+    """Training a head alone is fine; changing the rest by hand is not."""
     run, _ = begin()
     model, _ = model_and_optimizer()
-    second = paddle.optimizer.SGD(0.1, parameters=model[0].parameters())
     run.wrap(model, paddle.optimizer.SGD(0.1, parameters=model[1].parameters()))
-    with pytest.raises(StepError, match=r"parameters 'first\.weight', 'first\.bias' changed beside run\.step"):
-        loop(run, model, between=lambda: run.step_number and second.step())
+    with pytest.raises(StepError, match=r"parameter 'first\.weight' changed beside run\.step"):
+        loop(run, model, between=lambda: run.step_number and halve(model[0].weight))
     assert run.step_number == 1
 
 
@@ -258,3 +259,74 @@ def test_a_clip_that_the_optimizer_has_is_of_the_whole_batch_s_gradient() -> Non
         trained.append(arrays_of(model))
     for name, value in trained[0].items():
         np.testing.assert_allclose(value, trained[1][name], rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_that_is_not_wrapped_may_not_step_until_the_end() -> None:
+    """Whatever it trains would be another model on each rank, and in no checkpoint; one made later is refused, too."""
+    for make in (lambda model: paddle.optimizer.AdamW(0.1, parameters=model.parameters()), plain_sgd):
+        run, _ = begin()
+        model, _ = run.wrap(*model_and_optimizer())
+        critic = paddle.nn.Linear(2, 1)
+        stranger = make(critic)
+        before = arrays_of(critic)
+
+        def train_critic(critic: Any = critic, stranger: Any = stranger) -> None:
+            critic(paddle.ones([1, 2])).mean().backward()
+            stranger.step()
+
+        with pytest.raises(
+            StepError, match=r"another optimizer step, \w+, which run\.wrap was not given; give run\.wrap"
+        ):
+            loop(run, model, between=train_critic)
+        for name, value in before.items():
+            np.testing.assert_array_equal(arrays_of(critic)[name], value)
+        run.finish()
+        train_critic()
+        assert not np.array_equal(arrays_of(critic)["weight"], before["weight"])
+
+
+def plain_sgd(model: Any) -> Any:
+    return paddle.optimizer.SGD(0.1, parameters=model.parameters())
+
+
+def test_several_pairs_are_wrapped_together_and_an_optimizer_without_gradients_rests() -> None:
+    """The first is trained at each step, the second at every other, and both are watched."""
+    run, _ = begin()
+    (first, _), (second, _other), (third, _) = run.wrap(
+        model_and_optimizer(), model_and_optimizer(), model_and_optimizer()
+    )
+    seen: list[np.ndarray] = []
+
+    def train_others() -> None:
+        third(paddle.ones([1, 2])).mean().backward()
+        if run.step_number % 2:
+            second(paddle.ones([1, 2])).mean().backward()
+        seen.append(arrays_of(second)["first.weight"])
+
+    loop(run, first, between=train_others)
+    changes = [not np.array_equal(*pair) for pair in itertools.pairwise([*seen, arrays_of(second)["first.weight"]])]
+    assert changes == [False, True] * 3
+    run, _ = begin()
+    (first, _), (second, _) = run.wrap(model_and_optimizer(), model_and_optimizer())
+    with pytest.raises(StepError, match=r"parameter 'model-2/first\.weight' changed beside run\.step"):
+        loop(run, first, between=lambda: halve(second[0].weight))
+
+
+def test_pairs_that_can_t_be_are_refused() -> None:
+    """A model without its optimizer, a parameter that two of them have."""
+    model, optimizer = model_and_optimizer()
+    with pytest.raises(SpecError, match=r"run\.wrap: got \['tuple', 'Sequential'\], allowed is a model and its"):
+        begin()[0].wrap((model, optimizer), model)
+    with pytest.raises(SpecError, match="allowed is each parameter in one optimizer only"):
+        begin()[0].wrap((model, optimizer), (model, plain_sgd(model)))
+
+
+def test_one_model_may_have_two_optimizers() -> None:
+    """As for a head that learns faster; it is one part of the state."""
+    run, _ = begin()
+    model, _ = model_and_optimizer()
+    run.wrap((model, plain_sgd(model[0])), (model, plain_sgd(model[1])))
+    assert run._wrapped is not None
+    assert run._wrapped.standing.state.parts.keys() == {"model", "optimizer", "optimizer-2"}
+    loop(run, model)
+    assert run.step_number == STEPS
