@@ -21,7 +21,10 @@ SAMPLES = 16
 NAMED = 5
 """Parameters that an error names; of the others it says how many there are."""
 
-_STEP = "leave that line out: run.step does it, with the gradients of all ranks"
+_STEP = (
+    "leave that line out: run.step does it, with the gradients of all ranks. Where a GradScaler called it, leave out "
+    "its step() and update(), and give it to run.wrap(scaler=scaler)"
+)
 _LOAD = "load what a training is to begin with before run.wrap"
 _REFUSED = {
     "step": _STEP,
@@ -33,7 +36,12 @@ _REFUSED = {
 }
 """Methods of an optimizer that a script may not call while it is trained by `run.step`, and what to do instead."""
 
-_SCHEDULE = "leave that line out: run.step does it, unless run.wrap has schedule=None"
+_SCALER = "leave that line out: run.step does it, as run.wrap has the scaler"
+_REFUSED_OF_SCALER = dict.fromkeys(("step", "minimize", "update", "unscale_", "load_state_dict"), _SCALER)
+_SCHEDULE = (
+    "leave that line out: run.step does it. Say when by run.wrap(schedule=...): 'step' for each step, which is the "
+    "default, 'epoch' for a scheduler that is stepped at each epoch's end, None where the script does it"
+)
 _CLEARED = ("clear_grad", "clear_gradients")
 
 _wrapped: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -50,17 +58,20 @@ class Guard:
     Parameters are watched, be they an optimizer's or nobody's, unless they were frozen at `wrap`: those, and buffers,
     a script may change, each rank for itself.
 
-    `pairs`: models and their optimizers. `moves_schedulers`: whether it is not the script that does.
+    - `pairs`: models and their optimizers. `scaler`: a GradScaler by which their losses are scaled, if any.
+    - `moves_schedulers`: whether it is not the script that does.
     """
 
     def __init__(
         self,
         pairs: Sequence[tuple[Any, Any]],
         *,
+        scaler: Any = None,
         moves_schedulers: bool,
         over: Callable[[], bool],
     ) -> None:
         self._optimizers = [optimizer for _, optimizer in pairs]
+        self._scaler = scaler
         schedulers = [Rate(optimizer).scheduler for optimizer in self._optimizers] if moves_schedulers else []
         self._schedulers = list({id(each): each for each in schedulers if each is not None}.values())
         self._over = over
@@ -91,17 +102,27 @@ class Guard:
         for scheduler in self._schedulers:
             own = scheduler.step
             scheduler.step = self._refused(own, "step() of the optimizer's LRScheduler", _SCHEDULE)
+        if self._scaler is not None:
+            self._refuse(self._scaler, "scaler", _REFUSED_OF_SCALER)
         _wrapped.update(self._optimizers)
         before_each_step(self._refuse_stranger)
 
     def step(self) -> None:
-        """Let each optimizer step by its gradients, and take them away; one without any stays as it is."""
+        """Let each optimizer step by the gradients that there are, and take them away; one without any stays as it is.
+
+        The gradients are those of the scaled losses if there is a scaler, which then leaves out a step that overflows.
+        """
         with self._stepping():
             for optimizer in self._optimizers:
                 if all(each.grad is None for each in parameters_of(optimizer)):
                     continue
-                optimizer.step()
+                if self._scaler is None:
+                    optimizer.step()
+                else:
+                    self._scaler.step(optimizer)
                 optimizer.clear_grad(set_to_zero=False)
+            if self._scaler is not None:
+                self._scaler.update()
         self.note()
 
     def move_schedulers(self) -> None:

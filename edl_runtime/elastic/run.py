@@ -138,6 +138,7 @@ class Run:
         model: Model,
         optimizer: Optimizer,
         *,
+        scaler: Any = None,
         scaling: Scaling = "fixed",
         warm_up_steps: int = 0,
         schedule: Schedule = "step",
@@ -151,6 +152,7 @@ class Run:
         third: tuple[Any, Any],
         /,
         *more: tuple[Any, Any],
+        scaler: Any = None,
         scaling: Scaling = "fixed",
         warm_up_steps: int = 0,
         schedule: Schedule = "step",
@@ -161,6 +163,7 @@ class Run:
         model: Any,
         optimizer: Any,
         *more: tuple[Any, Any],
+        scaler: Any = None,
         scaling: Scaling = "fixed",
         warm_up_steps: int = 0,
         schedule: Schedule = "step",
@@ -181,6 +184,8 @@ class Run:
         Each `run.step` is a step of every optimizer whose parameters have gradients then; one without stays as it is.
 
         - `model`, `optimizer`: a paddle.nn.Layer and its optimizer, each complete, without paddle.DataParallel.
+        - `scaler`: a paddle.amp.GradScaler, if losses are scaled by one. `run.step` unscales the gradients of all
+          ranks, leaves out a step that overflows, and updates it.
         - `scaling`: how the learning rate follows the number of instances. It is fixed by default, as is the global
           batch. The change is gradual over `warm_up_steps` when it grows.
         - `schedule`: when `run.step` moves an optimizer's LRScheduler on: at each step, at each epoch's end or, for
@@ -197,6 +202,8 @@ class Run:
             raise SpecError("warm_up_steps", warm_up_steps, "0 or more")
         if schedule not in {"step", "epoch", None}:
             raise SpecError("schedule", schedule, "'step', 'epoch' or None")
+        if scaler is not None and not isinstance(scaler, paddle.amp.GradScaler):
+            raise SpecError("scaler", type(scaler).__name__, "a paddle.amp.GradScaler")
         wrapped = (model, optimizer, *more)
         pairs = wrapped if more or isinstance(model, tuple) else [wrapped]
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
@@ -209,6 +216,7 @@ class Run:
         training = Training(
             pairs,
             registered=self._registered,
+            scaler=scaler,
             team=self._team,
             saver=self._saver,
             settings=self._settings,

@@ -84,6 +84,7 @@ class Training:
         pairs: Sequence[tuple[Any, Any]],
         *,
         registered: Mapping[str, Registered],
+        scaler: Any = None,
         team: Team,
         saver: Saver,
         settings: RuntimeSettings,
@@ -94,14 +95,15 @@ class Training:
         self.link = team.link
         self.team = team
         self._registered = registered
-        self.standing = Standing(team, TrainingState(pairs, registered), run=settings.run)
+        others = {**registered, **({} if scaler is None else {"scaler": Registered("scaler", scaler)})}
+        self.standing = Standing(team, TrainingState(pairs, others), run=settings.run)
         parameters = self.standing.state.parameters
         on_cpu = all(parameter.place.is_cpu_place() for parameter in parameters)
         self._gradients: Gradients = (HostGradients if on_cpu else DeviceGradients)(parameters)
         self._saver = saver
         self._ending = Ending(self.standing, team, saver, settings)
         moves = habits.schedule is not None
-        self._guard = Guard(pairs, moves_schedulers=moves, over=lambda: self._ending.over)
+        self._guard = Guard(pairs, scaler=scaler, moves_schedulers=moves, over=lambda: self._ending.over)
         self.habits = habits
         self._drawn: Micro | None = None
         self._drawn_in = 0  # a generation
