@@ -211,6 +211,9 @@ def _check_pair(model: Any, optimizer: Any) -> None:
         raise SpecError("optimizer", type(optimizer).__name__, "an optimizer of paddle.optimizer")
     if isinstance(optimizer, paddle.optimizer.LBFGS):
         raise SpecError("optimizer", "LBFGS", "an optimizer whose step needs nothing but gradients")
+    if getattr(optimizer, "_lazy_mode", False):
+        allowed = "lazy_mode=False: sparse gradients are added up over ranks as whole ones"
+        raise SpecError("optimizer", "lazy_mode=True", allowed)
     if isinstance(Rate(optimizer).scheduler, paddle.optimizer.lr.ReduceOnPlateau):
         raise SpecError("optimizer", "ReduceOnPlateau", "a learning rate that follows from the number of steps")
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from edl_runtime.checkpoint.snapshot import Snapshot
 from edl_runtime.elastic.ending import Ending, at_script_end
-from edl_runtime.elastic.gradients import DeviceGradients, Gradients, HostGradients
+from edl_runtime.elastic.gradients import DeviceGradients, Gradients, HostGradients, any_sparse
 from edl_runtime.elastic.groups import Group
 from edl_runtime.elastic.guard import Guard
 from edl_runtime.elastic.hyper import Scaling, factor_of
@@ -173,7 +173,7 @@ class Training:
                 parameter.clear_gradient(False)
             return False
         value = math.nan if loss is None else _number("loss", loss)
-        if micro.first and micro.last and self.team.group.world_size == 1:
+        if micro.first and micro.last and self.team.group.world_size == 1 and not any_sparse(parameters):
             self._unpacked_loss = value
         else:
             self._gradients.add(micro.samples, value)

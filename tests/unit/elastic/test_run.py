@@ -431,6 +431,28 @@ def test_what_can_t_be_wrapped_is_refused() -> None:
         run.data(SAMPLES, **BATCHES)
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_an_embedding_with_sparse_gradients_trains_as_with_several_ranks(*, lazy: bool) -> None:
+    """Alone, too, its gradients are whole: else a model would depend on how many train it."""
+    trained = []
+    for sparse in (True, False):
+        paddle.seed(3)
+        model = paddle.nn.Sequential(paddle.nn.Embedding(10, 2, sparse=sparse), paddle.nn.Linear(2, 1))
+        optimizer = paddle.optimizer.Adam(0.1, parameters=model.parameters(), lazy_mode=lazy)
+        run, _ = begin()
+        if lazy and sparse:
+            with pytest.raises(SpecError, match="lazy_mode=True"):
+                run.wrap(model, optimizer)
+            return
+        run.wrap(model, optimizer)
+        for _, numbers in run.data(SAMPLES, **BATCHES):
+            model(numbers).mean().backward()
+            run.step()
+        trained.append(arrays_of(model))
+    for name, value in trained[0].items():
+        np.testing.assert_allclose(value, trained[1][name], rtol=1e-6)
+
+
 def test_a_path_that_can_t_be_written_is_refused_at_once(tmp_path: Path) -> None:
     """And not at the first checkpoint, hours later."""
     (tmp_path / "file").write_text("no folder")

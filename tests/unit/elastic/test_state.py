@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.elastic.local_run import arrays_of, model_and_optimizer, paddle
 
-from edl_runtime.elastic.gradients import DeviceGradients, HostGradients
+from edl_runtime.elastic.gradients import DeviceGradients, HostGradients, any_sparse
 from edl_runtime.elastic.groups import Alone
 from edl_runtime.elastic.sharing import share, source_of, takers_of
 from edl_runtime.elastic.standing import arrays_of as arrays_by_part
@@ -83,6 +83,23 @@ def test_gradients_are_weighted_means_and_none_stays_none(kind: Any) -> None:
     gradients.drop()
     assert gradients.give(Alone(), 1) == 0.0
     assert first.grad is None
+
+
+@pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
+def test_sparse_gradients_are_added_up(kind: Any) -> None:
+    """Of rows that differ from rank to rank, and that come several times."""
+    sparse, dense = (paddle.nn.Embedding(5, 2, sparse=each) for each in (True, False))
+    found = []
+    for layer in (sparse, dense):
+        gradients = kind([layer.weight])
+        for rows, weight in (([1, 1, 3], 2), ([0, 3], 1)):
+            (layer(paddle.to_tensor(rows)) * paddle.to_tensor([1.0, 2.0])).sum().backward()
+            assert any_sparse([layer.weight]) == (layer is sparse)
+            gradients.add(weight, 1.0)
+        gradients.give(Alone(), 4)
+        found.append(layer.weight.grad.numpy())
+    np.testing.assert_array_equal(found[0], [[0.25, 0.5], [1.0, 2.0], [0.0, 0.0], [0.75, 1.5], [0.0, 0.0]])
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
