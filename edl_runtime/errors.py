@@ -573,6 +573,17 @@ class StepError(ElasticError, ValueError):
         return f"{self.what}; {self.instead}"
 
 
+class InitNotCalledError(ElasticError, ValueError):
+    """Raised when a script that imports `edl_runtime.elastic` trains without having called `elastic.init`."""
+
+    def __str__(self) -> str:
+        return (
+            "the script imports edl_runtime.elastic and never calls elastic.init: each instance would train everything "
+            "alone. Call elastic.init and run.wrap before the first step; or, if the script is to stay as it is, take "
+            "the import out"
+        )
+
+
 class EarlyEndError(ElasticError, ValueError):
     """Raised when some ranks have left the loop over the data and others have not."""
 
