@@ -19,7 +19,7 @@ from edl_runtime.elastic.registered import Registered
 from edl_runtime.elastic.run import Run
 from edl_runtime.elastic.state import PartState
 from edl_runtime.elastic.training import TURNS, Turn
-from edl_runtime.errors import OtherModelError, SpecError, StepError
+from edl_runtime.errors import GroupLostError, OtherModelError, SpecError, StepError
 
 pytestmark = pytest.mark.usefixtures("nothing_at_exit")
 
@@ -228,6 +228,37 @@ def test_a_rank_takes_part_in_the_means_of_others_if_its_script_had_no_turn() ->
     run._team.group = OfTwo(("averages", 0, 3.0))
     with pytest.raises(StepError, match=r"called after step 1 on ranks \[1\] only, of 2; call it on all ranks"):
         run.step()
+
+
+class Lost(Alone):
+    """A group that is lost as soon as anything is counted."""
+
+    def count(self, counts: np.ndarray) -> np.ndarray:
+        raise GroupLostError(1, f"the test, in front of {len(counts)} numbers")
+
+
+def test_a_batch_comes_again_when_another_rank_is_lost_in_a_mean_before_its_step() -> None:
+    """Its step says so, and what the script does after it is undone, to end the training among it."""
+    run, link = begin()
+    counts = run.register("counts", {"after": 0})
+    model, _ = run.wrap(*model_and_optimizer())
+    batches = iter(run.data(SAMPLES, **BATCHES))
+    inputs, numbers = next(batches)
+    model(inputs).mean().backward()
+    run._team.group = Lost()
+    link._generation = 2
+    assert run.mean(3.0) == 3.0
+    assert run.generation == 2
+    assert run.step() is False
+    counts["after"] += 1
+    run.finish()
+    inputs, again = next(batches)
+    assert (again.tolist(), counts["after"], run.step_number) == (numbers.tolist(), 0, 0)
+    model(inputs).mean().backward()
+    assert run.step() is True
+    counts["after"] += 1
+    run.finish()
+    assert (list(batches), counts["after"], run.step_number) == ([], 1, 1)
 
 
 def test_epochs_are_seen() -> None:
