@@ -629,6 +629,17 @@ class StepError(ElasticError, ValueError):
         return f"{self.what}; {self.instead}"
 
 
+class InitNotCalledError(ElasticError, ValueError):
+    """Raised when a script that imports `edl_runtime.elastic` trains without having called `elastic.init`."""
+
+    def __str__(self) -> str:
+        return (
+            "the script imports edl_runtime.elastic and never calls elastic.init: each instance would train everything "
+            "alone. Call elastic.init and run.wrap before the first step; or, if the script is to stay as it is, take "
+            "the import out"
+        )
+
+
 class EarlyEndError(ElasticError, ValueError):
     """Raised when some ranks have left the loop over the data and others have not."""
 
@@ -647,7 +658,7 @@ class EarlyEndError(ElasticError, ValueError):
 
 
 class OtherModelError(ElasticError, ValueError):
-    """Raised when a checkpoint, or the state of another trainer, does not fit this script's model or optimizer."""
+    """Raised when a checkpoint, or the state of another trainer, does not fit what this script wraps and registers."""
 
     def __init__(self, origin: str, differences: Sequence[str]) -> None:
         super().__init__(origin, differences)
@@ -658,8 +669,8 @@ class OtherModelError(ElasticError, ValueError):
         shown = [f"  {difference}" for difference in self.differences[:20]]
         if len(self.differences) > len(shown):
             shown.append(f"  and {len(self.differences) - len(shown)} more")
-        head = f"{self.origin} is of another model or optimizer than this script's:"
-        return "\n".join([head, *shown, "Build the same model, or name another place for its checkpoints"])
+        head = f"{self.origin} is of another model, optimizer or registered state than this script's:"
+        return "\n".join([head, *shown, "Build and register the same, or name another place for its checkpoints"])
 
 
 class LedgerError(EdlError):

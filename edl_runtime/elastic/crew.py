@@ -80,7 +80,7 @@ class Crew:
         self._begun_at = 0.0
         self._killed: Kill | None = None
         self._said_last: Failed | None = None
-        self._stepped = self._writes = False
+        self._stepped = self._writes = self._called = False
         self.keeps = True
 
     @property
@@ -179,7 +179,7 @@ class Crew:
         self._trainer = self._standby or await self._new(nice=False)
         self._standby = None
         self.live, self.waits_for, self.moves, self._killed, self._said_last = False, 0, 0, None, None
-        self._stepped = self._writes = False
+        self._stepped = self._writes = self._called = False
         self.keeps = True
         self._begun_at = time.monotonic()
         self._change(spare="absent", up=0, fallen=0, aborted=0, left=False, peers=())
@@ -257,7 +257,7 @@ class Crew:
             case Loaded():
                 self._phase("loaded")
             case Elastic(keeps=keeps):
-                self.keeps = keeps
+                self.keeps, self._called = keeps, True
                 self.take_for_elastic()
             case Ready():
                 self.live, self.seen = said.live, said.seen
@@ -321,6 +321,7 @@ class Crew:
             was_up=self.mine.up >= self.mine.told,
             stepped=self._stepped,
             lived_s=time.monotonic() - self._begun_at,
+            called=self._called,
             unwritten=unwritten,
         )
 

@@ -48,7 +48,20 @@ class Data:
         self._numbers = [start.length, start.epochs, batching.global_batch or 0, batching.instance_batch or 0, *order]
 
     def __iter__(self) -> Iterator[Any]:
-        return self._batches(lambda: self._load(self._indices(self._cursor)))
+        return self._batches(self._loaded)
+
+    def epochs(self, reader: Iterable[Any] | None = None) -> Iterator[tuple[int, Iterator[Any]]]:
+        """Yield the number of each epoch that is left, from 0, and its batches; those of `through(reader)` if given.
+
+        After an epoch's batches all ranks come to its end, also those that had none in its last step: there a script
+        may evaluate, take a `run.mean`, and decide. Checkpoints of that step have what it registers and changes there.
+        """
+        begin = self._loaded if reader is None else self._read_by(reader)
+        while not self._at_end:
+            epoch = self._cursor.epoch
+            yield epoch, self._batches(begin, epoch)
+            self._training.check_stepped()
+        self._training.finish()
 
     def through(self, reader: Iterable[Any]) -> Iterator[Any]:
         """Yield what `reader` makes of the batches of `local`, until all epochs are over.
@@ -57,10 +70,7 @@ class Data:
         each generation. Raises SpecError for a reader that knows how many epochs there are: it would begin the next one
         before this one ends, with the batches of a group that may be another by then.
         """
-        epochs: int | None = getattr(reader, "epochs", None)
-        if epochs is not None:
-            raise SpecError("DistillReader(epochs=…)", epochs, "None with data.through, which knows them itself")
-        return self._batches(lambda: iter(reader))
+        return self._batches(self._read_by(reader))
 
     def local(self) -> Iterator[Any]:
         """Yield the rest of an epoch's batches of this rank, as tuples of arrays: the source of a DistillReader.
@@ -118,10 +128,26 @@ class Data:
         del vector
         self._cursor = cursors.advance(self._cursor, samples)
 
-    def _batches(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        while not self._at_end:
-            yield from self._generation(begin)
-        self._training.finish()
+    def _loaded(self) -> Iterator[Any]:
+        return self._load(self._indices(self._cursor))
+
+    def _read_by(self, reader: Iterable[Any]) -> Callable[[], Iterator[Any]]:
+        epochs: int | None = getattr(reader, "epochs", None)
+        if epochs is not None:
+            raise SpecError("DistillReader(epochs=…)", epochs, "None with data.through, which knows them itself")
+        return lambda: iter(reader)
+
+    def _batches(self, begin: Callable[[], Iterator[Any]], epoch: int | None = None) -> Iterator[Any]:
+        """Yield those that are left, of this epoch or, with the end of the training, of all."""
+        while self._is_left(epoch):
+            self._training.between()
+            if self._is_left(epoch):
+                yield from self._generation(begin)
+        if epoch is None:
+            self._training.finish()
+
+    def _is_left(self, epoch: int | None) -> bool:
+        return not self._at_end and epoch in (None, self._cursor.epoch)
 
     def _generation(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Yield an epoch's batches while the group stays as it is."""
@@ -130,7 +156,7 @@ class Data:
         self._ahead = self._cursor
         batches = begin()
         try:
-            while not self._at_end and self._cursor.epoch == epoch and training.team.generation == generation:
+            while self._is_left(epoch) and training.team.generation == generation:
                 pieces = self._pieces(self._cursor)
                 if not pieces:
                     training.finish_step()
@@ -139,8 +165,10 @@ class Data:
                     training.draw(Micro(len(piece), first=number == 0, last=number == len(pieces) - 1))
                     yield batch
                     training.check_stepped()
-                    if training.over:
+                    if training.over or training.team.generation != generation:
                         break
+                if self._is_left(epoch):
+                    training.between()
             if training.team.generation == generation and not training.over:
                 next(batches, None)  # so that who makes them sees the epoch's end
         finally:

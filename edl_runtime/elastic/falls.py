@@ -8,7 +8,7 @@ import msgspec
 
 from edl_runtime.elastic.generation import GroupView
 from edl_runtime.elastic.messages import Failed
-from edl_runtime.errors import EX_CONFIG, EX_DATAERR
+from edl_runtime.errors import EX_CONFIG, EX_DATAERR, InitNotCalledError
 from edl_runtime.exit_status import ending
 from edl_runtime.specs import Bounds
 
@@ -25,7 +25,7 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
 
     - `exit_code`: negative for a signal. `said`: what its script said last, if anything.
     - `killed`: why its agent killed it, "" if that did not.
-    - `elastic`: its script joined generations by itself.
+    - `elastic`: its script joined generations by itself, or imports what that takes. `called`: it has begun to.
     - `generation`: the last that its instance was told to be in, 0 for none. `was_up`: this trainer was up in that.
     - `stepped`: this trainer has finished a step.
     - `unwritten`: it was told to leave with a checkpoint, which is not written.
@@ -39,6 +39,7 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
     was_up: bool
     stepped: bool
     lived_s: float
+    called: bool = True
     unwritten: bool = False
 
     @property
@@ -48,6 +49,8 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
             return f"its trainer was killed, for {self.killed}"
         if self.said:
             return self.said.reason
+        if self.exit_code == 0 and self.elastic and not self.called:
+            return str(InitNotCalledError())
         if self.exit_code == 0:
             return "its script ended before it had gone through all of its data, which every rank has to"
         return f"its trainer {ending(self.exit_code or 0)}"

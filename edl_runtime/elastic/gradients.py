@@ -66,15 +66,14 @@ class HostGradients:
             self._has[:] = 0
             self._flat[-1] = 0
         for number, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
-            gradient = parameter.grad
-            if gradient is None:
+            if parameter.grad is None:
                 if not self._begun:
                     view[...] = 0
                 continue
             if self._begun:
-                np.add(view, weight * _plain(gradient), out=view)
+                np.add(view, weight * _plain(_dense(parameter)), out=view)
             else:
-                np.multiply(_plain(gradient), weight, out=view, casting="unsafe")
+                np.multiply(_plain(_dense(parameter)), weight, out=view, casting="unsafe")
             self._has[number] = 1
             parameter.clear_gradient(False)
         self._flat[-1] += weight * loss
@@ -98,7 +97,7 @@ class HostGradients:
             if parameter.dtype == self._shared.dtype:
                 parameter.grad_ = dlpack.from_dlpack(view)  # which shares memory, where `grad` copies
             else:
-                parameter.grad = paddle.to_tensor(view).astype(parameter.dtype)
+                parameter.grad_ = paddle.to_tensor(view).astype(parameter.dtype)
         return float(self._flat[-1]) / total
 
 
@@ -115,7 +114,7 @@ class DeviceGradients:
 
         has = [parameter.grad is not None for parameter in self._parameters]
         pieces = [
-            parameter.grad.flatten().astype("float32") if there else paddle.zeros([size])
+            _dense(parameter).flatten().astype("float32") if there else paddle.zeros([size])
             for parameter, size, there in zip(self._parameters, self._sizes, has, strict=True)
         ]
         more = paddle.to_tensor([*map(float, has), loss * weight])
@@ -138,8 +137,24 @@ class DeviceGradients:
         *has, loss = (float(value) for value in more.numpy())
         for parameter, piece, there in zip(self._parameters, pieces, has, strict=True):
             if there:
-                parameter.grad = (piece / total).reshape(parameter.shape).astype(parameter.dtype)
+                parameter.grad_ = (piece / total).reshape(parameter.shape).astype(parameter.dtype)
         return loss / total
+
+
+def any_sparse(parameters: Sequence[Any]) -> bool:
+    """Whether any has a gradient of some of its rows only, as an Embedding(sparse=True) has."""
+    return any(each.grad is not None and each.grad.is_selected_rows() for each in parameters)
+
+
+def _dense(parameter: Any) -> Any:
+    """Return its gradient as a whole: ranks have sparse ones of other rows, which can't be added up as they are."""
+    import paddle
+
+    gradient = parameter.grad
+    if not gradient.is_selected_rows():
+        return gradient
+    values, rows = gradient._get_tensor_from_selected_rows(), gradient.rows()  # noqa: SLF001 -- its own way warns
+    return paddle.index_add(paddle.zeros(parameter.shape, values.dtype), paddle.to_tensor(rows), 0, values)
 
 
 def _plain(gradient: Any) -> np.ndarray:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from edl_runtime.elastic.rate import Rate
 from edl_runtime.elastic.state import host_view, parameters_of
+from edl_runtime.elastic.step_hook import before_each_step
 from edl_runtime.errors import StepError
 
 SAMPLES = 16
@@ -17,7 +21,10 @@ SAMPLES = 16
 NAMED = 5
 """Parameters that an error names; of the others it says how many there are."""
 
-_STEP = "leave that line out: run.step does it, with the gradients of all ranks"
+_STEP = (
+    "leave that line out: run.step does it, with the gradients of all ranks. Where a GradScaler called it, leave out "
+    "its step() and update(), and give it to run.wrap(scaler=scaler)"
+)
 _LOAD = "load what a training is to begin with before run.wrap"
 _REFUSED = {
     "step": _STEP,
@@ -29,29 +36,54 @@ _REFUSED = {
 }
 """Methods of an optimizer that a script may not call while it is trained by `run.step`, and what to do instead."""
 
-_SCHEDULE = "leave that line out: run.step does it, unless run.wrap has schedule=None"
+_SCALER = "leave that line out: run.step does it, as run.wrap has the scaler"
+_REFUSED_OF_SCALER = dict.fromkeys(("step", "minimize", "update", "unscale_", "load_state_dict"), _SCALER)
+_SCHEDULE = (
+    "leave that line out: run.step does it. Say when by run.wrap(schedule=...): 'step' for each step, which is the "
+    "default, 'epoch' for a scheduler that is stepped at each epoch's end, None where the script does it"
+)
 _CLEARED = ("clear_grad", "clear_gradients")
+
+_wrapped: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The optimizers of all trainings of this process."""
 
 
 class Guard:
-    """The one way to an optimizer's step, and to that of its scheduler if it is not the script that moves it.
+    """The one way to the steps of optimizers, and to those of their schedulers if it is not the script that moves them.
 
-    From `begin` until the training is `over` the methods that would change what is trained raise StepError, and those
-    that clear gradients leave none, where Paddle's leave zeros: so a gradient that is missing is noticed.
+    From `begin` until the training is `over` the methods that would change what is trained raise StepError, those of
+    optimizers that are not wrapped among them, and those that clear gradients leave none, where Paddle's leave zeros:
+    so a gradient that is missing is noticed.
 
-    Parameters are watched, be they the optimizer's or nobody's, unless they were frozen at `wrap`: those, and buffers,
+    Parameters are watched, be they an optimizer's or nobody's, unless they were frozen at `wrap`: those, and buffers,
     a script may change, each rank for itself.
+
+    - `pairs`: models and their optimizers. `scaler`: a GradScaler by which their losses are scaled, if any.
+    - `moves_schedulers`: whether it is not the script that does.
     """
 
-    def __init__(self, model: Any, optimizer: Any, *, scheduler: Any, over: Callable[[], bool]) -> None:
-        self._optimizer = optimizer
-        self._scheduler = scheduler
+    def __init__(
+        self,
+        pairs: Sequence[tuple[Any, Any]],
+        *,
+        scaler: Any = None,
+        moves_schedulers: bool,
+        over: Callable[[], bool],
+    ) -> None:
+        self._optimizers = [optimizer for _, optimizer in pairs]
+        self._scaler = scaler
+        schedulers = [Rate(optimizer).scheduler for optimizer in self._optimizers] if moves_schedulers else []
+        self._schedulers = list({id(each): each for each in schedulers if each is not None}.values())
         self._over = over
-        self._step: Callable[[], None] = optimizer.step
-        self._clear: Callable[..., None] = optimizer.clear_grad
-        self._move: Callable[[], None] | None = None if scheduler is None else scheduler.step
-        named = list(model.named_parameters())
-        trained = {parameter.name for parameter in parameters_of(optimizer)}
+        self._steps = False  # so what is refused may be called
+        models = {id(model): model for model, _ in pairs}.values()
+        prefixes = [f"model-{number}/" if number > 1 else "" for number in range(1, len(models) + 1)]
+        named = [
+            (prefix + name, each)
+            for prefix, model in zip(prefixes, models, strict=True)
+            for name, each in model.named_parameters()
+        ]
+        trained = {parameter.name for optimizer in self._optimizers for parameter in parameters_of(optimizer)}
         fixed = [(name, each) for name, each in named if each.stop_gradient or each.name in trained]
         self._fixed_names = [name for name, _ in fixed]
         self._fixed = [each for _, each in fixed]
@@ -63,25 +95,41 @@ class Guard:
 
     def begin(self) -> None:
         """Refuse and watch from now on."""
-        optimizer, scheduler = self._optimizer, self._scheduler
-        for name, instead in _REFUSED.items():
-            own = getattr(optimizer, name)
-            setattr(optimizer, name, self._refused(own, f"optimizer.{name}()", instead))
-        for name in _CLEARED:
-            setattr(optimizer, name, self._cleared(getattr(optimizer, name)))
-        if scheduler is not None:
-            scheduler.step = self._refused(scheduler.step, "step() of the optimizer's LRScheduler", _SCHEDULE)
+        for optimizer in self._optimizers:
+            self._refuse(optimizer, "optimizer", _REFUSED)
+            for name in _CLEARED:
+                setattr(optimizer, name, self._cleared(getattr(optimizer, name)))
+        for scheduler in self._schedulers:
+            own = scheduler.step
+            scheduler.step = self._refused(own, "step() of the optimizer's LRScheduler", _SCHEDULE)
+        if self._scaler is not None:
+            self._refuse(self._scaler, "scaler", _REFUSED_OF_SCALER)
+        _wrapped.update(self._optimizers)
+        before_each_step(self._refuse_stranger)
 
     def step(self) -> None:
-        """Let the optimizer step by the gradients that there are, and take them away."""
-        self._step()
-        self._clear(set_to_zero=False)
+        """Let each optimizer step by the gradients that there are, and take them away; one without any stays as it is.
+
+        The gradients are those of the scaled losses if there is a scaler, which then leaves out a step that overflows.
+        """
+        with self._stepping():
+            for optimizer in self._optimizers:
+                if all(each.grad is None for each in parameters_of(optimizer)):
+                    continue
+                if self._scaler is None:
+                    optimizer.step()
+                else:
+                    self._scaler.step(optimizer)
+                optimizer.clear_grad(set_to_zero=False)
+            if self._scaler is not None:
+                self._scaler.update()
         self.note()
 
-    def move_scheduler(self) -> None:
-        """Let the scheduler step, if it is not the script that does."""
-        if self._move is not None:
-            self._move()
+    def move_schedulers(self) -> None:
+        """Let the schedulers step, if it is not the script that does."""
+        with self._stepping():
+            for scheduler in self._schedulers:
+                scheduler.step()
 
     def note(self) -> None:
         """Note that parameters are as they should be."""
@@ -118,19 +166,40 @@ class Guard:
         differs = np.split(np.frombuffer(values, kind) != np.frombuffer(self._seen, kind), ends[:-1])
         changed = [name for name, where in zip(self._own_names, differs, strict=True) if where.any()]
         raise StepError(
-            f"{_listed(changed)} changed beside run.step, by another optimizer or by hand",
-            "let run.wrap have the one optimizer of all that is trained, and load weights before it; what the script "
+            f"{_listed(changed)} changed beside run.step, as by hand",
+            "let run.wrap have the optimizers of all that is trained, and load weights before it; what the script "
             "moves by itself on each rank, as a momentum encoder, has stop_gradient = True by then",
         )
+
+    @contextlib.contextmanager
+    def _stepping(self) -> Iterator[None]:
+        self._steps = True
+        try:
+            yield
+        finally:
+            self._steps = False
+
+    def _refuse(self, owner: Any, word: str, refused: Mapping[str, str]) -> None:
+        for name, instead in refused.items():
+            setattr(owner, name, self._refused(getattr(owner, name), f"{word}.{name}()", instead))
 
     def _refused(self, own: Callable[..., Any], what: str, instead: str) -> Callable[..., Any]:
         @functools.wraps(own)
         def refuse(*arguments: Any, **options: Any) -> Any:
-            if self._over():
+            if self._steps or self._over():
                 return own(*arguments, **options)
             raise StepError(f"the script called {what}", f"{instead}. After run.finish() it may")
 
         return refuse
+
+    def _refuse_stranger(self, optimizer: Any) -> None:
+        if optimizer in _wrapped or self._over():
+            return
+        raise StepError(
+            f"the script let another optimizer step, {type(optimizer).__name__}, which run.wrap was not given",
+            "give run.wrap each model with its optimizer, as in run.wrap((generator, optimizer), (critic, other)), and "
+            "let run.step do the steps. After run.finish() it may",
+        )
 
     def _cleared(self, own: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(own)

@@ -80,7 +80,8 @@ class AgentLink:
     """The link to an agent. Made of its end of the socket; listens and beats in threads of its own.
 
     The process ends at once, with status 1, when the agent is gone: whoever trains without one would be a second
-    training. Signals are the agent's business, SIGTERM and SIGINT do nothing here.
+    training. Signals are the agent's business, SIGTERM and SIGINT do nothing here. `called`: the script has called
+    `elastic.init`.
     """
 
     alone = False
@@ -89,6 +90,7 @@ class AgentLink:
         """Listen and beat from now on. `lost` is what is done instead when the agent is gone."""
         self._lost = lost or _end
         self.failed = False
+        self.called = False
         self._channel: Channel[ToTrainer] = Channel(end, ToTrainer)
         self._news = threading.Condition()
         self._start: Start | None = None
@@ -262,6 +264,7 @@ def connect(environ: MutableMapping[str, str]) -> Link:
     that is not the script itself, but was started by it or by another program.
     """
     if _current is not None:
+        _current.called = True
         _current.take_back(environ)
         return _current
     fd = environ.get(AGENT_FD)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -86,19 +85,16 @@ class Rate:
             self._optimizer.set_lr(number)
 
 
-def to_slots(rate: float | None, rank: int, world_size: int) -> list[int]:
-    """Return what a rank adds to a sum over all ranks, so that each knows the rate of the first that has one."""
+def to_slots(number: float | None, rank: int, world_size: int) -> list[int]:
+    """Return what a rank adds to a sum over all ranks, so that each knows the numbers of those that have one."""
     slots = [0] * world_size
-    if rate is not None:
-        (bits,) = struct.unpack("<q", struct.pack("<d", rate))
+    if number is not None:
+        (bits,) = struct.unpack("<q", struct.pack("<d", number))
         slots[rank] = ~bits  # which is 0 for no number
     return slots
 
 
-def from_slots(slots: Sequence[int]) -> float:
-    """Return the rate of the first rank that has one, NaN if none has."""
-    bits = next((~slot for slot in slots if slot), None)
-    if bits is None:
-        return math.nan
-    (rate,) = struct.unpack("<d", struct.pack("<q", bits))
-    return float(rate)
+def from_slots(slots: Sequence[int]) -> list[float]:
+    """Return the numbers of the ranks that have one, by rank, to the bit."""
+    packed = [struct.pack("<q", ~slot) for slot in slots if slot]
+    return [float(struct.unpack("<d", each)[0]) for each in packed]

@@ -6,7 +6,7 @@ import math
 import operator
 import os
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from edl_runtime.elastic.collating import Collate, default_collate
 from edl_runtime.elastic.data import Batching, Data
@@ -14,6 +14,7 @@ from edl_runtime.elastic.groups import choose_backend
 from edl_runtime.elastic.hyper import Scaling
 from edl_runtime.elastic.link import Link, connect
 from edl_runtime.elastic.messages import Elastic
+from edl_runtime.elastic.registered import Registered, check_name
 from edl_runtime.elastic.saving import Saver
 from edl_runtime.elastic.shard_data import Read, ShardData
 from edl_runtime.elastic.team import MOST_LIVE, Team
@@ -27,6 +28,7 @@ from edl_runtime.specs import Checkpoint
 
 Model = TypeVar("Model")
 Optimizer = TypeVar("Optimizer")
+Kept = TypeVar("Kept")
 
 
 def init(checkpoint: Checkpoint | str | None = None, *, settings: RuntimeSettings | None = None) -> Run:
@@ -55,8 +57,8 @@ class Run:
         loss.backward()
         run.step(loss=loss)
 
-    The script ends inside `run.step`, by SystemExit, when its instance has to leave. Under an agent SIGTERM and SIGINT
-    are the agent's business; alone, SIGTERM means: finish the step, write a checkpoint, exit with 0.
+    The script ends by SystemExit, where it asks for its next batch, when its instance has to leave. Under an agent
+    SIGTERM and SIGINT are the agent's business; alone, SIGTERM means: finish the step, write a checkpoint, exit with 0.
     """
 
     def __init__(self, link: Link, saver: Saver, settings: RuntimeSettings) -> None:
@@ -66,6 +68,7 @@ class Run:
         self._saver = saver
         self._settings = settings
         self._wrapped: Training | None = None
+        self._registered: dict[str, Registered] = {}
 
     @property
     def rank(self) -> int:
@@ -88,39 +91,104 @@ class Run:
         return self._training("run.step_number").standing.steps
 
     @property
+    def epoch(self) -> int:
+        """The epoch that the next batch is of, from 0, so how many are over; of `run.shards` this rank's own."""
+        feed = self._training("run.epoch").standing.feed
+        if feed is None:
+            raise SpecError("run.epoch", "a use before run.data", "run.data or run.shards first")
+        return feed.epoch
+
+    @property
     def mean_loss(self) -> float:
         """The last step's loss over all samples of all ranks, the same on each; NaN if it was not given."""
         return self._training("run.mean_loss").standing.mean_loss
 
     @property
     def learning_rate(self) -> float:
-        """What the next step takes, scaled."""
+        """What the next step takes, scaled; that of the first optimizer if there are several."""
         return self._training("run.learning_rate").learning_rate()
 
+    def register(self, name: str, target: Kept) -> Kept:
+        """Keep what the script has beside its model, in checkpoints and for newcomers; return `target`.
+
+        Call it before `wrap`, which brings it to the state that all have. Give it
+
+        - a dict of plain values, as `{"best": 0.0, "misses": 0}`, which the script changes in place: None, booleans,
+          numbers, text, numpy arrays, Paddle's tensors, and lists, tuples and dicts of these; or
+        - an object whose `state_dict` returns such a dict and whose `set_state_dict`, or `load_state_dict`, takes it.
+
+        It is to be the same on all ranks. Change it after `run.step`, before the next batch: what is changed after a
+        step that was lost is undone, for its batch comes again. What is changed between a batch and `run.step` is
+        changed twice then. `name`: of a-z, 0-9, '_' and '-'.
+
+        Raises SpecError for a name that is taken, and for what can't be kept. `wrap` raises OtherModelError where a
+        checkpoint has other names than the script registers.
+        """
+        if self._wrapped is not None:
+            raise SpecError("run.register", f"{name!r} after run.wrap", "a call before run.wrap, which restores it")
+        if name in self._registered:
+            raise SpecError("run.register(name)", name, "a name that is not registered yet")
+        check_name(name)
+        self._registered[name] = Registered(name, target)
+        return target
+
+    @overload
     def wrap(
         self,
         model: Model,
         optimizer: Optimizer,
         *,
+        scaler: Any = None,
         scaling: Scaling = "fixed",
         warm_up_steps: int = 0,
         schedule: Schedule = "step",
-    ) -> tuple[Model, Optimizer]:
-        """Wait for who trains together, bring both to the state that all have, and return the same objects.
+    ) -> tuple[Model, Optimizer]: ...
+
+    @overload
+    def wrap(
+        self,
+        model: tuple[Any, Any],
+        optimizer: tuple[Any, Any],
+        third: tuple[Any, Any],
+        /,
+        *more: tuple[Any, Any],
+        scaler: Any = None,
+        scaling: Scaling = "fixed",
+        warm_up_steps: int = 0,
+        schedule: Schedule = "step",
+    ) -> tuple[tuple[Any, Any], ...]: ...
+
+    def wrap(
+        self,
+        model: Any,
+        optimizer: Any,
+        *more: tuple[Any, Any],
+        scaler: Any = None,
+        scaling: Scaling = "fixed",
+        warm_up_steps: int = 0,
+        schedule: Schedule = "step",
+    ) -> tuple[Any, ...]:
+        """Wait for who trains together, bring all to the state that all have, and return the same objects.
 
         That state is the other trainers', if there are any, else the newest checkpoint's, else as the script made it.
-        The learning rate is part of it; one that the script sets after this, or in its loop, counts from then on. All
-        ranks take that of the first that has a batch. What a script does to the rate between a batch and its `run.step`
-        is undone if the step is lost, for the batch comes again.
+        What is registered is part of it, and so is the learning rate; one that the script sets after this, or in its
+        loop, counts from then on. All ranks take that of the first that has a batch. What a script does to the rate
+        between a batch and its `run.step` is undone if the step is lost, for the batch comes again.
 
         From here to the end `run.step` alone changes what is trained, else it raises StepError: parameters stay as they
-        are in between, frozen or not, and the optimizer's own `step` and the like are refused. Clip gradients by the
-        optimizer's `grad_clip`, which is of the whole batch's; by hand it is of what this rank has of it.
+        are in between, frozen or not, and the steps of optimizers are refused, of those that are not wrapped, too. Clip
+        gradients by the optimizer's `grad_clip`, which is of the whole batch's; by hand it is of what this rank has of
+        it.
+
+        Several models are wrapped as pairs, each with its optimizer: `run.wrap((generator, one), (critic, other))`.
+        Each `run.step` is a step of every optimizer whose parameters have gradients then; one without stays as it is.
 
         - `model`, `optimizer`: a paddle.nn.Layer and its optimizer, each complete, without paddle.DataParallel.
+        - `scaler`: a paddle.amp.GradScaler, if losses are scaled by one. `run.step` unscales the gradients of all
+          ranks, leaves out a step that overflows, and updates it.
         - `scaling`: how the learning rate follows the number of instances. It is fixed by default, as is the global
           batch. The change is gradual over `warm_up_steps` when it grows.
-        - `schedule`: when `run.step` moves the optimizer's LRScheduler on: at each step, at each epoch's end or, for
+        - `schedule`: when `run.step` moves an optimizer's LRScheduler on: at each step, at each epoch's end or, for
           None, never: then the script may, in its loop, where a rank may have no batch.
 
         Raises OtherModelError for a checkpoint of another model, NoWholeCheckpointError when those there are damaged,
@@ -129,21 +197,34 @@ class Run:
         import paddle
 
         if self._wrapped is not None:
-            raise SpecError("run.wrap", "a second call", "one model and optimizer a run")
+            raise SpecError("run.wrap", "a second call", "one a run, of all models: run.wrap((a, one), (b, two))")
         if warm_up_steps < 0:
             raise SpecError("warm_up_steps", warm_up_steps, "0 or more")
         if schedule not in {"step", "epoch", None}:
             raise SpecError("schedule", schedule, "'step', 'epoch' or None")
+        if scaler is not None and not isinstance(scaler, paddle.amp.GradScaler):
+            raise SpecError("scaler", type(scaler).__name__, "a paddle.amp.GradScaler")
+        wrapped = (model, optimizer, *more)
+        pairs = wrapped if more or isinstance(model, tuple) else [wrapped]
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            given = [type(each).__name__ for each in wrapped]
+            raise SpecError("run.wrap", given, "a model and its optimizer, or several such pairs: (model, optimizer)")
         paddle.disable_signal_handler()  # it would answer SIGTERM by an error of its own
         self._link.take_signals()
         self._team.choose(choose_backend(_gpus()))
         habits = Habits(scaling=scaling, warm_up_steps=warm_up_steps, schedule=schedule)
         training = Training(
-            model, optimizer, team=self._team, saver=self._saver, settings=self._settings, habits=habits
+            pairs,
+            registered=self._registered,
+            scaler=scaler,
+            team=self._team,
+            saver=self._saver,
+            settings=self._settings,
+            habits=habits,
         )
         self._wrapped = training
         training.begin()
-        return model, optimizer
+        return wrapped
 
     def data(
         self,
@@ -240,35 +321,51 @@ class Run:
         training.standing.feed = data
         return data
 
-    def step(self, loss: Any = None) -> None:
-        """Train on the batch: add up gradients over ranks, let the optimizer step, be in the next generation if due.
+    def step(self, loss: Any = None) -> bool:
+        """Train on the batch: add up gradients over ranks, and let the optimizers step. Return whether that was done.
 
         After `loss.backward()`, where `loss` is the mean over the batch's samples. No gradients are left. With micro
-        batches only the last of a step does all this. Ends the script by SystemExit when it has to leave. Raises
-        StepError, also for what was changed beside it since the last one, and EarlyEndError.
+        batches only the last of a step does all this. False says that the step was lost with another rank: its batch
+        comes again, and what the script registers and changes before that is undone.
+
+        What is due then is done when the script asks for its next batch: a checkpoint, being in the next generation, or
+        the end of the script by SystemExit when it has to leave. Raises StepError, also for what was changed beside it
+        since the last one, and EarlyEndError.
         """
-        self._training("run.step").step(loss)
+        return self._training("run.step").step(loss)
+
+    def mean(self, value: Any) -> float:
+        """Return the mean of a number over all ranks, the same on each, so that they decide alike.
+
+        All ranks call it at the same place in the loop over the data; one whose script has no batch there is left out
+        of it. After an epoch's batches, in the loop over `data.epochs()`, all are in it. Raises StepError where some do
+        not call it, and before the first batch or after the end.
+        """
+        return self._training("run.mean").mean(value)
 
     def finish(self) -> None:
         """End the training after this step, though there is more data, and write its last checkpoint.
 
         There is no other batch then. For a script that stops early: all ranks do it after the same step, by what all
-        know, as `run.mean_loss`, and before they evaluate; one that had no batch in that step ends with the others. A
-        script that only leaves its loop ends so at its own end. If an instance comes or goes before that, as during a
-        long evaluation, it is not there to train with the others and is replaced: what came after the last checkpoint
-        is lost, and trained again. Ends the script by SystemExit when it has to leave instead. Raises EarlyEndError,
-        CheckpointError.
+        know, as `run.mean_loss`, `run.mean` or what is registered, and before they evaluate; one that had no batch in
+        that step ends with the others. After a step that was lost it does nothing. A script that only leaves its loop
+        ends so at its own end. If an instance comes or goes before that, as during a long evaluation, it is not there
+        to train with the others and is replaced: what came after the last checkpoint is lost, and trained again. Ends
+        the script by SystemExit when it has to leave instead. Raises EarlyEndError, CheckpointError.
         """
-        self._training("run.finish").finish()
+        self._training("run.finish").finish_early()
 
-    def metrics(self, **values: float) -> None:
-        """Note numbers that go into the next checkpoints, and into the result of the job when it ends.
+    def metrics(self, **values: float) -> dict[str, float]:
+        """Note numbers that go into the next checkpoints, and into the result of the job; return all that are noted.
 
-        NaN and infinity, for which JSON has no words, take away what was noted under that name before. "loss" is the
-        last step's own where that was given to `step`, whatever is noted. Raises SpecError when it gets too much for a
+        Those of the checkpoint, or of the other trainers, that the training goes on from are among them. NaN and
+        infinity, for which JSON has no words, take away what was noted under that name before. "loss" is the last
+        step's own where that was given to `step`, whatever is noted. Raises SpecError when it gets too much for a
         result.
         """
-        self._training("run.metrics").note_metrics({name: float(value) for name, value in values.items()})
+        training = self._training("run.metrics")
+        training.note_metrics({name: float(value) for name, value in values.items()})
+        return training.standing.told_metrics()
 
     def _training(self, what: str) -> Training:
         if self._wrapped is None:

@@ -91,6 +91,7 @@ class ShardData:
     def __iter__(self) -> Iterator[Any]:
         training = self._training
         while not (self._all_drained or training.over):
+            training.between()
             if self._entered != training.team.generation and not self._enter():
                 continue
             taken = self._next_batch()
@@ -177,13 +178,13 @@ class ShardData:
         training, team = self._training, self._training.team
         generation = team.generation
         self._drained = self._all_drained = False
-        training.finish_step()
+        self._do_empty_step()
         if training.over or team.generation != generation:
             return False
         if team.group.rank == 0:
             with self._unless_forgotten():
                 self._put_right(generation)
-        training.finish_step()
+        self._do_empty_step()
         if training.over or team.generation != generation:
             return False
         with self._unless_forgotten():
@@ -192,6 +193,12 @@ class ShardData:
         self._place.live = True
         self._entered = generation
         return True
+
+    def _do_empty_step(self) -> None:
+        """Hear of the others' flags, and be in the next generation if it is due."""
+        self._training.finish_step()
+        if not self._training.over:
+            self._training.between()
 
     def _put_right(self, generation: int) -> None:
         if self._place.live:

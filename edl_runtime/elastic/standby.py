@@ -21,15 +21,18 @@ from types import TracebackType
 from edl_runtime.elastic.link import AgentLink
 from edl_runtime.elastic.messages import Failed, Loaded
 from edl_runtime.elastic.parent import end_with
+from edl_runtime.elastic.step_hook import before_each_step
+from edl_runtime.errors import InitNotCalledError
 
 NICENESS = 10
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Load, wait and run, as the flags say: `--agent FD,PID [--nice] [--load A,B] [--script] -- COMMAND…`."""
+    """Load, wait and run: `--agent FD,PID [--nice] [--elastic] [--load A,B] [--script] -- COMMAND…`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--agent", required=True)
     parser.add_argument("--nice", action="store_true")
+    parser.add_argument("--elastic", action="store_true")
     parser.add_argument("--load", default="")
     parser.add_argument("--script", action="store_true")
     parser.add_argument("command", nargs="+")
@@ -41,6 +44,8 @@ def main(arguments: Sequence[str]) -> None:
         os.nice(NICENESS)
     link = AgentLink.from_fd(descriptor)
     load(name for name in flags.load.split(",") if name)
+    if flags.elastic and "paddle" in sys.modules:
+        before_each_step(lambda _: _refuse_unless_called(link))
     link.say(Loaded())
     start = link.wait_for_start()
     if nice:
@@ -77,6 +82,11 @@ def run_script(link: AgentLink, command: Sequence[str]) -> None:
         sys.stderr.flush()
         link.say(Failed.of(own))
         raise SystemExit(1) from None
+
+
+def _refuse_unless_called(link: AgentLink) -> None:
+    if not link.called:
+        raise InitNotCalledError
 
 
 def _below_runpy(error: BaseException) -> TracebackType | None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
+import numpy as np
 
-from edl_runtime.checkpoint.snapshot import Snapshot
+from edl_runtime.checkpoint.snapshot import Arrays, Snapshot
 from edl_runtime.elastic import chance
 from edl_runtime.elastic.hyper import Scale
-from edl_runtime.elastic.rate import Held
-from edl_runtime.elastic.state import TrainingState
+from edl_runtime.elastic.state import PartState, TrainingState
 from edl_runtime.elastic.team import Team
 from edl_runtime.errors import SpecError
 from edl_runtime.result import RESULT_LIMIT
@@ -58,7 +58,8 @@ class Feed(Protocol):
 class _Extra(msgspec.Struct, kw_only=True):
     """What a snapshot holds besides arrays.
 
-    - `scheduler`, `rate`: one of them, as the script's optimizer has it; neither in those that older versions wrote.
+    - `values`: what its parts hold besides arrays, by name.
+    - `scheduler`, `rate`: those of "optimizer" where older versions wrote it, which had no `values`.
     - `unsaved_s`: how long ago the last checkpoint was due.
     - `ended`: whether there is nothing left to train in this `run` of the job; a later one may go on from a checkpoint.
     """
@@ -66,9 +67,10 @@ class _Extra(msgspec.Struct, kw_only=True):
     origin: Origin
     samples: int
     place: dict[str, Any] | None
-    scheduler: dict[str, Any] | None
     scale: Scale
     chance: dict[str, Any]
+    values: dict[str, Any] | None = None
+    scheduler: dict[str, Any] | None = None
     unsaved_s: float = 0.0
     ended: bool = False
     run: str = ""
@@ -113,13 +115,13 @@ class Standing:
 
         `unsaved_s`: how long ago the last checkpoint was due.
         """
-        held = self.state.rate.held()
+        place = self.place if self._feed is None else self._feed.place(durable=durable)
+        states = self.state.states()
         extra = _Extra(
             origin=origin,
             samples=self.samples,
-            place=self.place if self._feed is None else self._feed.place(durable=durable),
-            scheduler=held.scheduler,
-            rate=held.number,
+            place=place,
+            values=values_of(states),
             scale=self.scale,
             chance=chance.capture(),
             unsaved_s=unsaved_s,
@@ -129,7 +131,7 @@ class Standing:
         return Snapshot(
             generation=self._team.generation,
             step=self.steps,
-            arrays=self.state.arrays(),
+            arrays=arrays_of(states),
             extra=msgspec.to_builtins(extra),
             world_size=self._team.group.world_size,
             epoch=0 if self._feed is None else self._feed.epoch,
@@ -171,15 +173,32 @@ class Standing:
 
     def _restore(self, snapshot: Snapshot, extra: _Extra) -> None:
         whose = "the checkpoint" if extra.origin == "checkpoint" else "the other trainers' state"
-        self.state.load(snapshot.arrays, f"{whose} (step {snapshot.step})")
+        values = extra.values
+        if values is None:
+            values = {"optimizer": {"rate": extra.rate, "scheduler": extra.scheduler}}
+        self.state.load(states_of(snapshot.arrays, values), f"{whose} (step {snapshot.step})")
         self.steps, self.samples, self.place, self.scale = snapshot.step, extra.samples, extra.place, extra.scale
         is_of_this_run = extra.origin != "checkpoint" or (bool(self._run) and extra.run == self._run)
         self.unsaved_s, self.ended = extra.unsaved_s, extra.ended and is_of_this_run
         self.metrics = dict(snapshot.metrics)
         self.mean_loss = self.metrics.pop("loss", math.nan)
-        self.state.rate.put_back(Held(extra.rate, extra.scheduler))
         if self._feed is not None and extra.place is not None:
             self._feed.go_to(extra.place, self._team.group.world_size)
+
+
+def arrays_of(states: Mapping[str, PartState]) -> dict[str, Mapping[str, np.ndarray]]:
+    """Return the arrays of all parts that have any, by part."""
+    return {name: state.arrays for name, state in states.items() if state.arrays}
+
+
+def values_of(states: Mapping[str, PartState]) -> dict[str, Any]:
+    """Return what parts hold besides arrays, by part, as JSON."""
+    return {name: state.values for name, state in states.items() if state.values is not None}
+
+
+def states_of(arrays: Arrays, values: Mapping[str, Any]) -> dict[str, PartState]:
+    """Return what `arrays_of` and `values_of` were given, but for parts that hold nothing."""
+    return {name: PartState(arrays.get(name, {}), values.get(name)) for name in {**arrays, **values}}
 
 
 def from_checkpoint(snapshot: Snapshot) -> Snapshot:

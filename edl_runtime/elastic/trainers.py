@@ -154,6 +154,7 @@ def _command(script: Script, descriptor: int, *, nice: bool) -> list[str]:
     standby = [interpreter, *script.options, "-m", "edl_runtime.elastic.standby"]
     flags = ["--agent", f"{descriptor},{os.getpid()}"]
     flags += ["--nice"] if nice else []
+    flags += ["--elastic"] if script.elastic else []
     if not script.file:
         return [*standby, *flags, "--", *script.command]
     loaded = ["--load", ",".join(script.imports)] if script.imports else []

@@ -122,6 +122,9 @@ class Rank:
     def check_stepped(self) -> None:
         pass
 
+    def between(self) -> None:
+        pass
+
     def finish(self) -> None:
         pass
 

@@ -65,6 +65,7 @@ def others(seen: GroupView, *, fewest: int = 1) -> Others:
         ({"said": None, "exit_code": EX_DATAERR, "elastic": False}, True, "its trainer exited with 65", EX_DATAERR),
         ({}, False, "ValueError: no", 1),
         ({"said": None, "exit_code": 0}, True, "its script ended before it had gone through all of its data", 1),
+        ({"said": None, "exit_code": 0, "called": False}, False, "the script imports edl_runtime.elastic and never", 1),
     ],
 )
 def test_some_falls_are_the_end_of_the_job(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import pytest
 from support.elastic.local_run import SAMPLES, arrays_of, begin, model_and_optimizer, paddle, train
 
 from edl_runtime.elastic.run import Run
-from edl_runtime.errors import StepError
+from edl_runtime.errors import SpecError, StepError
 
 pytestmark = pytest.mark.usefixtures("nothing_at_exit")
 
@@ -102,7 +105,10 @@ def test_a_backward_that_is_left_out_later_is_noticed(micro: int | None) -> None
             lambda optimizer, _: optimizer.set_lr_scheduler(paddle.optimizer.lr.ExponentialDecay(0.1, 0.9)),
             r"set_lr_scheduler\(\); give the optimizer its scheduler before run\.wrap",
         ),
-        (lambda optimizer, _: optimizer._learning_rate.step(), r"LRScheduler; leave that line out.*schedule=None"),
+        (
+            lambda optimizer, _: optimizer._learning_rate.step(),
+            r"LRScheduler; leave that line out.*'epoch' for a scheduler",
+        ),
     ],
     ids=["step", "minimize", "set_state_dict", "load_state_dict", "set_lr_scheduler", "scheduler.step"],
 )
@@ -131,12 +137,11 @@ def halve(weight: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "micro", "change"),
     [
-        (plain, None, lambda model: paddle.optimizer.Adam(0.1, parameters=model.parameters()).step()),
         (grouped, 3, lambda model: halve(model[0].weight)),
         (half, None, lambda model: halve(model[0].weight)),
         (plain, 3, lambda model: model.set_state_dict({name: each * 0 for name, each in arrays_of(model).items()})),
     ],
-    ids=["another optimizer", "by hand", "by hand below master weights", "loaded"],
+    ids=["by hand", "by hand below master weights", "loaded"],
 )
 def test_a_model_that_changes_beside_the_step_is_an_error(make: Any, micro: int | None, change: Any) -> None:
     """It is on one rank only, or overwritten by the next step."""
@@ -148,13 +153,12 @@ def test_a_model_that_changes_beside_the_step_is_an_error(make: Any, micro: int 
 
 
 def test_parameters_that_no_optimizer_has_are_watched_as_well() -> None:
-    """Training a head alone is fine; a second optimizer for the rest is not."""
+    """Training a head alone is fine; changing the rest by hand is not."""
     run, _ = begin()
     model, _ = model_and_optimizer()
-    second = paddle.optimizer.SGD(0.1, parameters=model[0].parameters())
     run.wrap(model, paddle.optimizer.SGD(0.1, parameters=model[1].parameters()))
-    with pytest.raises(StepError, match=r"parameters 'first\.weight', 'first\.bias' changed beside run\.step"):
-        loop(run, model, between=lambda: run.step_number and second.step())
+    with pytest.raises(StepError, match=r"parameter 'first\.weight' changed beside run\.step"):
+        loop(run, model, between=lambda: run.step_number and halve(model[0].weight))
     assert run.step_number == 1
 
 
@@ -258,3 +262,172 @@ def test_a_clip_that_the_optimizer_has_is_of_the_whole_batch_s_gradient() -> Non
         trained.append(arrays_of(model))
     for name, value in trained[0].items():
         np.testing.assert_allclose(value, trained[1][name], rtol=1e-5, atol=1e-6)
+
+
+def stepped_by_hand(model: Any, optimizer: Any, scheduler: Any = None, scaler: Any = None) -> None:
+    """Train as the script did before it called `run.step`: six steps, in two epochs."""
+    for _ in range(2):
+        for first in range(0, len(SAMPLES), 4):
+            inputs = paddle.to_tensor(np.stack([sample for sample, _ in SAMPLES[first : first + 4]]))
+            loss = model(inputs).mean()
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            optimizer.clear_grad()
+        if scheduler is not None:
+            scheduler.step()
+
+
+def assert_same(first: Any, second: Any) -> None:
+    for name, value in arrays_of(first).items():
+        np.testing.assert_allclose(arrays_of(second)[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_scheduler_that_was_stepped_once_an_epoch_goes_on_so_as_the_advice_says() -> None:
+    """Left out alone, it would be moved at each step: the advice names schedule='epoch'."""
+    schedulers = [paddle.optimizer.lr.ExponentialDecay(0.01, 0.1) for _ in range(2)]
+    (by_hand, optimizer), (model, other) = (model_and_optimizer(rate=each) for each in schedulers)
+    stepped_by_hand(by_hand, optimizer, schedulers[0])
+    run, _ = begin()
+    run.wrap(model, other, schedule="epoch")
+    with pytest.raises(StepError, match=r"leave that line out.*run\.wrap\(schedule=\.\.\.\).*'epoch' for a scheduler"):
+        schedulers[1].step()
+    train(run, model, run.data(SAMPLES, **BATCHES, shuffle=False))
+    assert schedulers[1].get_lr() == schedulers[0].get_lr() == pytest.approx(1e-4)
+    assert_same(by_hand, model)
+
+
+MakeScaler = Callable[[float], Any]
+
+
+@pytest.fixture
+def scaler_of(monkeypatch: pytest.MonkeyPatch) -> MakeScaler:
+    """What makes GradScalers that work on the CPU and with float32, where Paddle switches them off."""
+    from paddle.amp import grad_scaler
+
+    place = SimpleNamespace(_expected_place=SimpleNamespace(is_gpu_place=lambda: True))
+    monkeypatch.setattr(grad_scaler, "_dygraph_tracer", lambda: place)
+    monkeypatch.setattr(grad_scaler, "amp_global_state", lambda: SimpleNamespace(amp_dtype="float16"))
+    return lambda scale: paddle.amp.GradScaler(init_loss_scaling=scale, incr_every_n_steps=2, decr_every_n_nan_or_inf=2)
+
+
+def train_scaled(run: Run, model: Any, scaler: Any, *, overflows_at: int = 0) -> None:
+    for inputs, _ in run.data(SAMPLES, **BATCHES, shuffle=False, micro_batch=2):
+        loss = model(inputs).mean() * (np.inf if run.step_number + 1 == overflows_at else 1.0)
+        scaler.scale(loss).backward()
+        run.step(loss=loss)
+
+
+def test_a_scaler_s_step_is_done_by_run_step_as_the_advice_says(scaler_of: MakeScaler) -> None:
+    """With gradients unscaled after they are added up, and the scale moved on. Paddle's own step is refused."""
+    (by_hand, optimizer), (model, other) = (model_and_optimizer() for _ in range(2))
+    scalers = [scaler_of(1024.0) for _ in range(2)]
+    stepped_by_hand(by_hand, optimizer, scaler=scalers[0])
+    run, _ = begin()
+    run.wrap(model, other, scaler=scalers[1])
+    with pytest.raises(StepError, match=r"scaler\.step\(\); leave that line out: run\.step does it"):
+        scalers[1].step(other)
+    train_scaled(run, model, scalers[1])
+    assert scalers[1]._scale.item() == scalers[0]._scale.item() == 8192.0
+    assert_same(by_hand, model)
+
+
+def test_the_advice_for_an_optimizer_s_step_names_the_scaler(scaler_of: MakeScaler) -> None:
+    """A scaler that run.wrap does not have calls the optimizer's step."""
+    run, _ = begin()
+    model, optimizer = run.wrap(*model_and_optimizer())
+    scaler = scaler_of(2.0)
+    scaler.scale(model(paddle.ones([1, 2])).mean()).backward()
+    with pytest.raises(StepError, match=r"called optimizer\.step\(\); .*give it to run\.wrap\(scaler=scaler\)"):
+        scaler.step(optimizer)
+
+
+def test_a_step_that_overflows_is_left_out_and_the_scale_travels(tmp_path: Path, scaler_of: MakeScaler) -> None:
+    """As a scaler does it alone: on all ranks alike, for what it looks at is the sum of their gradients."""
+    run, _ = begin(tmp_path)
+    model, optimizer = model_and_optimizer()
+    scaler = scaler_of(1024.0)
+    run.wrap(model, optimizer, scaler=scaler)
+    train_scaled(run, model, scaler, overflows_at=6)
+    assert all(np.isfinite(value).all() for value in arrays_of(model).values())
+    assert scaler._scale.item() == 4096.0
+    run, _ = begin(tmp_path)
+    found = scaler_of(1.0)
+    run.wrap(*model_and_optimizer(), scaler=found)
+    assert found._scale.item() == 4096.0
+    with pytest.raises(SpecError, match=r"scaler: got 'float', allowed is a paddle\.amp\.GradScaler"):
+        begin()[0].wrap(*model_and_optimizer(), scaler=2.0)
+
+
+def test_an_optimizer_that_is_not_wrapped_may_not_step_until_the_end() -> None:
+    """Whatever it trains would be another model on each rank, and in no checkpoint; one made later is refused, too."""
+    for make in (lambda model: paddle.optimizer.AdamW(0.1, parameters=model.parameters()), plain_sgd):
+        run, _ = begin()
+        model, _ = run.wrap(*model_and_optimizer())
+        critic = paddle.nn.Linear(2, 1)
+        stranger = make(critic)
+        before = arrays_of(critic)
+
+        def train_critic(critic: Any = critic, stranger: Any = stranger) -> None:
+            critic(paddle.ones([1, 2])).mean().backward()
+            stranger.step()
+
+        with pytest.raises(
+            StepError, match=r"another optimizer step, \w+, which run\.wrap was not given; give run\.wrap"
+        ):
+            loop(run, model, between=train_critic)
+        for name, value in before.items():
+            np.testing.assert_array_equal(arrays_of(critic)[name], value)
+        run.finish()
+        train_critic()
+        assert not np.array_equal(arrays_of(critic)["weight"], before["weight"])
+
+
+def plain_sgd(model: Any) -> Any:
+    return paddle.optimizer.SGD(0.1, parameters=model.parameters())
+
+
+def test_several_pairs_are_wrapped_together_and_an_optimizer_without_gradients_rests() -> None:
+    """The first is trained at each step, the second at every other, and both are watched."""
+    run, _ = begin()
+    (first, _), (second, _other), (third, _) = run.wrap(
+        model_and_optimizer(), model_and_optimizer(), model_and_optimizer()
+    )
+    seen: list[np.ndarray] = []
+
+    def train_others() -> None:
+        third(paddle.ones([1, 2])).mean().backward()
+        if run.step_number % 2:
+            second(paddle.ones([1, 2])).mean().backward()
+        seen.append(arrays_of(second)["first.weight"])
+
+    loop(run, first, between=train_others)
+    changes = [not np.array_equal(*pair) for pair in itertools.pairwise([*seen, arrays_of(second)["first.weight"]])]
+    assert changes == [False, True] * 3
+    run, _ = begin()
+    (first, _), (second, _) = run.wrap(model_and_optimizer(), model_and_optimizer())
+    with pytest.raises(StepError, match=r"parameter 'model-2/first\.weight' changed beside run\.step"):
+        loop(run, first, between=lambda: halve(second[0].weight))
+
+
+def test_pairs_that_can_t_be_are_refused() -> None:
+    """A model without its optimizer, a parameter that two of them have."""
+    model, optimizer = model_and_optimizer()
+    with pytest.raises(SpecError, match=r"run\.wrap: got \['tuple', 'Sequential'\], allowed is a model and its"):
+        begin()[0].wrap((model, optimizer), model)
+    with pytest.raises(SpecError, match="allowed is each parameter in one optimizer only"):
+        begin()[0].wrap((model, optimizer), (model, plain_sgd(model)))
+
+
+def test_one_model_may_have_two_optimizers() -> None:
+    """As for a head that learns faster; it is one part of the state."""
+    run, _ = begin()
+    model, _ = model_and_optimizer()
+    run.wrap((model, plain_sgd(model[0])), (model, plain_sgd(model[1])))
+    assert run._wrapped is not None
+    assert run._wrapped.standing.state.parts.keys() == {"model", "optimizer", "optimizer-2"}
+    loop(run, model)
+    assert run.step_number == STEPS

@@ -86,27 +86,28 @@ def test_a_step_takes_the_agreed_rate_times_the_factor() -> None:
         assert optimizer.get_lr() == after / 2
 
 
-def test_ranks_know_the_rate_of_the_first_that_has_a_batch() -> None:
-    """To the bit, be it 0 or no number; none has one where nobody has a batch."""
+def test_ranks_know_the_numbers_of_those_that_have_one() -> None:
+    """To the bit, be it 0 or no number."""
     for rates in ([0.1, 0.2, None], [None, 1 / 3, 0.1], [None, 0.0, 1.0], [-0.5, None, None], [math.inf, 1.0, None]):
         slots = [to_slots(rate, rank, 3) for rank, rate in enumerate(rates)]
-        assert from_slots([sum(each) for each in zip(*slots, strict=True)]) == next(
-            rate for rate in rates if rate is not None
-        )
-    assert math.isnan(from_slots(to_slots(math.nan, 1, 2)))
-    assert math.isnan(from_slots(to_slots(None, 1, 2)))
+        found = from_slots([sum(each) for each in zip(*slots, strict=True)])
+        assert found == [rate for rate in rates if rate is not None]
+    (number,) = from_slots(to_slots(math.nan, 1, 2))
+    assert math.isnan(number)
+    assert from_slots(to_slots(None, 1, 2)) == []
 
 
 def test_the_rate_that_a_script_has_set_goes_on_in_a_later_run(tmp_path: Path) -> None:
     """As the checkpoint has it, and not as the optimizer was made; what is set after `wrap` counts again."""
     run, link = begin(tmp_path)
     model, optimizer = run.wrap(*model_and_optimizer(rate=0.1))
-    inputs, _ = next(iter(run.data(SAMPLES, **BATCHES)))
-    model(inputs).mean().backward()
+    batches = iter(run.data(SAMPLES, **BATCHES))
+    model(next(batches)[0]).mean().backward()
     optimizer.set_lr(0.0123)
     link.stop()
+    run.step()
     with pytest.raises(SystemExit):
-        run.step()
+        next(batches)
     later, _ = begin(tmp_path)
     model, optimizer = later.wrap(*model_and_optimizer(rate=0.1))
     assert later.learning_rate == optimizer.get_lr() == 0.0123
@@ -116,16 +117,19 @@ def test_the_rate_that_a_script_has_set_goes_on_in_a_later_run(tmp_path: Path) -
     assert optimizer.get_lr() == 0.5
 
 
-def test_a_checkpoint_without_a_rate_leaves_the_script_s() -> None:
-    """Those of older versions have none."""
+@pytest.mark.parametrize(("wrote", "rate"), [({}, 0.7), ({"rate": 0.4}, 0.4)])
+def test_a_rate_is_found_where_older_versions_wrote_it(wrote: dict[str, float], rate: float) -> None:
+    """Some wrote none, which leaves the script's."""
     run, _ = begin()
     _, optimizer = run.wrap(*model_and_optimizer(rate=0.1))
     standing = training_of(run).standing
     snapshot = standing.snapshot()
-    assert snapshot.extra.pop("rate") == 0.1
+    before = {name: snapshot.extra[name] for name in snapshot.extra.keys() - {"values", "rate", "scheduler"}}
+    assert snapshot.extra["values"]["optimizer"]["rate"] == 0.1
     optimizer.set_lr(0.7)
-    standing.take(msgspec.structs.replace(snapshot, step=5), rank=0, generation=2, is_own=False)
-    assert (standing.steps, optimizer.get_lr()) == (5, 0.7)
+    old = msgspec.structs.replace(snapshot, step=5, extra=before | wrote)
+    standing.take(old, rank=0, generation=2, is_own=False)
+    assert (standing.steps, optimizer.get_lr()) == (5, rate)
 
 
 def training_of(run: Run) -> Any:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from support.elastic.local_run import arrays_of, model_and_optimizer, paddle
 
-from edl_runtime.elastic.gradients import DeviceGradients, HostGradients
+from edl_runtime.elastic.gradients import DeviceGradients, HostGradients, any_sparse
 from edl_runtime.elastic.groups import Alone
 from edl_runtime.elastic.sharing import share, source_of, takers_of
+from edl_runtime.elastic.standing import arrays_of as arrays_by_part
 from edl_runtime.elastic.state import TrainingState
 from edl_runtime.errors import GroupLostError
 
@@ -27,9 +28,9 @@ def test_a_state_trains_on_in_another_process_s_model(kind: str) -> None:
     """Whatever order the layers were made in, and before the optimizer has made a step there."""
     models = [model_and_optimizer(order=order)[0] for order in (1, -1)]
     optimizers = [getattr(paddle.optimizer, kind)(0.05, parameters=model.parameters()) for model in models]
-    first, second = (TrainingState(*pair) for pair in zip(models, optimizers, strict=True))
+    first, second = (TrainingState([pair]) for pair in zip(models, optimizers, strict=True))
     step(models[0], optimizers[0])
-    second.load(first.arrays(), "the test's")
+    second.load(first.states(), "the test's")
     for pair in zip(models, optimizers, strict=True):
         step(*pair)
     for name, value in arrays_of(models[0]).items():
@@ -42,7 +43,7 @@ def test_groups_of_parameters_and_half_precision_are_kept() -> None:
     model.to(dtype="bfloat16")
     groups = [{"params": [each], "weight_decay": 0.1} for each in model.parameters()]
     optimizer = paddle.optimizer.AdamW(0.1, parameters=groups, multi_precision=True)
-    arrays = TrainingState(model, optimizer).arrays()
+    arrays = arrays_by_part(TrainingState([(model, optimizer)]).states())
     assert arrays["model"]["first.weight"].dtype == np.uint16
     assert arrays["optimizer"]["first.weight/master"].dtype == np.float32
     assert arrays["optimizer"]["first.weight/moment1"].shape == (2, 3)
@@ -52,9 +53,10 @@ def test_what_is_frozen_is_in_the_model_and_not_in_the_gradients() -> None:
     """Buffers and running means are part of a model's state as well."""
     model = paddle.nn.Sequential(paddle.nn.Linear(2, 3), paddle.nn.BatchNorm1D(3))
     model[0].bias.stop_gradient = True
-    state = TrainingState(model, paddle.optimizer.Adam(0.1, parameters=model.parameters()))
-    assert {"0.weight", "0.bias", "1._mean", "1._variance"} <= state.arrays()["model"].keys()
-    assert "0.bias/moment1" not in state.arrays()["optimizer"]
+    state = TrainingState([(model, paddle.optimizer.Adam(0.1, parameters=model.parameters()))])
+    arrays = arrays_by_part(state.states())
+    assert {"0.weight", "0.bias", "1._mean", "1._variance"} <= arrays["model"].keys()
+    assert "0.bias/moment1" not in arrays["optimizer"]
     assert len(state.parameters) == 3
 
 
@@ -81,6 +83,23 @@ def test_gradients_are_weighted_means_and_none_stays_none(kind: Any) -> None:
     gradients.drop()
     assert gradients.give(Alone(), 1) == 0.0
     assert first.grad is None
+
+
+@pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
+def test_sparse_gradients_are_added_up(kind: Any) -> None:
+    """Of rows that differ from rank to rank, and that come several times."""
+    sparse, dense = (paddle.nn.Embedding(5, 2, sparse=each) for each in (True, False))
+    found = []
+    for layer in (sparse, dense):
+        gradients = kind([layer.weight])
+        for rows, weight in (([1, 1, 3], 2), ([0, 3], 1)):
+            (layer(paddle.to_tensor(rows)) * paddle.to_tensor([1.0, 2.0])).sum().backward()
+            assert any_sparse([layer.weight]) == (layer is sparse)
+            gradients.add(weight, 1.0)
+        gradients.give(Alone(), 4)
+        found.append(layer.weight.grad.numpy())
+    np.testing.assert_array_equal(found[0], [[0.25, 0.5], [1.0, 2.0], [0.0, 0.0], [0.75, 1.5], [0.0, 0.0]])
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -1,4 +1,4 @@
-"""Trainer processes: real ones, whose scripts do without Paddle."""
+"""Trainer processes: real ones, most of whose scripts do without Paddle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from edl_runtime.elastic.messages import Beat, Failed, FromTrainer, Loaded
 from edl_runtime.elastic.script import Script, read_script
 from edl_runtime.elastic.trainers import Ended, Heard, Trainer, quietened
 
-WITHIN_S = 60.0
+WITHIN_S = 150.0
+"""Some import Paddle, which takes the processor for seconds."""
 
 FAMILY = """
 import os, pathlib, subprocess, sys, time
@@ -100,6 +101,33 @@ async def test_an_error_is_told_and_shown_from_the_scripts_first_line_on(
     assert shown[0] == "Traceback (most recent call last):"
     assert "train.py" in shown[1]
     assert shown[-1] == last
+
+
+FORGETS = """
+import paddle
+from edl_runtime import elastic
+
+model = paddle.nn.Linear(2, 1)
+optimizer = paddle.optimizer.Adam(0.1, parameters=model.parameters())
+model(paddle.ones([1, 2])).sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.slow
+async def test_a_script_that_imports_us_and_does_not_call_us_fails_at_its_first_step(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """So before a second instance trains the same; the job ends with what to do about it."""
+    async with trainer(script_of(FORGETS, tmp_path)) as (begun, words):
+        await words.wait_for(Loaded)
+        begun.start({})
+        await words.wait_for(Ended)
+    failed = words.said[1]
+    assert isinstance(failed, Failed)
+    assert failed.final
+    assert "imports edl_runtime.elastic and never calls elastic.init" in failed.reason
+    assert "optimizer.step()" in capfd.readouterr().err
 
 
 async def test_a_program_takes_the_place_of_what_waits_for_it(capfd: pytest.CaptureFixture[str]) -> None:

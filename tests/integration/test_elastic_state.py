@@ -1,0 +1,125 @@
+"""What scripts register and what they wrap beside one model, where trainers come, go and die: real processes, gloo."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.elastic.fake_agent import Trainer, join, leave, open_gate, trainers
+from support.paths import TRAINING_SCRIPTS
+from support.teachers.process import wait_until
+
+from edl_runtime.elastic.messages import Finished, Lost, Up
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def ended(out: Path) -> list[tuple[dict[str, Any], dict[str, np.ndarray]]]:
+    """Return what each that has come to the end has told, and its arrays."""
+    found = []
+    for file in sorted(out.glob("ended-*.npz")):
+        with np.load(file) as kept:
+            found.append((json.loads(file.with_suffix(".json").read_text()), dict(kept)))
+    return found
+
+
+def await_at(out: Path, step: int, *trainers: Trainer) -> None:
+    """Wait until these are in front of a step, having done all that they do after the one before."""
+    wait_until(lambda: all((out / f"at-{step}-{each.process.pid}").exists() for each in trainers), 150)
+
+
+def assert_same(found: tuple[dict[str, Any], dict[str, np.ndarray]], wanted: Any) -> None:
+    told, arrays = found
+    assert told.keys() == wanted[0].keys()
+    for name, value in wanted[0].items():
+        assert told[name] == pytest.approx(value, rel=1e-4), name
+    assert arrays.keys() == wanted[1].keys()
+    for name, value in wanted[1].items():
+        np.testing.assert_allclose(arrays[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_what_a_script_registers_is_that_of_an_undisturbed_run(tmp_path: Path) -> None:
+    """Averaged weights and a counter that ends the training: with joins, a leave, a lost step and a restart."""
+    script = TRAINING_SCRIPTS / "state_script.py"
+    alone = tmp_path / "alone"
+    with trainers(alone, 1, script=script) as (only,):
+        join([only], 1)
+        assert only.wait() == 0
+    (undisturbed,) = ended(alone)
+    told = undisturbed[0]
+    assert told["epoch"] < 40
+    assert told["updates"] == told["steps"] == told["step"] == 4 * told["epoch"]
+
+    out = tmp_path / "out"
+    gates = [3, 6, 11, 14, 20]
+    environ = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
+    with trainers(out, 5, script=script, gates=gates, environ=environ) as [first, second, third, *later]:
+        join([first], 1)
+        await_at(out, 3, first)
+        join([first, second, third], 2)
+        open_gate(out, 3)
+        await_at(out, 6, first, second, third)
+        second.process.kill()  # the others lose the step, after which their scripts do what they do after each
+        open_gate(out, 6)
+        for trainer in (first, third):
+            assert trainer.await_word(Lost).generation == 2
+        join([first, third], 3)
+        await_at(out, 11, first, third)
+        leave(first)
+        join([third], 4)
+        open_gate(out, 11)
+        assert first.await_word(Finished).why == "left"
+        await_at(out, 14, third)
+        leave(third, checkpoint=True)
+        open_gate(out, 14)
+        step = third.await_word(Finished).step
+        fourth, fifth = later
+        join([fourth], 5)
+        assert fourth.await_word(Up) == Up(generation=5, step=step, source="checkpoint", live=True)
+        await_at(out, 20, fourth)
+        join([fourth, fifth], 6)
+        open_gate(out, 20)
+        assert [trainer.await_word(Finished).why for trainer in later] == ["done", "done"]
+        assert [trainer.wait() for trainer in later] == [0, 0]
+    both = ended(out)
+    assert len(both) == 2
+    for found in both:
+        assert_same(found, undisturbed)
+
+
+def test_two_models_with_their_optimizers_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
+    """A generator and its critic: where one joins and the other leaves, and from a checkpoint, which has both."""
+    script = TRAINING_SCRIPTS / "gan_script.py"
+    alone = tmp_path / "alone"
+    with trainers(alone, 1, script=script) as (only,):
+        join([only], 1)
+        assert only.wait() == 0
+    (undisturbed,) = ended(alone)
+
+    out = tmp_path / "out"
+    environ = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
+    with trainers(out, 4, script=script, gates=[4, 12, 18], environ=environ) as [first, second, third, fourth]:
+        join([first], 1)
+        await_at(out, 4, first)
+        join([first, second], 2)
+        open_gate(out, 4)
+        await_at(out, 12, first, second)
+        leave(first)
+        join([second], 3)
+        open_gate(out, 12)
+        assert first.await_word(Finished).why == "left"
+        await_at(out, 18, second)
+        leave(second, checkpoint=True)
+        open_gate(out, 18)
+        assert second.await_word(Finished).why == "left"
+        (kept,) = (tmp_path / "kept").glob("step-*")
+        assert {file.stem for file in kept.glob("*.safetensors")} == {"model", "optimizer", "model-2", "optimizer-2"}
+        join([third, fourth], 4)
+        assert [trainer.wait() for trainer in (third, fourth)] == [0, 0]
+    both = ended(out)
+    assert len(both) == 2
+    for found in both:
+        assert_same(found, undisturbed)

@@ -1,0 +1,57 @@
+"""A training script of two models, each with its optimizer, that are trained against each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+from edl_runtime import elastic
+
+OPTIONS: dict[str, Any] = {
+    "gates": [],  # steps that are not done before the test opens them
+    **json.loads(os.environ.get("SCRIPT_OPTIONS", "{}")),
+}
+
+
+def main(out: Path) -> None:
+    """Train both, and leave them in `out`."""
+    draws = np.random.default_rng(0)
+    real = draws.normal(2.0, 0.5, size=(40, 2)).astype("float32")
+    noise = draws.normal(size=(40, 3)).astype("float32")
+    run = elastic.init()
+    paddle.seed(1)
+    generator = paddle.nn.Linear(3, 2)
+    critic = paddle.nn.Sequential(paddle.nn.Linear(2, 4), paddle.nn.Tanh(), paddle.nn.Linear(4, 1))
+    decay = paddle.optimizer.lr.ExponentialDecay(0.05, 0.95)
+    (generator, _), (critic, critic_optimizer) = run.wrap(
+        (generator, paddle.optimizer.Adam(decay, parameters=generator.parameters())),
+        (critic, paddle.optimizer.Momentum(0.02, parameters=critic.parameters())),
+    )
+    for x, z in run.data(list(zip(real, noise, strict=True)), global_batch=8, epochs=6):
+        made = generator(z)
+        generator_loss = -critic(made).mean()
+        generator_loss.backward()
+        critic_optimizer.clear_grad()  # what the generator's loss has left in the critic
+        critic_loss = critic(made.detach()).mean() - critic(x).mean()
+        critic_loss.backward()
+        step = run.step_number + 1
+        (out / f"at-{step}-{os.getpid()}").touch()
+        while step in OPTIONS["gates"] and not (out / f"gate-{step}").exists():
+            time.sleep(0.01)
+        run.step(loss=critic_loss)
+    models = {"generator": generator, "critic": critic}
+    kept = {f"{word} {name}": each.numpy() for word, model in models.items() for name, each in model.named_parameters()}
+    np.savez(out / f"ended-{os.getpid()}.npz", **kept)
+    told = {"step": run.step_number, "rates": [run.learning_rate, critic_optimizer.get_lr()]}
+    (out / f"ended-{os.getpid()}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
