@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from airflow.providers.standard.operators.bash import BashOperator
-from airflow.sdk import DAG, CronTriggerTimetable, Param
+from airflow.sdk import DAG, Param
 
 from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.operators.resize import EdlResizeOperator
@@ -80,7 +80,7 @@ PARAMS = {
 with DAG(
     "edl_quickstart_distill",
     description=__doc__,
-    schedule=CronTriggerTimetable("0 2 * * *", timezone="UTC", run_immediately=timedelta(0)),  # nightly, not at once
+    schedule=None,
     catchup=False,
     max_active_runs=1,
     default_args={"retries": 1, "retry_delay": timedelta(seconds=10)},
@@ -96,7 +96,7 @@ with DAG(
    without a restart. Where the student has finished before that, these two are skipped.
 4. `report` keeps a table of what came out with the run: accuracies, speeds, and who answered how much.
 
-Trigger it with other values from the form, or let it run every night.
+It runs when somebody triggers it, with other values from the form if need be, and never by itself.
 """,
 ):
     train_teacher = BashOperator(

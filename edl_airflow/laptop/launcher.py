@@ -64,7 +64,7 @@ class Laptop:
     of it ends, with the jobs it started; that goes for a launcher that is killed, too.
 
     - `home`: the folder; keeps Airflow's database, logs and the password from one time to the next. Sourcing its
-      `edl.sh` lets the `edl` command see this Airflow's jobs and pools.
+      `edl.sh` lets the `edl` command see this Airflow's jobs and pools, and the `airflow` command its DAGs and runs.
     - `dags`: the folder with DAG files.
     - `environ`: the environment to start from.
     - `say`: told what is being done.
@@ -171,11 +171,15 @@ class Laptop:
         self._say(f"Airflow answers at {self.url}")
 
     def _write_edl_variables(self) -> None:
-        """Leave what the `edl` command needs to see this laptop, for its user's eyes only, as long as it runs."""
+        """Leave what the commands `edl` and `airflow` need to see this laptop, as long as it runs.
+
+        For its user's eyes only: Redis's password is in it.
+        """
         self.edl_variables.unlink(missing_ok=True)
         self._exit.callback(self.edl_variables.unlink, missing_ok=True)
         self.edl_variables.touch(mode=0o600)
-        variables = RuntimeSettings(redis_url=self.redis.url, work_dir=str(self.work_dir)).to_env()
+        settings = RuntimeSettings(redis_url=self.redis.url, work_dir=str(self.work_dir))
+        variables = {**settings.to_env(), "AIRFLOW_HOME": str(self.airflow_home)}
         self.edl_variables.write_text("".join(f"export {name}={quote(text)}\n" for name, text in variables.items()))
 
     def _lock(self) -> int:

@@ -22,6 +22,7 @@ _LAYOUT = """<!doctype html>
 {% if refresh_s %}<meta http-equiv="refresh" content="{{ refresh_s }}">{% endif %}
 <style>
 body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem; color: #1f2937; background: #fff }
+a { color: #1d4ed8 }
 h1 { font-size: 1.25rem } h2 { font-size: 1.05rem } th { text-align: left }
 td, th { padding: .15rem 1.2rem .15rem 0; vertical-align: top }
 .bar { width: 10rem; height: .45rem; margin: .15rem 0; background: #8882 } .bar div { height: 100% }
@@ -29,7 +30,9 @@ td, th { padding: .15rem 1.2rem .15rem 0; vertical-align: top }
 pre { background: #f3f4f6; padding: 1rem; overflow-x: auto; white-space: pre-wrap }
 .failed { color: #b91c1c } .succeeded { color: #15803d } .quiet { color: #6b7280 }
 @media (prefers-color-scheme: dark) {
-  body { background: #111827; color: #e5e7eb } pre { background: #1f2937 } .quiet { color: #9ca3af }
+  :root { color-scheme: dark }
+  body { background: #111827; color: #e5e7eb } pre { background: #1f2937 }
+  a { color: #93c5fd } .failed { color: #fca5a5 } .succeeded { color: #86efac } .quiet { color: #9ca3af }
 }
 </style></head><body><h1>{{ title }}</h1>{% block body %}{% endblock %}</body></html>"""
 

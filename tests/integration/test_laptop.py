@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from redis import Redis
 
 from edl_airflow.laptop.components import Component, ComponentError
 from edl_airflow.laptop.launcher import Laptop, LaptopInUseError
@@ -65,6 +66,19 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LaptopInUseError, match="stop it first"):
         laptop.__enter__()
     os.close(lock)
+
+
+def test_a_shell_that_reads_edl_sh_means_this_airflow_and_this_redis(tmp_path: Path) -> None:
+    """Whatever Airflow the shell meant before, and whatever the folder is called."""
+    laptop = Laptop(tmp_path / "it's a folder", dags=tmp_path, environ=os.environ, say=print)
+    with laptop.redis:
+        laptop._write_edl_variables()
+        words = ["sh", "-c", '. "$0"; printf "%s\n" "$AIRFLOW_HOME" "$EDL_WORK_DIR" "$EDL_REDIS_URL"']
+        environ = {**os.environ, "AIRFLOW_HOME": "/another"}
+        read = subprocess.run([*words, laptop.edl_variables], env=environ, capture_output=True, check=True, text=True)
+        airflow_home, work_dir, redis_url = read.stdout.splitlines()
+        assert (airflow_home, work_dir) == (str(laptop.airflow_home), str(laptop.work_dir))
+        assert Redis.from_url(redis_url).ping()
 
 
 class _Stranger(BaseHTTPRequestHandler):

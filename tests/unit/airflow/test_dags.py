@@ -43,6 +43,11 @@ def test_the_quickstart_takes_any_values_of_its_form(low: int, high: int, grown:
     assert made["report"].upstream_task_ids == {"distill"}
 
 
+def test_the_quickstart_runs_only_when_somebody_triggers_it() -> None:
+    """Who leaves the demo on to look around finds no training in the night that nobody asked for."""
+    assert not _dag("edl_quickstart_distill").timetable.can_be_scheduled
+
+
 @pytest.mark.parametrize("name", sorted(file.stem for file in DAGS.glob("*.py")))
 def test_a_dag_says_what_it_is_and_tries_again(name: str) -> None:
     """People find it by its tags; another try takes over, or stops, what a lost worker has left running."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import pytest
 from support.airflow.fakes import job_status
 
 from edl_airflow.links import Address
@@ -33,6 +35,39 @@ def test_the_job_page_shows_which_pods_there_are_and_what_they_wait_for() -> Non
     assert "<b>no place" not in page
     assert 'http-equiv="refresh"' in page
     assert 'http-equiv="refresh"' not in _page(RUNS, phase="failed")
+
+
+def _colours(css: str) -> dict[str, str]:
+    """What each selector has as its colour or, with " background" behind it, as its background."""
+    return {
+        f"{selector}{' background' if name == 'background' else ''}": colour
+        for selector, rule in re.findall(r"([\w.]+) \{([^{}]*)\}", css)
+        for name, colour in re.findall(r"\b(color|background): #(\w+)", rule)
+    }
+
+
+def _contrast(one: str, other: str) -> float:
+    """By the Web Content Accessibility Guidelines 2.2: from 1 to 21; text needs 4.5."""
+
+    def luminance(colour: str) -> float:
+        full = colour if len(colour) == 6 else "".join(digit * 2 for digit in colour)
+        shares = [int(full[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        red, green, blue = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in shares)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_all_text_can_be_read_by_day_and_in_dark_mode(is_dark: bool) -> None:  # noqa: FBT001 (pytest gives it)
+    """Links too, visited or not, which a browser draws in dark blue or purple on any background."""
+    css, dark = pages.message_page("title", "text").split("@media (prefers-color-scheme: dark)")
+    colours = {"a": "0000ee", **_colours(css), **(_colours(dark) if is_dark else {})}
+    background = colours["body background"]
+    shown = ("body", "a", ".failed", ".succeeded", ".quiet")
+    assert {name: colours[name] for name in shown if _contrast(colours[name], background) < 4.5} == {}
+    assert _contrast(colours["body"], colours["pre background"]) >= 4.5
 
 
 def test_the_job_page_of_processes_has_no_columns_for_pods() -> None:
