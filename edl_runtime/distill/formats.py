@@ -28,10 +28,11 @@ Cut = tuple[Sequence[Array | Slots], Mapping[Feed, Tensor], int]
 
 
 def pieces(kind: Format, source: Iterable[Any], size: int) -> Iterator[Any]:
-    """Yield what is cut into requests at once: an item of the source, or `size` samples of it in format "sample"."""
-    if kind != "sample":
-        yield from source
-        return
+    """Return what is cut into requests at once: the source's items, or `size` samples of it in format "sample"."""
+    return _groups(source, size) if kind == "sample" else iter(source)
+
+
+def _groups(source: Iterable[Any], size: int) -> Iterator[list[Any]]:
     samples: list[Any] = []
     try:
         for sample in source:

@@ -173,16 +173,16 @@ class Pipeline:
             epoch.waits_for_signature = False
             return None if epoch.over else signatures
 
-    def end_of_source(self, epoch: Epoch, error: BaseException | None) -> Epoch | None:
+    def end_of_source(self, epoch: Epoch, error: BaseException | None, *, ahead: bool) -> Epoch | None:
         """No more batches come in this epoch, because the source ended or raised `error`.
 
-        Return the next epoch, if it is known to come and is to be fed now.
+        Return the next epoch, if it is known to come and is to be fed now, `ahead` of the script.
         """
         with self._lock:
             epoch.ended = True
             epoch.error = error
             self._done.notify_all()
-            if error is not None or epoch.over:
+            if error is not None or epoch.over or not ahead:
                 return None
             begun = self._begun
             while len(self._ahead) >= MOST_AHEAD and not self._closed:
