@@ -66,8 +66,8 @@ class DistillReader:
     - `allow_nan`: take answers with NaN or infinity, too, as of a model that masks with them. Without it they count as
       wrong answers, and their teacher goes into quarantine.
     - `epochs`: how many the script will read, if it is known. The first batches of the next epoch are then under way
-      before one ends; without it the source is called for an epoch only when that begins. Not with `data.through` of
-      an elastic training, and of no use where the source forks in each epoch.
+      before one ends; without it the source is called for an epoch only when that begins, and the log says once what
+      that costs. Not with `data.through` of an elastic training, and of no use where the source forks in each epoch.
     - `total_steps`: batches in all epochs together, if known, to tell the time left.
     - `cache`: `AnswerCache(sample_id)` asks about each sample only once. For data without augmentation.
     - `settings`: by default from the environment.
