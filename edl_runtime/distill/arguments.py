@@ -26,7 +26,7 @@ def checked_source(source: object) -> Callable[[], Iterable[Any]]:
         raise SpecError("source", type(source).__name__, "a function that returns a new one for each epoch")
     if not isinstance(source, Iterable):
         raise SpecError("source", type(source).__name__, "a function that returns an iterable, or a list of items")
-    return lambda: source
+    return source.__iter__
 
 
 def checked_inputs(inputs: object) -> tuple[str | None, ...]:

@@ -6,11 +6,12 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from edl_runtime.discovery.messages import Words
+from edl_runtime.distill import processes
 from edl_runtime.distill.batches import Batch
 from edl_runtime.distill.cache import AnswerCache
 from edl_runtime.distill.discovery import follow_pool
@@ -24,6 +25,7 @@ from edl_runtime.distill.patience import TELL_EVERY_S, Patience
 from edl_runtime.distill.pipeline import Pipeline
 from edl_runtime.distill.pool import TeacherPool
 from edl_runtime.distill.recall import Recall
+from edl_runtime.distill.standins import connect_with
 from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.distill.teachers import Discovered, Fixed
 from edl_runtime.errors import DistillError
@@ -67,7 +69,7 @@ class Engine:
         epochs: int | None,
         cache: AnswerCache | None,
         settings: RuntimeSettings,
-        connect: Connect,
+        connect: Connect | None,
     ) -> None:
         self._source = source
         self._format: Format = format
@@ -77,9 +79,12 @@ class Engine:
         self._plans_of = [
             partial(Plan.of, inputs, question.outputs, normalise, allow_nan=allow_nan) for question in questions
         ]
+        self._epochs = epochs
+        self._forked_epochs = 0
         self._cache = cache
         self._recall: Recall | None = None
         self._pid = os.getpid()
+        connect = connect or connect_with(settings)
         patiences = [
             Patience(
                 str(question.teachers), wait_limit_s=settings.teacher_wait_s, request_limit_s=settings.teacher_timeout_s
@@ -124,6 +129,7 @@ class Engine:
 
     def begin(self) -> Epoch:
         """Start to read the next epoch, and a thread that feeds it, unless it is fed already."""
+        processes.let_threads_start_loaders()
         epoch, is_fed = self.pipeline.begin()
         if not is_fed:
             self._feeder = threading.Thread(target=self._feed, args=(epoch,), name="edl feeder", daemon=True)
@@ -190,13 +196,30 @@ class Engine:
         epoch: Epoch | None = begun
         while epoch is not None and self._await_source(epoch):
             error: BaseException | None = None
+            forks = processes.forks()
             try:
                 self._put_all(epoch)
             except BaseException as raised:  # noqa: BLE001 -- it is the training script's to handle
                 error = raised
             finally:
                 self._source_free.release()
-            epoch = self.pipeline.end_of_source(epoch, error)
+            ahead = processes.forks() == forks
+            if not ahead:
+                self._note_forks()
+            epoch = self.pipeline.end_of_source(epoch, error, ahead=ahead)
+
+    def _note_forks(self) -> None:
+        """Tell once that a source which forks, as it may again, is called only while the script waits.
+
+        A child that is forked while another thread holds a lock, as of Paddle's memory or numpy's dice, hangs in it.
+        """
+        self._forked_epochs += 1
+        if self._epochs and self._forked_epochs == 2:  # one that keeps its processes forks in one epoch
+            log.warning(
+                "source.forks",
+                effect="each epoch begins only when the script asks for it, in spite of `epochs`",
+                advice="keep the processes, as DataLoader(persistent_workers=True) does, or start them by spawn",
+            )
 
     def _await_source(self, epoch: Epoch) -> bool:
         """Take the source, which is never run by two threads at once; False when the epoch is over before."""
@@ -212,7 +235,8 @@ class Engine:
     def _put_all(self, epoch: Epoch) -> None:
         plans: list[Plan] = []
         first = 0
-        items = iter(self._source())
+        items = processes.Pass(self._source())
+        ended = False
         try:
             for piece in pieces(self._format, items, self._most_rows):
                 if not plans:
@@ -224,9 +248,10 @@ class Engine:
                 first += batch.samples if self._format == "sample" else 1
                 if not self.pipeline.put(epoch, batch, requests):
                     return
+            ended = True
         finally:
-            if isinstance(items, Generator):
-                items.close()  # here, in the thread that runs it, and not when somebody happens to forget it
+            if not ended:
+                items.close()
 
     def _agreed_plans(self, signatures: Sequence[ModelSignature]) -> list[Plan]:
         plans = [plan_of(signature) for plan_of, signature in zip(self._plans_of, signatures, strict=True)]

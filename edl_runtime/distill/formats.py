@@ -28,11 +28,11 @@ Cut = tuple[Sequence[Array | Slots], Mapping[Feed, Tensor], int]
 
 
 def pieces(kind: Format, source: Iterable[Any], most_rows: int | None) -> Iterator[Any]:
-    """Yield what is cut into requests at once: an item of the source, or of samples as many as one request may have."""
-    if kind != "sample":
-        yield from source
-        return
-    size = most_rows or MOST_ROWS
+    """Return what is cut into requests at once: the source's items, or of samples as many as one request may have."""
+    return _groups(source, most_rows or MOST_ROWS) if kind == "sample" else iter(source)
+
+
+def _groups(source: Iterable[Any], size: int) -> Iterator[list[Any]]:
     samples: list[Any] = []
     try:
         for sample in source:

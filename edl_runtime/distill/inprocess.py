@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -93,6 +94,16 @@ def _load(options: ModelOptions) -> _Shared:
 
 
 _loading = threading.Lock()
+
+
+def _load_anew() -> None:
+    """In a forked child, where a thread of the parent may have held any lock."""
+    global _loading  # noqa: PLW0603
+    _loading = threading.Lock()
+    _load.cache_clear()
+
+
+os.register_at_fork(after_in_child=_load_anew)
 
 
 def _load_once(options: ModelOptions) -> _Shared:

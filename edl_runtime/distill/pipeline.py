@@ -19,12 +19,18 @@ from edl_runtime.distill.patience import Patience, SourceWait
 from edl_runtime.distill.seams import Seams
 from edl_runtime.distill.stats import ReaderStats, Tally
 from edl_runtime.errors import DistillError
+from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature
 
 LEAST_REQUESTS = 4
 
 MOST_AHEAD = 8
 """Epochs that are fed ahead of the one that is read: short ones take many to fill the window, empty ones no end."""
+
+WORTH_SAYING = 0.05
+"""Share of its time that the script waits for epochs to begin, from which on the log says how to avoid it."""
+
+log = get_logger(__name__)
 
 
 class Pipeline:
@@ -49,6 +55,8 @@ class Pipeline:
         self._unfinished = 0  # weight of the batches between put and take_batch
         self._reading: Epoch | None = None
         self._ahead: deque[Epoch] = deque()  # epochs that come after it and are fed already
+        self._may_go_ahead = False
+        self._advised = False
         self._source_wait = SourceWait()
         self._failure: BaseException | None = None
         self._closed = False
@@ -66,11 +74,25 @@ class Pipeline:
         with self._lock:
             self._check()
             self._drop_reading()
-            self._tally.begin_epoch(time.monotonic())
+            now = time.monotonic()
+            self._tally.begin_epoch(now)
+            self._advise(now)
             is_fed = bool(self._ahead)
             self._reading = self._ahead.popleft() if is_fed else self._new_epoch()
             self._room.notify_all()
             return self._reading, is_fed
+
+    def _advise(self, now: float) -> None:
+        """Log once what it costs not to know of epochs that could be fed ahead."""
+        waiting = self._tally.waiting_for_epochs(now)
+        if waiting >= WORTH_SAYING and self._may_go_ahead and not self._known_epochs and not self._advised:
+            self._advised = True
+            log.info(
+                "epochs.not_known",
+                effect=f"the student waits {waiting:.0%} of the time for the first batches of epochs",
+                advice="give DistillReader(epochs=…), at least as many as you read, and they are under way before; "
+                "not with data.through",
+            )
 
     def end(self, epoch: Epoch) -> None:
         """Be done with the epoch: what is left of it is dropped, answers that are under way included."""
@@ -173,16 +195,17 @@ class Pipeline:
             epoch.waits_for_signature = False
             return None if epoch.over else signatures
 
-    def end_of_source(self, epoch: Epoch, error: BaseException | None) -> Epoch | None:
+    def end_of_source(self, epoch: Epoch, error: BaseException | None, *, ahead: bool) -> Epoch | None:
         """No more batches come in this epoch, because the source ended or raised `error`.
 
-        Return the next epoch, if it is known to come and is to be fed now.
+        Return the next epoch, if it is known to come and is to be fed now, `ahead` of the script.
         """
         with self._lock:
             epoch.ended = True
             epoch.error = error
+            self._may_go_ahead = ahead
             self._done.notify_all()
-            if error is not None or epoch.over:
+            if error is not None or epoch.over or not ahead:
                 return None
             begun = self._begun
             while len(self._ahead) >= MOST_AHEAD and not self._closed:

@@ -27,7 +27,6 @@ from edl_runtime.distill.engine import Engine
 from edl_runtime.distill.formats import Format, join
 from edl_runtime.distill.lane import Connect
 from edl_runtime.distill.reporter import JobReporter
-from edl_runtime.distill.standins import connect_with
 from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.oip import Normalise
@@ -43,11 +42,13 @@ class DistillReader:
 
     Each iteration is one epoch. The source runs ahead in a thread of its own, by a few requests for each teacher.
     Teachers may come, go and fail in the middle. Leaving an epoch early is fine; of several iterations only the
-    latest goes on. In a forked child the reader begins anew, with connections of its own; an iteration from before the
-    fork is the parent's. Closing, also by Ctrl-C, waits a second for a source that hangs, and then leaves it behind.
+    latest goes on. In a child, forked or spawned, as the workers of a DataLoader are, the reader begins anew, with
+    connections of its own; an iteration from before the fork is the parent's. Closing, also by Ctrl-C, waits a second
+    for a source that hangs, and then leaves it behind.
 
-    - `source`: a function that returns an iterable for one epoch, called once for each, or a list of items. Items
-      are not copied, so it must not write to an array it has yielded.
+    - `source`: a function that returns an iterable for one epoch, called once for each, a list of items, or a
+      paddle.io.DataLoader, with workers or without. Items are not copied, so it must not write to an array it has
+      yielded.
     - `inputs`: names the slots of an item, in order; None for one that teachers never take. What the teachers' model
       takes is sent, and every slot comes back as an array. dtypes have to be the model's; a slot of another shape
       with as many values is reshaped on the way.
@@ -66,8 +67,8 @@ class DistillReader:
     - `allow_nan`: take answers with NaN or infinity, too, as of a model that masks with them. Without it they count as
       wrong answers, and their teacher goes into quarantine.
     - `epochs`: how many the script will read, if it is known. The first batches of the next epoch are then under way
-      before one ends; without it the source is called for an epoch only when that begins. Not with `data.through` of
-      an elastic training.
+      before one ends; without it the source is called for an epoch only when that begins, and the log says once what
+      that costs. Not with `data.through` of an elastic training, and of no use where the source forks in each epoch.
     - `total_steps`: batches in all epochs together, if known, to tell the time left.
     - `cache`: `AnswerCache(sample_id)` asks about each sample only once. For data without augmentation.
     - `settings`: by default from the environment.
@@ -120,7 +121,7 @@ class DistillReader:
             epochs=self.epochs,
             cache=checked_cache(cache, names),
             settings=settings,
-            connect=connect or connect_with(settings),
+            connect=connect,
         )
         self._own_engine = self._make_engine()
         self._reporter = reporter or JobReporter(total_steps=total_steps, settings=settings)
@@ -134,6 +135,14 @@ class DistillReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a spawned child is given to make its own."""
+        return {name: self.__dict__[name] for name in ("epochs", "_format", "_pools", "_make_engine")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_anew()
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the items of one epoch."""
@@ -168,12 +177,16 @@ class DistillReader:
     def _engine(self) -> Engine:
         """Return this process's engine: a forked child has one of its own."""
         if not self._own_engine.is_mine:
-            self._own_engine = self._make_engine()
-            self._reporter = JobReporter(settings=RuntimeSettings())  # the job's progress is the parent's to tell
-            self._owns_reporter = True
             self._forgotten.detach()
-            self._forgotten = weakref.finalize(self, _stop, self._own_engine, self._reporter)
+            self._begin_anew()
         return self._own_engine
+
+    def _begin_anew(self) -> None:
+        """Begin in a child, with threads and connections of its own; the job's progress is the parent's to tell."""
+        self._own_engine = self._make_engine()
+        self._reporter = JobReporter(settings=RuntimeSettings())
+        self._owns_reporter = True
+        self._forgotten = weakref.finalize(self, _stop, self._own_engine, self._reporter)
 
 
 def _stop(engine: Engine, reporter: JobReporter | None) -> None:

@@ -8,7 +8,11 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from edl_runtime.meter import Meter
+from edl_runtime.meter import WINDOW_S, Meter
+
+LEAST_STARTS = 2
+LEAST_STARTS_S = WINDOW_S
+"""Epochs that began, and seconds since the first batch, before what these starts cost is known well enough."""
 
 
 class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +101,50 @@ class Counts(Protocol):
     def in_flight(self) -> Sequence[str]: ...
 
 
+class EpochStarts:
+    """Measures how long a script waits for the first batch of each epoch, but for the first. Times are seconds.
+
+    `waited_s` is always how long it has waited so far, for any batch.
+    """
+
+    def __init__(self) -> None:
+        self._began_at: float | None = None
+        self._before_s = 0.0  # waited before this epoch
+        self._starting = False
+        self._starts = 0
+        self._starts_s = 0.0
+        self._others = 0
+        self._others_s = 0.0
+
+    def begin(self, waited_s: float) -> None:
+        """An epoch begins."""
+        self._before_s = waited_s
+        self._starting = True
+
+    def deliver(self, waited_s: float, now: float) -> None:
+        """A batch is delivered."""
+        took_s, self._before_s = waited_s - self._before_s, waited_s
+        starting, self._starting = self._starting, False
+        if self._began_at is None:
+            self._began_at = now
+        elif starting:
+            self._starts += 1
+            self._starts_s += took_s
+        else:
+            self._others += 1
+            self._others_s += took_s
+
+    def waiting(self, now: float) -> float:
+        """Return the share of the time since the first batch that the first ones took longer than others do, 0 to 1.
+
+        0 until that is known well enough: for `LEAST_STARTS` epochs and `LEAST_STARTS_S` seconds.
+        """
+        if self._began_at is None or self._starts < LEAST_STARTS or now - self._began_at < LEAST_STARTS_S:
+            return 0.0
+        usual_s = self._others_s / self._others if self._others else 0.0
+        return max(0.0, self._starts_s - self._starts * usual_s) / (now - self._began_at)
+
+
 class Tally:
     """Counts what is delivered. Times are monotonic seconds."""
 
@@ -111,6 +159,7 @@ class Tally:
         self._answered: Counter[str] = Counter()
         self._meter = Meter(now)
         self._wait_meter = Meter(now)
+        self._starts = EpochStarts()
 
     @property
     def batches(self) -> int:
@@ -133,6 +182,7 @@ class Tally:
             self._meter = Meter(now)
             self._wait_meter = Meter(now)
         self._epochs += 1
+        self._starts.begin(self._waited_in_all_s)
 
     def begin_wait(self, awaited: Literal["source", "teachers"], now: float) -> None:
         """The script begins to wait for its next batch: for the source to yield it, or for teachers."""
@@ -158,7 +208,16 @@ class Tally:
         for address in answered_by:
             self._answered[address] += 1
         self._meter.mark(self._samples, now)
-        self._wait_meter.mark(sum(self._waited_s.values()), now)
+        self._wait_meter.mark(self._waited_in_all_s, now)
+        self._starts.deliver(self._waited_in_all_s, now)
+
+    def waiting_for_epochs(self, now: float) -> float:
+        """Return the share of its time that the script waits for epochs to begin; see `EpochStarts`."""
+        return self._starts.waiting(now)
+
+    @property
+    def _waited_in_all_s(self) -> float:
+        return sum(self._waited_s.values())
 
     def stats(self, dispatchers: Sequence[Counts], quarantined: Mapping[str, str], now: float) -> ReaderStats:
         """Return the counts, those of the dispatchers among them."""

@@ -174,3 +174,45 @@ def test_a_process_has_one_endpoint_at_a_port(monkeypatch: pytest.MonkeyPatch, p
     monkeypatch.setattr("os.getpid", lambda: 1)
     with pytest.raises(OSError, match="in use"):
         endpoint_at(port)
+
+
+def _read(tally: Tally, epochs: int, *, first_s: float, other_s: float, step_s: float = 1.0) -> float:
+    """Read epochs of five batches: so long the script waits for the first, and for the others. Return the time."""
+    now = 0.0
+    for _ in range(epochs):
+        tally.begin_epoch(now)
+        for wait_s in (first_s, *[other_s] * 4):
+            tally.begin_wait("teachers", now)
+            now += wait_s
+            tally.end_wait(now)
+            tally.deliver(samples=8, answered_by=[], now=now)
+            now += step_s
+    return now
+
+
+def test_what_late_epochs_cost_is_measured() -> None:
+    """What their first batches are waited for beyond what others are, but for that of the first, which connects."""
+    tally = Tally(0.0)
+    now = _read(tally, 3, first_s=1.5, other_s=0.5)
+    assert tally.waiting_for_epochs(now) == pytest.approx(2 * 1.0 / (now - 1.5))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "waits"),
+    [(2, (1.5, 0.0)), (3, (0.5, 0.5)), (3, (0.0, 0.5))],
+    ids=["one start", "all wait", "none waits"],
+)
+def test_late_epochs_may_cost_nothing(epochs: int, waits: tuple[float, float]) -> None:
+    """Or it is not known yet."""
+    tally = Tally(0.0)
+    now = _read(tally, epochs, first_s=waits[0], other_s=waits[1])
+    assert tally.waiting_for_epochs(now) == 0
+
+
+def test_nothing_is_measured_of_a_moment() -> None:
+    """Nor before the first batch."""
+    tally = Tally(0.0)
+    assert tally.waiting_for_epochs(100.0) == 0
+    now = _read(tally, 3, first_s=0.15, other_s=0.0, step_s=0.1)
+    assert tally.waiting_for_epochs(now) == 0
+    assert tally.waiting_for_epochs(now + 10) > 0

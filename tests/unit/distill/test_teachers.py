@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.teachers.fakes import FakeTeachers, arithmetic
+from support.teachers.process import PATIENCE_S, wait_until
 
 from edl_runtime.distill.inprocess import InProcessTeacher
 from edl_runtime.distill.offline import AnswerFolder, Recorded, Recorder, digests
@@ -196,3 +199,26 @@ def test_a_model_in_process_that_cant_be_loaded_is_an_error_that_names_it() -> N
     """The same as a teacher's."""
     with pytest.raises(ModelError, match=r"support\.models:nothing"):
         connect_with(SETTINGS)(in_process("support.models:nothing")).open()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_model_in_process_answers_in_a_forked_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the parent is in the middle of an answer: the child loads its own."""
+    monkeypatch.setenv("HELD_MODEL_FOLDER", str(tmp_path))
+    address = in_process("support.models:held")
+
+    def answer(value: float) -> None:
+        teacher = connect_with(SETTINGS)(address)
+        teacher.open()
+        teacher.infer({"x": np.full((1, 4), value, np.float32)}, ["double"], {})
+
+    busy = threading.Thread(target=answer, args=(1.0,), daemon=True)
+    busy.start()
+    wait_until((tmp_path / "begun").exists)
+    child = multiprocessing.get_context("fork").Process(target=answer, args=(0.0,), daemon=True)
+    child.start()
+    child.join(PATIENCE_S)
+    child.kill()
+    (tmp_path / "go").touch()
+    busy.join()
+    assert child.exitcode == 0

@@ -1,0 +1,180 @@
+"""Students with Paddle's real DataLoader: `python -m support.students.loading STORY METHOD`, in the tests' folder.
+
+METHOD is how its workers are started, "fork" or "spawn". The teacher is in the reader's own process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from paddle.io import DataLoader, Dataset, IterableDataset, get_worker_info
+from support.students.readers import reader_of
+from support.students.student import say
+from support.teachers.process import wait_until
+
+from edl_runtime.distill import DistillReader, Fixed
+from edl_runtime.distill.standins import in_process
+from edl_runtime.protocol.tensors import Array
+from edl_runtime.settings import RuntimeSettings
+
+SAMPLES = 40
+ALL = list(range(SAMPLES))
+BAD, MORTAL = -1, -2
+
+
+class Samples(Dataset):  # type: ignore[misc]
+    """Each tells which it is; one may be bad, and one may take its worker along."""
+
+    def __init__(self, odd: int = 0) -> None:
+        super().__init__()
+        self._odd = odd
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, number: int) -> tuple[Array, int]:
+        if number == 30 and self._odd == BAD:
+            raise ValueError("a bad sample")
+        if number == 30 and self._odd == MORTAL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.full(4, number, np.float32), number
+
+
+def as_it_is(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "batch": {"batch_size": 4},
+    "sample_list": {"batch_size": 4, "collate_fn": as_it_is},
+    "sample": {"batch_size": None},
+}
+
+
+def reading(source: Any, **options: Any) -> DistillReader:
+    teachers = Fixed((in_process("support.models:arithmetic"),))
+    return reader_of(source, teachers, RuntimeSettings(), **{"inputs": ["x", "label"], **options})
+
+
+def labels(form: str, epoch: list[Any]) -> list[int]:
+    """The labels in order; answers are checked on the way."""
+    if form == "sample_list":
+        epoch = [sample for samples in epoch for sample in samples]
+    for x, _, double in epoch:
+        np.testing.assert_array_equal(double, x * 2)
+    return [int(label) for _, of_item, _ in epoch for label in np.atleast_1d(of_item)]
+
+
+def no_worker_is_left() -> None:
+    wait_until(lambda: not multiprocessing.active_children())
+
+
+def source(method: str) -> None:
+    """A loader is the source, in all forms; whole epochs, one that is left, and a close in the middle."""
+    for form, options in FORMS.items() if method == "fork" else [("batch", FORMS["batch"])]:
+        for epochs in (None, 4) if method == "fork" else (3,):
+            with reading(DataLoader(Samples(), num_workers=2, **options), format=form, epochs=epochs) as reader:
+                assert labels(form, list(reader)) == ALL
+                next(iter(reader))
+                no_worker_is_left()
+                assert labels(form, list(reader)) == ALL
+                if epochs == 4:
+                    in_its_middle = iter(reader)
+                    next(in_its_middle)
+            no_worker_is_left()
+
+
+def left(_: str) -> None:
+    """A generator reads the loader, and loaders keep their workers; epochs are left at once."""
+    loader = DataLoader(Samples(), batch_size=4, num_workers=2)
+
+    def batches() -> Iterator[Any]:
+        for x, label in map(as_it_is, loader):
+            yield x.numpy(), label.numpy()
+
+    with reading(batches) as reader:
+        next(iter(reader))
+        no_worker_is_left()
+        assert labels("batch", list(reader)) == ALL
+        next(iter(reader))
+    no_worker_is_left()
+    persistent = DataLoader(Samples(), batch_size=4, num_workers=2, persistent_workers=True)
+    with reading(persistent, epochs=5) as reader:
+        for _ in range(2):
+            assert labels("batch", list(reader)) == ALL
+            kept = multiprocessing.active_children()
+            assert len(kept) == 2
+            next(iter(reader))
+        assert labels("batch", list(reader)) == ALL
+        assert not set(kept) & set(multiprocessing.active_children())
+
+
+def wrong(_: str) -> None:
+    """A sample is bad, for a loader that a generator reads, too; another one has the system kill its worker."""
+    for odd in (BAD, MORTAL):
+        loader = DataLoader(Samples(odd), batch_size=4, num_workers=2)
+
+        def batches(loader: Any = loader) -> Iterator[Any]:
+            yield from map(as_it_is, loader)
+
+        for of_loader in (loader, batches) if odd == BAD else (loader,):
+            with reading(of_loader) as reader:
+                seen: list[Any] = []
+                with pytest.raises(SystemError):
+                    seen.extend(reader)
+                if odd == BAD:
+                    assert labels("batch", seen) == ALL[: len(seen) * 4]
+            no_worker_is_left()
+
+
+class Shares:
+    """One sample at a time, of those that are this worker's."""
+
+    def __call__(self) -> Iterator[tuple[Array, Array]]:
+        worker = get_worker_info()
+        for number in range(worker.id, SAMPLES, worker.num_workers) if worker else ALL:
+            yield np.full((1, 4), number, np.float32), np.array([number])
+
+
+class Answered(IterableDataset):  # type: ignore[misc]
+    """Samples with their answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader = reading(Shares())
+
+    def __iter__(self) -> Iterator[tuple[Array, ...]]:
+        for item in self.reader:
+            yield tuple(array[0] for array in item)
+
+
+def inside(method: str) -> None:
+    """A reader that was made here, and is in mid-epoch here, is read in workers; these are the source of another."""
+    answered = Answered()
+    loader = DataLoader(answered, batch_size=5, num_workers=2)
+    with answered.reader:
+        epoch = iter(answered.reader)
+        seen = [next(epoch)]
+        for _ in range(3 if method == "fork" else 1):
+            assert sorted(labels("batch", [[part.numpy() for part in batch] for batch in loader])) == ALL
+        assert labels("batch", [*seen, *epoch]) == ALL
+        if method == "fork":
+            with reading(loader, inputs=["x", None, None]) as reader:
+                assert sorted(int(label) for _, several, *_ in reader for label in several) == ALL
+    no_worker_is_left()
+
+
+STORIES: dict[str, Callable[[str], None]] = {each.__name__: each for each in (source, left, wrong, inside)}
+
+if __name__ == "__main__":
+    story, method = sys.argv[1:]
+    multiprocessing.set_start_method(method)
+    STORIES[story](method)
+    say("right")
