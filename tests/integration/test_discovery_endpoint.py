@@ -217,8 +217,11 @@ async def test_a_later_stream_of_the_same_student_takes_over(
             await until(later)
 
 
-async def test_many_students_cost_one_watch(http: httpx.AsyncClient, settings: RuntimeSettings) -> None:
+async def test_many_students_cost_one_watch(
+    http: httpx.AsyncClient, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many follow a pool, Redis has one waiting connection for each role, and none after the last."""
+    monkeypatch.setattr(hubs, "SILENT_AFTER_S", PATIENCE_S)  # they say nothing
     names = sorted(f"s{number}" for number in range(12))
     async with registered(settings, "a:1"), contextlib.AsyncExitStack() as stack:
         await until_waiting(settings, 0)  # streams that another test has just closed
