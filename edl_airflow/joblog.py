@@ -14,6 +14,7 @@ import msgspec
 from edl_airflow.work import Training
 from edl_runtime.backends.base import Backend, JobStatus, LogLine
 from edl_runtime.errors import BackendError, RegistryUnavailableError
+from edl_runtime.progress import is_logged
 
 MOST_LINES = 40
 """So many of the lines that came since the last time are shown, the newest."""
@@ -58,9 +59,9 @@ class Logs(Protocol):
 class JobLog:
     """Collects a job's lines as they come, and says them in bunches, at most one every `every_s`.
 
-    A line stands behind its instance, and the rank that this has when it is said: "[2 rank 1] epoch 3". What was shown
-    is kept after each bunch: a triggerer that is killed between the two shows one bunch again, and so does one that
-    finds Redis away.
+    A line stands behind its instance, and the rank that this has when it is said: "[2 rank 1] epoch 3". What a student
+    logs of its own progress is left out: the task's log has that from Redis. What was shown is kept after each bunch: a
+    triggerer that is killed between the two shows one bunch again, and so does one that finds Redis away.
     """
 
     def __init__(self, job: JobStatus, logs: Logs, say: Callable[[str], None], every_s: float) -> None:
@@ -108,7 +109,8 @@ class JobLog:
             shown = (await self._shown_before()).lines
             async for line in self._logs.backend.logs(self._job.name, follow=True):
                 self._read[line.instance] += 1
-                if self._read[line.instance] > shown.get(line.instance, 0):
+                is_new = self._read[line.instance] > shown.get(line.instance, 0)
+                if is_new and not is_logged(line.text, self._job.name):
                     self._new.append(line)
                     self._arrived += 1
         except BackendError:  # whoever follows the job meets that himself

@@ -12,7 +12,7 @@ from edl_airflow.joblog import JobLog, Logs
 from edl_airflow.work import Work
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.errors import RegistryUnavailableError
-from edl_runtime.progress import Progress
+from edl_runtime.progress import Progress, of_run
 
 Say = Callable[[str], None]
 
@@ -149,5 +149,4 @@ def _named(quarantined: Mapping[str, str]) -> str:
 
 async def latest(job: JobStatus, reports: Reports) -> Progress | None:
     """Return the last report of this run of the job; an earlier run's may still lie in Redis."""
-    progress = await reports.progress(job.name)
-    return progress if progress and progress.updated_at >= job.created_at else None
+    return of_run(await reports.progress(job.name), job.created_at)

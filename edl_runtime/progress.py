@@ -20,6 +20,10 @@ KEPT_S = 3600
 READER_ALIVE_S = 5.0
 """A reader whose report is so much older than the job's is no more."""
 
+LOGGED_AS = "job.progress"
+LIMIT_LOGGED_AS = "job.limit"
+"""The events by which a student's own log has its progress, and who limits it."""
+
 MOST_SHARES = 4
 """So many teachers' shares stand in a line."""
 
@@ -163,6 +167,20 @@ async def read(client: Redis, namespace: str, job: str) -> Progress | None:
         found: Any = client.hvals(keys.readers_progress(namespace, job, progress.run)) if progress.run else None
         readers = await found if found else []
     return with_readers(progress, [msgspec.json.decode(reader, type=Progress) for reader in readers])
+
+
+def of_run(progress: Progress | None, began_at: float) -> Progress | None:
+    """Return a job's last report, None where an earlier run of the job has left it.
+
+    `began_at`: when this run was created, in Unix seconds. A job of the same name is another run after each clear and
+    retry, and the report of the one before stays in Redis until the new one has made a step.
+    """
+    return progress if progress and progress.updated_at >= began_at else None
+
+
+def is_logged(line: str, job: str) -> bool:
+    """Whether a line of the job's log is its student's own report of progress, however structlog is configured."""
+    return job in line and (LOGGED_AS in line or LIMIT_LOGGED_AS in line)
 
 
 def with_readers(progress: Progress, readers: Sequence[Progress]) -> Progress:

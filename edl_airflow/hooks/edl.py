@@ -144,6 +144,8 @@ class EdlHook(BaseHook):
 
     async def asurroundings(self) -> Surroundings:
         """Look the connection up from an event loop."""
+        if _can_not_await():
+            return await asyncio.to_thread(self.surroundings)
         connection = await self.aget_connection(self.edl_conn_id)
         aextra = getattr(connection, "aextra_dejson", None)  # the API server's connections have none
         return Surroundings.of(connection, await aextra() if aextra else connection.extra_dejson)
@@ -166,6 +168,18 @@ class EdlHook(BaseHook):
             )
         good = f"Redis {'.'.join(map(str, version))} answers, and {backend}"
         return True, f"{good}. Warning: {warning}" if warning else good
+
+
+def _can_not_await() -> bool:
+    """Whether Airflow can look connections up in a blocking way only.
+
+    So it is where `dag.test()` runs a trigger in its own process: the stand-in for the supervisor has no `asend`, and
+    Airflow takes that for a connection that its database does not have.
+    """
+    from airflow.sdk.execution_time import task_runner
+
+    comms = getattr(task_runner, "SUPERVISOR_COMMS", None)
+    return comms is not None and not hasattr(comms, "asend")
 
 
 def _local_place(fields: _Fields) -> LocalPlace:

@@ -16,6 +16,7 @@ import msgspec
 from airflow.sdk import BaseOperator
 
 from edl_airflow import conductor
+from edl_airflow.decisions import doubts
 from edl_airflow.failures import TaskKilledError, failing_clearly, failure_of
 from edl_airflow.hooks.edl import EdlHook, Surroundings
 from edl_airflow.identity import owner
@@ -143,6 +144,8 @@ class EdlOperator(TextTemplates):
         self._work = None
         if failure:
             raise failure
+        for doubt in doubts(work, outcome):
+            self.log.warning(doubt)
         return self.result(work, outcome)
 
     def _run(self, work: Work, do: Callable[[], Awaitable[Result]]) -> Result:

@@ -24,6 +24,8 @@ from edl_airflow.links import Address
 from edl_airflow.plugin import access, pages
 from edl_airflow.plugin.log_end import LogEnd
 from edl_airflow.site import Site, open_site
+from edl_airflow.telling import latest
+from edl_runtime.backends.base import JobStatus
 from edl_runtime.errors import RegistryError, SpecError, UnknownJobError
 from edl_runtime.pool_reports import PoolDemand
 from edl_runtime.progress import Progress
@@ -60,7 +62,7 @@ async def show_job(request: Request, conn_id: str, job: str) -> str:
         status = await job_status(site.backend, job)
         if status is None:
             [line async for line in site.backend.logs(job, tail=1)]  # a job that there never was has none
-        progress, members = await _progress(site, job), await _members(site, job)
+        progress, members = await _progress(site, job, status), await _members(site, job)
     return await asyncio.to_thread(pages.job_page, Address(conn_id, job), status, progress, members)
 
 
@@ -81,7 +83,7 @@ async def show_log(
         status = await job_status(site.backend, job)  # None once removed; its log is still there
         async for line in site.backend.logs(job, tail=tail, instance=instance):
             log.add(line)
-        progress = await _progress(site, job)
+        progress = await _progress(site, job, status)
     reloads = tail <= TAIL_LINES and not log.left_out
     at = Address(conn_id, job)
     return await asyncio.to_thread(pages.log_page, at, status, progress, log, instance, reloads=reloads)
@@ -148,9 +150,10 @@ async def _site(conn_id: str) -> AsyncIterator[Site]:
         yield site
 
 
-async def _progress(site: Site, job: str) -> Progress | None:
+async def _progress(site: Site, job: str, status: JobStatus | None) -> Progress | None:
+    """Return the last report of the run that the page shows; of a job that was removed, that is its last run."""
     try:
-        return await site.progress(job)
+        return await (latest(status, site) if status else site.progress(job))
     except RegistryError:
         return None
 

@@ -15,7 +15,7 @@ from edl_runtime.backends.base import JobStatus
 from edl_runtime.cli import places
 from edl_runtime.cli.tables import print_table
 from edl_runtime.errors import RegistryUnavailableError
-from edl_runtime.progress import Progress, read
+from edl_runtime.progress import Progress, of_run, read
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 
@@ -45,17 +45,17 @@ async def _look(settings: RuntimeSettings, name: str | None) -> tuple[list[JobSt
     backend = places.backend(settings)
     statuses = [await backend.get(name)] if name else await backend.list()
     try:
-        return statuses, await _progress(settings, [status.name for status in statuses])
+        return statuses, await _progress(settings, statuses)
     except RegistryUnavailableError as error:
         click.echo(f"edl: progress is unknown: {error}", err=True)
         return statuses, {}
 
 
-async def _progress(settings: RuntimeSettings, names: Sequence[str]) -> dict[str, Progress]:
-    if not settings.redis_url or not names:
+async def _progress(settings: RuntimeSettings, jobs: Sequence[JobStatus]) -> dict[str, Progress]:
+    if not settings.redis_url or not jobs:
         return {}
     async with connect(settings.redis_url) as client:
-        reports = {name: await read(client, settings.namespace, name) for name in names}
+        reports = {job.name: of_run(await read(client, settings.namespace, job.name), job.created_at) for job in jobs}
     return {name: report for name, report in reports.items() if report}
 
 

@@ -16,7 +16,7 @@ from edl_runtime.distill.stats import ReaderStats, at_the_end, together
 from edl_runtime.elastic.link import AGENT_FD
 from edl_runtime.errors import RegistryUnavailableError, SpecError
 from edl_runtime.log import get_logger
-from edl_runtime.progress import Progress, publish, publish_reader
+from edl_runtime.progress import LIMIT_LOGGED_AS, LOGGED_AS, Progress, publish, publish_reader
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 
@@ -192,10 +192,10 @@ class JobReporter:
             while True:
                 progress = await self._publish(client)
                 if progress.step > logged_step and time.monotonic() - logged_at >= LOG_EVERY_S:
-                    log.info("job.progress", job=self._settings.job, progress=progress.line())
+                    log.info(LOGGED_AS, job=self._settings.job, progress=progress.line())
                     logged_at, logged_step = time.monotonic(), progress.step
                 if progress.limit not in ("", logged_limit):
-                    log.info("job.limit", job=self._settings.job, verdict=progress.verdict())
+                    log.info(LIMIT_LOGGED_AS, job=self._settings.job, verdict=progress.verdict())
                     logged_limit = progress.limit
                 await asyncio.sleep(PUBLISH_EVERY_S)
         finally:

@@ -165,18 +165,26 @@ def test_the_log_page_shows_the_log_and_runs_nothing(world: World, token: str) -
     assert "alert(1)" in _get("/jobs/edl_default/student/log", token).text, "logs outlive their job"
 
 
-def test_the_log_page_shows_how_far_the_job_is_and_who_is_the_limit(world: World, token: str) -> None:
-    """As the student reported last."""
+def test_the_pages_show_how_far_the_job_is_and_who_is_the_limit(world: World, token: str) -> None:
+    """As the student reported last: in this run, as another was before a clear; in the last run of a removed job."""
+    created_at = asyncio.run(world.backend.get("student")).created_at
 
-    async def report() -> None:
-        report = Progress(step=7, updated_at=1.0, limit="student", busy=0.2)
+    async def report(updated_at: float) -> None:
+        report = Progress(step=7, updated_at=updated_at, limit="student", busy=0.2)
         async with connect(world.redis_url) as client:
             await publish(client, world.namespace, "student", report)
 
-    asyncio.run(report())
-    page = html.unescape(_get("/jobs/edl_default/student/log", token).text)
-    assert "step 7 · 0 samples/s" in page
-    assert "the student is the limit: teachers are idle 80 % of the time" in page
+    def shown() -> list[bool]:
+        said = ("step 7 · 0 samples/s", "the student is the limit: teachers are idle 80 % of the time")
+        pages = [html.unescape(_get(f"/jobs/edl_default/student{page}", token).text) for page in ("", "/log")]
+        return [all(part in page for part in said) for page in pages]
+
+    asyncio.run(report(created_at - 1))
+    assert shown() == [False, False]
+    asyncio.run(report(created_at + 1))
+    assert shown() == [True, True]
+    asyncio.run(world.backend.delete("student"))
+    assert shown() == [False, True], "the page of a removed job only leads to its log"
 
 
 def test_the_job_page_shows_the_instances(world: World, token: str) -> None:

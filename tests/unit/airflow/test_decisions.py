@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
-from support.airflow.fakes import failed_status, job_status, short_of_one, work_of
+from support.airflow.fakes import STUDENT, failed_status, job_status, landed, short_of_one, work_of
 
-from edl_airflow.decisions import REMOVED, View, decide, lack
-from edl_airflow.work import Outcome, Work
+from edl_airflow.decisions import REMOVED, View, decide, doubts, lack
+from edl_airflow.work import Outcome, Training, Work
 from edl_runtime.backends.base import SUSPENDED, InstanceStatus, JobStatus, Scaling
 from edl_runtime.errors import EX_CONFIG
+from edl_runtime.progress import Progress
 from edl_runtime.specs import Bounds
 
 with_ = msgspec.structs.replace
@@ -197,3 +200,35 @@ def test_a_student_that_fails_for_want_of_teachers_tells_what_its_pool_says() ->
     assert outcome.reason == "instance 0 ended with 1; its pool 'digits': exited with 78"
     assert (outcome.last_lines[0], outcome.last_lines[-1]) == ("no teacher", "another model")
     assert not outcome.permanent
+
+
+SUCCEEDED = Outcome(ended="succeeded", name="student")
+ELASTIC = work_of(trainer_job=with_(STUDENT, elastic=True))
+STEPPED = Progress(step=1, updated_at=101.0)
+LEFT = {"checkpoint": "/c", "metrics": {}}
+
+
+@pytest.mark.parametrize(
+    ("work", "given", "said"),
+    [
+        (WORK, {"result": LEFT}, []),
+        (WORK, {"landed": landed(1)}, []),
+        (WORK, {}, ["left nothing"]),
+        (WORK, {"ended": "failed"}, []),
+        (work_of(trainer_job=None), {"ended": "ready"}, []),
+        (ELASTIC, {"result": LEFT}, []),
+        (ELASTIC, {"result": LEFT, "training": Training(members=(0, 1)), "progress": STEPPED}, []),
+        (
+            ELASTIC,
+            {"result": LEFT, "training": Training(members=(0, 1))},
+            ["each of the 2 instances has run all of it"],
+        ),
+        (ELASTIC, {"result": LEFT, "training": Training(members=(0,))}, ["`run.step`, and it has run alone"]),
+        (ELASTIC, {"training": Training(members=(0,))}, ["left nothing", "without a step"]),
+    ],
+)
+def test_a_training_that_succeeds_in_silence_is_doubted(work: Work, given: dict[str, Any], said: list[str]) -> None:
+    """Where a script leaves nothing, or was no elastic one; not where Redis was away, or it has failed anyhow."""
+    found = doubts(work, with_(SUCCEEDED, **given))
+    assert len(found) == len(said)
+    assert all(part in line for part, line in zip(said, found, strict=True))

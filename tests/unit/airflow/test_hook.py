@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.sdk.execution_time.comms import ConnectionResult, GetConnection
+from airflow.sdk.execution_time.supervisor import InProcessSupervisorComms
 from redis import Redis
 
 from edl_airflow.hooks.edl import EdlHook, Surroundings
@@ -149,6 +151,20 @@ async def test_it_is_looked_up_from_both_worlds() -> None:
         EdlHook("elsewhere").surroundings()
     with pytest.raises(AirflowNotFoundException, match="elsewhere"):
         await EdlHook("elsewhere").asurroundings()
+
+
+async def test_a_trigger_of_dag_test_finds_a_connection_of_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stand-in for Airflow's supervisor answers blocking calls alone."""
+
+    class Supervisor:
+        def _handle_request(self, asked: GetConnection, *_: object) -> None:
+            others = dict.fromkeys(("schema", "login", "password", "port", "extra"))
+            given = {"conn_id": asked.conn_id, "conn_type": "edl", "host": "redis.example", **others}
+            comms.messages.append(ConnectionResult.model_validate(given))
+
+    comms = InProcessSupervisorComms(supervisor=Supervisor())  # type: ignore[arg-type]
+    monkeypatch.setattr("airflow.sdk.execution_time.task_runner.SUPERVISOR_COMMS", comms, raising=False)
+    assert (await EdlHook("of_the_database").asurroundings()).redis_url == "redis://redis.example:6379/0"
 
 
 @pytest.fixture

@@ -54,6 +54,18 @@ async def test_whoever_goes_on_shows_what_has_not_been_shown(site: MadeUpSite) -
     assert await _shown(site, _lines(1)) == ["[0] line 0"]
 
 
+async def test_a_student_s_own_lines_of_progress_are_left_out(site: MadeUpSite) -> None:
+    """The task's log has them from Redis already. They count as shown, and what only looks like one is shown."""
+    logged = [
+        "2026-11-23 20:00:00 [info     ] job.progress                   job=student progress='step 7 · 81 samples/s'",
+        '{"job": "student", "verdict": "the student is the limit: teachers are idle", "event": "job.limit"}',
+    ]
+    others = ["step 7", "job.progress is what I do", "student, step 8"]
+    written = [LogLine(0, text) for text in (*logged, *others)]
+    assert await _shown(site, written) == [f"[0] {text}" for text in others]
+    assert site.positions["student"].lines == {0: 5}
+
+
 async def test_of_many_lines_the_newest_are_shown_and_it_is_said_how_many_are_not(site: MadeUpSite) -> None:
     """So that a script which writes much fills no disk of Airflow's."""
     said = await _shown(site, _lines(MOST_LINES + 1960))

@@ -99,6 +99,21 @@ def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: MadeUpSite
     assert site.backend.jobs == {}
 
 
+def test_a_student_that_left_nothing_is_warned_of(
+    context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the task's log, also after a deferral; the task has succeeded all the same."""
+    deferred = deferred_by(rendered(distill(), context), context)
+    student = job_name(context["ti"])
+    said: list[str] = []
+    operator = distill()
+    monkeypatch.setattr(operator.log, "warning", said.append)
+    result = operator.execute_complete(context, event_of(deferred, Outcome(ended="succeeded", name=student)))
+    assert (result["checkpoint"], result["metrics"]) == ("", {})
+    assert [line.partition(",")[0] for line in said] == [f"'{student}' has succeeded and left nothing"]
+    assert site.backend.jobs == {}
+
+
 def test_a_failed_student_leaves_nothing_and_its_last_lines(
     context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,12 +174,12 @@ def test_jobs_are_listed(edl: Edl) -> None:
 def test_progress_comes_from_redis(edl: Edl, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a Redis configured, jobs say how far they are, and who is the limit."""
 
-    async def report() -> None:
+    async def report(updated_at: float) -> None:
         async with connect(redis_url) as client:
-            report = Progress(step=7, total_steps=9, updated_at=1.0, limit="balanced", waiting=0.05, retries=2)
+            report = Progress(step=7, total_steps=9, updated_at=updated_at, limit="balanced", waiting=0.05, retries=2)
             await publish(client, namespace, "pool", report)
 
-    asyncio.run(report())
+    asyncio.run(report(time.time()))
     monkeypatch.setenv("EDL_REDIS_URL", redis_url)
     monkeypatch.setenv("EDL_NAMESPACE", namespace)
     table = edl("jobs")[1]
@@ -186,6 +187,8 @@ def test_progress_comes_from_redis(edl: Edl, redis_url: str, namespace: str, mon
     assert "2 retries · balanced: the student waits 5 %" in table
     told = msgspec.json.decode(edl("jobs", "pool", "--json")[1])["progress"]
     assert (told["step"], told["limit"], told["waiting"], told["retries"]) == (7, "balanced", 0.05, 2)
+    asyncio.run(report(1.0))
+    assert "step 7/9" not in edl("jobs")[1], "an earlier run's of a job of this name"
 
 
 @pytest.mark.usefixtures("pool")

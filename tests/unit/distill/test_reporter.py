@@ -10,6 +10,8 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from structlog.dev import ConsoleRenderer
+from structlog.processors import JSONRenderer
 from structlog.testing import capture_logs
 from support.students.fake_readers import batches, reader_of
 from support.teachers.fakes import arithmetic
@@ -18,6 +20,7 @@ from support.teachers.process import wait_until
 from edl_runtime.distill import JobReporter, ReaderStats
 from edl_runtime.distill.limit import GAP_S, SETTLED_S, UNANSWERED_S, Limit, Settling, limit_now
 from edl_runtime.distill.pace import Pace
+from edl_runtime.progress import is_logged
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 
@@ -46,7 +49,7 @@ class _Two:
     ],
 )
 def test_the_log_says_once_who_is_the_limit(waiting: float, busy: int, verdict: str) -> None:
-    """Beside the lines of progress, which have the numbers."""
+    """Beside the lines of progress, which have the numbers. A task's log knows both again, and leaves them out."""
     begin = time.monotonic()
 
     def stats() -> ReaderStats:
@@ -58,7 +61,7 @@ def test_the_log_says_once_who_is_the_limit(waiting: float, busy: int, verdict: 
     def of(kind: str, field: str) -> list[str]:
         return [event[field] for event in logged.copy() if event["event"] == kind]
 
-    with capture_logs() as logged, JobReporter(settings=RuntimeSettings(job="job")) as reporter:
+    with capture_logs() as logged, JobReporter(settings=RuntimeSettings(job="student")) as reporter:
         reporter.follow(stats)
         wait_until(lambda: bool(of("job.limit", "verdict")))
         lines = len(of("job.progress", "progress"))
@@ -66,6 +69,8 @@ def test_the_log_says_once_who_is_the_limit(waiting: float, busy: int, verdict: 
     assert all("samples/s" in line for line in of("job.progress", "progress"))
     [said] = of("job.limit", "verdict")
     assert said.startswith(verdict)
+    for render in (ConsoleRenderer(), JSONRenderer()):
+        assert all(is_logged(str(render(None, "info", dict(event))), "student") for event in logged)
 
 
 def test_a_teachers_words_are_cut_and_on_one_line() -> None:
