@@ -100,6 +100,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     """A thread for each connection, of which there are few: beyond, the oldest is closed."""
 
     daemon_threads = True
+    request_queue_size = 128  # of five, whose queue strangers fill, a client's next try comes seconds later
 
     def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET

@@ -36,7 +36,7 @@ async def test_an_ended_job_is_deleted_by_its_token_only(backend: Backend) -> No
 async def test_whose_a_job_was_is_known_as_long_as_its_log(backend: Backend) -> None:
     """Of a job that runs, has been taken over from nobody, or was deleted."""
     with pytest.raises(UnknownJobError):
-        await backend.owner("job")
+        await backend.owner("unknown")
     await backend.submit(job(SAYS_GOODBYE), token="by-hand", secrets={})
     await says(backend, "up", instances=1)
     assert await backend.owner("job") == ""
