@@ -191,7 +191,6 @@ async def _greet(
             lambda: protocol, accepted, ssl=tls, ssl_handshake_timeout=limit_s, ssl_shutdown_timeout=limit_s
         )
     except OSError as error:  # it speaks no TLS that fits, took too long, or had to go
-        error.__traceback__ = (
-            None  # asyncio's frame refers to the error: a cycle that holds 300 KB until it is collected
-        )
+        # asyncio's frame refers to the error: a cycle that holds 300 KB until it is collected
+        error.__traceback__ = None
         connections.leave(client)

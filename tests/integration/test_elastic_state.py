@@ -17,7 +17,10 @@ from edl_runtime.elastic.messages import Finished, Lost, Up
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def ended(out: Path) -> list[tuple[dict[str, Any], dict[str, np.ndarray]]]:
+Told = tuple[dict[str, Any], dict[str, np.ndarray]]
+
+
+def ended(out: Path) -> list[Told]:
     """Return what each that has come to the end has told, and its arrays."""
     found = []
     for file in sorted(out.glob("ended-*.npz")):
@@ -31,7 +34,16 @@ def await_at(out: Path, step: int, *trainers: Trainer) -> None:
     wait_until(lambda: all((out / f"at-{step}-{each.process.pid}").exists() for each in trainers), 150)
 
 
-def assert_same(found: tuple[dict[str, Any], dict[str, np.ndarray]], wanted: Any) -> None:
+def trained_alone(script: Path, out: Path) -> Told:
+    """Return what one instance tells that nothing disturbs."""
+    with trainers(out, 1, script=script) as (only,):
+        join([only], 1)
+        assert only.wait() == 0
+    (told,) = ended(out)
+    return told
+
+
+def assert_same(found: Told, wanted: Told) -> None:
     told, arrays = found
     assert told.keys() == wanted[0].keys()
     for name, value in wanted[0].items():
@@ -44,11 +56,7 @@ def assert_same(found: tuple[dict[str, Any], dict[str, np.ndarray]], wanted: Any
 def test_what_a_script_registers_is_that_of_an_undisturbed_run(tmp_path: Path) -> None:
     """Averaged weights and a counter that ends the training: with joins, a leave, a lost step and a restart."""
     script = TRAINING_SCRIPTS / "state_script.py"
-    alone = tmp_path / "alone"
-    with trainers(alone, 1, script=script) as (only,):
-        join([only], 1)
-        assert only.wait() == 0
-    (undisturbed,) = ended(alone)
+    undisturbed = trained_alone(script, tmp_path / "alone")
     told = undisturbed[0]
     assert told["epoch"] < 40
     assert told["updates"] == told["steps"] == told["step"] == 4 * told["epoch"]
@@ -93,11 +101,7 @@ def test_what_a_script_registers_is_that_of_an_undisturbed_run(tmp_path: Path) -
 def test_two_models_with_their_optimizers_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
     """A generator and its critic: where one joins and the other leaves, and from a checkpoint, which has both."""
     script = TRAINING_SCRIPTS / "gan_script.py"
-    alone = tmp_path / "alone"
-    with trainers(alone, 1, script=script) as (only,):
-        join([only], 1)
-        assert only.wait() == 0
-    (undisturbed,) = ended(alone)
+    undisturbed = trained_alone(script, tmp_path / "alone")
 
     out = tmp_path / "out"
     environ = {"EDL_CHECKPOINT": str(tmp_path / "kept")}

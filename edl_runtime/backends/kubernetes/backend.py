@@ -447,9 +447,11 @@ async def _check_queue(api: Api, owner: Manifest, queue: str, instances: int) ->
             f"{name!r} runs in Kueue's queue {queue!r}, which would stop it if its size changed: resizing takes a job "
             "that was made under Kueue 0.18, or under 0.13 with the feature gate ElasticJobsViaWorkloadSlices"
         )
+    if instances < wanted(owner):
+        return
     found, _ = await api.list("Pod", labels=names.selector(name))
     gated = sum(belongs(pod, owner) and waits_in_queue(pod) for pod in found)
-    if gated and instances > wanted(owner):
+    if gated:
         raise BackendError(
             f"{gated} of {name!r} still wait in Kueue's queue {queue!r}; resize it again when they have been admitted"
         )
