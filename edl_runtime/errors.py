@@ -513,6 +513,30 @@ class CheckpointStoreError(CheckpointError):
         )
 
 
+class CheckpointHeldError(CheckpointError, ValueError):
+    """Raised when a job is to keep checkpoints where another job that runs keeps its own.
+
+    - `url`: that place. `job`: the other one, in `namespace`; `since` when it keeps them there.
+    - `task`: "DAG/TASK" of Airflow that has started it, empty for no task.
+    """
+
+    def __init__(self, url: str, *, job: str, namespace: str, task: str, since: datetime) -> None:
+        super().__init__(url, job, namespace, task, since)
+        self.url = url
+        self.job = job
+        self.namespace = namespace
+        self.task = task
+        self.since = since
+
+    def __str__(self) -> str:
+        task = f"of the Airflow task {self.task!r}, " if self.task else ""
+        return (
+            f"job {self.job!r} ({task}in namespace {self.namespace!r}) keeps its checkpoints at {self.url} since "
+            f"{self.since:%Y-%m-%d %H:%M:%S}, and two jobs would overwrite each other's there: name another place "
+            f"(EDL_CHECKPOINT), stop that job with `edl stop {self.job}`, or start this one again when it has ended"
+        )
+
+
 class MissingExtraError(CheckpointStoreError):
     """Raised when checkpoints are to be kept where only an optional package can write."""
 

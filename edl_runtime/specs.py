@@ -209,8 +209,8 @@ class Checkpoint(Spec, frozen=True, kw_only=True):
     """Where a training keeps its checkpoints, how often it writes one, and which are kept.
 
     - `url`: a folder's path, or a URL that fsspec knows, as s3://bucket/job. It names the training and not the run: the
-      next run goes on from what it finds there. No password: URLs are kept and shown, and credentials come as the
-      store's own library has them, as in AWS_SECRET_ACCESS_KEY.
+      next run goes on from what it finds there. One job at a time keeps checkpoints there. No password: URLs are kept
+      and shown, and credentials come as the store's own library has them, as in AWS_SECRET_ACCESS_KEY.
     - `every_steps`, `every_s`: one is due when so many steps or seconds have passed since the last, whichever comes
       first. With neither, every 300 seconds.
     - `keep_last`: how many of the newest are kept. While one is written there is one more.

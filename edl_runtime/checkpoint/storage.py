@@ -18,6 +18,9 @@ from edl_runtime.errors import MissingExtraError, SpecError
 READ_AT_ONCE = 1 << 23
 """Bytes that are asked of an object store at a time."""
 
+MARK = ".edl-place"
+"""An empty file in a folder of checkpoints. Its inode and age tell this folder from all others, its copies too."""
+
 EXTRAS = {"s3": "the extra s3 (pip install 'edl-airflow[s3]')"}
 """What has to be installed for which protocol, as far as this package has a name for it."""
 
@@ -31,6 +34,16 @@ class Draft(Protocol):
 
 class Storage(Protocol):
     """Folders of files. Raises OSError, or what the place's own library raises."""
+
+    @property
+    def url(self) -> str:
+        """Where it is: an absolute path, or a URL without a slash at its end."""
+
+    def identity(self) -> str:
+        """Return a word for this place that no other place has, by whatever name and from wherever it is reached.
+
+        Makes a folder that is not there yet, and a small file in it.
+        """
 
     def url_of(self, folder: str) -> str:
         """Return where a folder is, for people and for other programs."""
@@ -78,6 +91,18 @@ class LocalStorage:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+
+    @property
+    def url(self) -> str:
+        return str(self._root)
+
+    def identity(self) -> str:
+        mark = self._root / MARK
+        if not mark.exists():
+            _make(self._root)
+            mark.open("ab").close()  # if another process makes it, too, both have made the same file
+        found = mark.stat()
+        return f"folder {found.st_ino} {found.st_mtime_ns}"
 
     def url_of(self, folder: str) -> str:
         return str(self._root / folder)
@@ -150,6 +175,13 @@ class ObjectStorage:
 
     def __init__(self, url: str) -> None:
         self._url = url
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def identity(self) -> str:
+        return self._url
 
     @cached_property
     def _fs(self) -> Any:

@@ -11,7 +11,15 @@ import sys
 
 import click
 
-from edl_runtime.errors import EX_CONFIG, EdlError, ModelError, PoolMismatchError, SpecError, UnknownJobError
+from edl_runtime.errors import (
+    EX_CONFIG,
+    CheckpointHeldError,
+    EdlError,
+    ModelError,
+    PoolMismatchError,
+    SpecError,
+    UnknownJobError,
+)
 
 SUMMARIES = {
     "agent": "Run one instance of an elastic training.",
@@ -34,7 +42,7 @@ SUMMARIES = {
 }
 """Every subcommand and what `edl --help` says of it."""
 
-_NOT_MENDED_BY_A_RESTART = (SpecError, ModelError, PoolMismatchError)
+_NOT_MENDED_BY_A_RESTART = (SpecError, ModelError, PoolMismatchError, CheckpointHeldError)
 
 
 class _LazyGroup(click.Group):

@@ -9,8 +9,9 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+import time
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -18,7 +19,8 @@ import click
 import msgspec
 
 from edl_runtime.backends.base import JobStatus
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.backends.local import LocalBackend, locks
+from edl_runtime.checkpoint.place import PlaceHolder
 from edl_runtime.checkpoint.storage import LocalStorage, storage_at
 from edl_runtime.cli.starting import make_way, priority_option, warn_of_eviction, weight_option
 from edl_runtime.elastic import events
@@ -30,6 +32,7 @@ from edl_runtime.errors import EX_CONFIG, RegistryUnavailableError, SpecError, U
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import NAME_LIMIT, Bounds, Checkpoint, JobSpec
 from edl_runtime.store.client import connect
+from edl_runtime.store.records import decoded
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -142,6 +145,7 @@ async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool, as_jso
             with suppress(RegistryUnavailableError):  # the agents wait for it
                 await warn_of_eviction(client)
         else:
+            stack.enter_context(_only_run_at(spec.env.get("EDL_CHECKPOINT", ""), settings.namespace, spec.name))
             await stack.enter_async_context(_none_left(backend, spec.name, token))
         shell = _shell(os.environ, without=spec.env)
         status = await backend.submit(spec, token=token, secrets={**shell, "EDL_REDIS_URL": url})
@@ -178,6 +182,33 @@ async def _own_redis() -> AsyncIterator[str]:
         yield server.url
     finally:
         await asyncio.to_thread(server.stop)
+
+
+@contextmanager
+def _only_run_at(url: str, namespace: str, name: str) -> Iterator[None]:
+    """Hold a folder of checkpoints against other runs with a Redis of their own, which tells them nothing of this one.
+
+    Raises CheckpointHeldError.
+    """
+    place = storage_at(url)
+    if not url or not isinstance(place, LocalStorage):
+        yield
+        return
+    file = Path(place.url) / ".edl-run"
+    descriptor = locks.take(file)
+    if descriptor is None:
+        with suppress(FileNotFoundError):
+            if holder := decoded(file.read_text(), PlaceHolder):
+                raise holder.error(place.url)
+        raise PlaceHolder(namespace=namespace, job="another run", since=time.time()).error(place.url)
+    try:
+        holder = PlaceHolder(namespace=namespace, job=name, since=time.time())
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, msgspec.json.encode(holder), 0)
+        yield
+    finally:
+        file.unlink(missing_ok=True)  # while it is held: it is nobody else's
+        os.close(descriptor)
 
 
 @asynccontextmanager

@@ -23,7 +23,8 @@ from edl_runtime.elastic.gears import Kill, Post, orders
 from edl_runtime.elastic.generation import GroupView, Outcome, TrainerMember
 from edl_runtime.elastic.leading import lead
 from edl_runtime.elastic.membership import BEAT_EVERY_S, RETRY_EVERY_S, Membership
-from edl_runtime.elastic.messages import Beat, Gear, Lost, Stepped, Up
+from edl_runtime.elastic.messages import Beat, Gear, Lost, Note, Stepped, Up
+from edl_runtime.elastic.places import Places
 from edl_runtime.elastic.ports import Ports, check_host
 from edl_runtime.elastic.record import record_of
 from edl_runtime.elastic.reports import Reports
@@ -31,7 +32,7 @@ from edl_runtime.elastic.script import Script
 from edl_runtime.elastic.steps import Steps
 from edl_runtime.elastic.trainers import Heard
 from edl_runtime.elastic.vigil import Vigil
-from edl_runtime.errors import EdlError, RegistryUnavailableError
+from edl_runtime.errors import EX_DATAERR, CheckpointHeldError, EdlError, RegistryUnavailableError
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds
@@ -85,13 +86,14 @@ class Agent:
             client, settings.namespace, settings.job, run=settings.run, ttl_s=settings.lease_ttl_s
         )
         self._reports = Reports(client, settings, self._membership)
+        self._wake = asyncio.Event()
+        self._places = Places(client, settings, told=self._reports.tell, changed=self._wake.set)
         self._ports = Ports(settings.host)
         self._vigil = Vigil(self._me.id, settings.step_limit_s)
         self._steps = Steps()
         self._view = GroupView(now=0.0)
         self._frozen_since: float | None = None
         self._frozen_told: float | None = None
-        self._wake = asyncio.Event()
         self._leaving_since: float | None = None
         self._signal = signal.SIGTERM
         self._row = Row()
@@ -116,7 +118,9 @@ class Agent:
         with self._ports:
             async with asyncio.TaskGroup() as tasks:
                 crew = Crew(self._script, self._me.id, environ, self._communication, tasks=tasks, heard=self._heard)
-                helpers = [tasks.create_task(self._watch()), tasks.create_task(self._reports.run())]
+                self._places.add(self._settings.checkpoint)
+                loops = (self._watch(), self._reports.run(), self._places.run())
+                helpers = [tasks.create_task(loop) for loop in loops]
                 try:
                     ending = await self._work(crew)
                 except EdlError as error:  # which a task group would wrap
@@ -161,8 +165,12 @@ class Agent:
             check_host(self._settings.host)
         for fall in crew.take_falls():
             await self._judge(fall)
+        self._places.add(crew.checkpoint)
+        for error in self._places.take_refusals():
+            self._refuse(error)
         try:
             self._me = record_of(self._me, crew, self._post(crew), self._view, self._ports)
+            self._change(ready=self._me.ready and self._places.are_held)
             self._view = await self._membership.beat(self._me)
             if self._frozen_since is not None:
                 log.info("agent.thawed", generation=self._view.number)
@@ -234,6 +242,15 @@ class Agent:
                 await self._membership.announce(Event(kind="failed", instance=me.index, reason=told))
         if self._verdict and self._leaving_since is None:
             self._leaving_since = time.monotonic()
+
+    def _refuse(self, error: CheckpointHeldError) -> None:
+        """Fail the job, which is to write where another does; one that trains there has lost the place, and goes on."""
+        others = Others.of(self._view, self._me.id, self._bounds, self._me.step, stepped=bool(self._me.stepped))
+        if others.train:
+            self._reports.tell(Note(text=f"{error}. This job goes on, for it has trained there before that one"))
+            return
+        self._verdict = Verdict(str(error), EX_DATAERR)
+        self._leaving_since = self._leaving_since or time.monotonic()
 
     @property
     def _failed(self) -> Outcome | None:

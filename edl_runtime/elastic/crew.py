@@ -46,6 +46,7 @@ class Crew:
 
     - `mine`: how far the trainer is.
     - `live`, `seen`, `waits_for`, `moves`: as the trainer said last. `keeps`: it keeps checkpoints, as far as is known.
+    - `checkpoint`: where the script keeps them, as it said; "" for nowhere, or while it has not said so.
     - `finished`: the trainer has trained all there is and has ended.
     """
 
@@ -82,6 +83,7 @@ class Crew:
         self._said_last: Failed | None = None
         self._stepped = self._writes = self._called = False
         self.keeps = True
+        self.checkpoint = ""
 
     @property
     def elastic(self) -> bool:
@@ -256,8 +258,8 @@ class Crew:
         match said:
             case Loaded():
                 self._phase("loaded")
-            case Elastic(keeps=keeps):
-                self.keeps, self._called = keeps, True
+            case Elastic(checkpoint=checkpoint):
+                self.keeps, self.checkpoint, self._called = bool(checkpoint), checkpoint, True
                 self.take_for_elastic()
             case Ready():
                 self.live, self.seen = said.live, said.seen

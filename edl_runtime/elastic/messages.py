@@ -65,10 +65,10 @@ class Loaded(_Message, frozen=True, kw_only=True):
 class Elastic(_Message, frozen=True, kw_only=True):
     """From a trainer: its script has called `elastic.init`, so it joins generations by itself.
 
-    `keeps`: it keeps checkpoints.
+    `checkpoint`: where it keeps checkpoints, an absolute path or a URL; empty for none.
     """
 
-    keeps: bool = False
+    checkpoint: str = ""
 
 
 class Ready(_Message, frozen=True, kw_only=True):

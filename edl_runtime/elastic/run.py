@@ -8,6 +8,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
+from edl_runtime.checkpoint.place import hold_until_exit
+from edl_runtime.checkpoint.storage import storage_at
 from edl_runtime.elastic.collating import Collate, default_collate
 from edl_runtime.elastic.data import Batching, Data
 from edl_runtime.elastic.groups import choose_backend
@@ -37,14 +39,18 @@ def init(checkpoint: Checkpoint | str | None = None, *, settings: RuntimeSetting
     - `checkpoint`: where its checkpoints are kept; by default what EDL_CHECKPOINT and the like say, if anything.
     - `settings`: by default from the environment.
 
-    Cheap: who trains together is found out by `Run.wrap`. Raises SpecError, and CheckpointStoreError when checkpoints
-    can't be written there.
+    Cheap: who trains together is found out by `Run.wrap`. Raises SpecError, CheckpointStoreError when checkpoints
+    can't be written there, and CheckpointHeldError when another job that runs keeps its own there.
     """
     settings = settings or RuntimeSettings.from_env(os.environ)
     spec = Checkpoint(url=checkpoint) if isinstance(checkpoint, str) else checkpoint or settings.checkpoint_spec()
     link = connect(os.environ)
-    link.say(Elastic(keeps=spec is not None))
-    return Run(link, Saver(spec, link), settings)
+    url = storage_at(spec.url).url if spec else ""
+    link.say(Elastic(checkpoint=url))
+    saver = Saver(spec, link)
+    if link.alone and url:
+        hold_until_exit(settings, url)
+    return Run(link, saver, settings)
 
 
 class Run:

@@ -20,6 +20,8 @@ script touches one slot and Redis Cluster works.
 | speeds | hash, instances → samples a second with so many | a week from the last | who rescales | who rescales |
 | log position | string, JSON of how much of the job's log is in a task's | a day from the last | Airflow | Airflow |
 | checkpoints | stream of those that landed, as JSON; the last 1,000 or so | 30 days from the last | agents | Airflow |
+| place leases | sorted set, instances whose job keeps checkpoints there → deadline in ms | a lease | Lua | Lua |
+| place holder | hash: that job, and JSON of whose it is and since when | as place leases | Lua | Lua |
 | plan | string, JSON of the last rescaling's plan | a day | who rescales | `edl monitor`, Airflow |
 | rescaling | string, the lock of who rescales | a minute | who rescales | who rescales |
 | shrink answer | string, whether a job may shrink: yes or no | as long as the answer holds | Airflow | Airflow |
@@ -40,6 +42,7 @@ script touches one slot and Redis Cluster works.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 import msgspec
@@ -127,6 +130,12 @@ def log_position(namespace: str, job: str) -> str:
 
 def checkpoints(namespace: str, stream: str) -> str:
     return f"edl:{{{namespace}/{stream}}}:checkpoints"
+
+
+def of_place(place: str) -> list[str]:
+    """Return the keys of who keeps checkpoints at a place. No namespace's own: the place is not, either."""
+    digest = hashlib.sha256(place.encode()).hexdigest()[:32]
+    return [f"edl:{{place/{digest}}}:{what}" for what in ("leases", "holder")]
 
 
 def history(namespace: str) -> str:

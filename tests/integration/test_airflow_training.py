@@ -27,6 +27,7 @@ from support.object_store import SECRET, files
 from support.paths import DAGS
 
 from edl_airflow import conductor
+from edl_airflow.failures import UsersMistakeError
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.train import EdlTrainOperator
 from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
@@ -176,6 +177,16 @@ def test_a_training_that_is_ended_by_force_returns_what_it_left_in_the_end(
     assert "did not end by itself" in result["reason"]
     assert result["step"] == _step(trains) > 0
     assert trains.jobs() == {}
+
+
+def test_a_training_where_another_job_keeps_its_checkpoints_fails_at_once(trains: World) -> None:
+    """Another run of the same DAG, say: the error says whose the folder is, and Airflow does not try again."""
+    deferred_by(_train(trains, 10_000, job="first", deferrable=True), trains.context())
+    until(lambda: asyncio.run(_progress(trains)) > 0)
+    with pytest.raises(UsersMistakeError, match=r"job 'first' \(of the Airflow task 'nightly/distill', in namespace "):
+        _train(trains, 1, job="second").execute(trains.context(map_index=1))
+    assert list(trains.jobs()) == ["first"]
+    asyncio.run(trains.backend.delete("first"))
 
 
 @contextmanager

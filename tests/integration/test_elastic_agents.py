@@ -11,12 +11,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import redis
 from support.elastic.agent_group import Group, running_group
 from support.elastic.fake_agent import batches_of, stepped
 from support.paths import TRAINING_SCRIPTS
 
+from edl_runtime.checkpoint.place import PlaceHolder, PlaceLease
+from edl_runtime.checkpoint.storage import storage_at
+from edl_runtime.errors import EX_DATAERR
 from edl_runtime.progress import Progress, read
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store import keys
 from edl_runtime.store.client import connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -90,6 +95,71 @@ def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, setti
         assert (report.step, report.total_steps) == (500, 500)
         assert report.instances in (1, 2)
         check_each_once(group, batches_of(12000, 24, 1), killed=3)
+
+
+def test_a_training_whose_place_another_job_took_goes_on_and_says_so(tmp_path: Path, settings: RuntimeSettings) -> None:
+    """It may while Redis has lost the lease. The trainers stay, others may join them, and events name that job."""
+    thief = PlaceHolder(namespace=settings.namespace, job="thief", since=0.0)
+    with running_group(tmp_path / "out", settings, **LONG) as group:
+        group.start(0)
+        first = group.trains(0)
+        group.await_steps(3)
+        leases, holder = keys.of_place(storage_at(settings.checkpoint).identity())
+        with redis.Redis.from_url(settings.redis_url) as client:
+            assert client.zcard(leases) == 1
+            client.hset(holder, mapping={"job": "thief", "about": msgspec.json.encode(thief)})
+            group.await_event("note", lambda event: "job 'thief'" in event.reason and "lost" in event.reason)
+            client.zadd(leases, {"thief": 2**53})
+        group.await_steps(3)
+        group.start(1)
+        with redis.Redis.from_url(settings.redis_url) as client:
+            group.await_that(lambda: _renewed(client, leases) or _refused(group), "instance 1 says so")
+        joined = group.trains(0, 1, after=first.generation)
+        group.await_steps(3)
+        assert joined.gear == "live"
+
+
+def _renewed(client: redis.Redis, leases: str) -> None:
+    """Be the other job, which lives."""
+    client.zincrby(leases, 2, "thief")
+
+
+def _refused(group: Group) -> bool:
+    return any(event.instance == 1 and "goes on" in event.reason for event in group.events() if event.kind == "note")
+
+
+ELASTIC_PLACE = """
+import sys
+from edl_runtime import elastic
+import paddle
+
+run = elastic.init(sys.argv[1])
+model = paddle.nn.Linear(2, 1)
+run.wrap(model, paddle.optimizer.SGD(0.1, parameters=model.parameters()))
+print("trains", flush=True)
+"""
+
+
+async def test_a_script_that_names_another_jobs_place_by_itself_fails_before_it_trains(
+    tmp_path: Path, settings: RuntimeSettings
+) -> None:
+    """The agent does not know the place before the script says it; starting the job again is pointless."""
+    (tmp_path / "train.py").write_text(ELASTIC_PLACE)
+    own = msgspec.structs.replace(settings, checkpoint="")
+    nightly = msgspec.structs.replace(settings, job="nightly")
+    async with connect(settings.redis_url) as client:
+        lease = PlaceLease(client, nightly, str(tmp_path / "kept"))
+        await lease.take()
+        keeping = asyncio.create_task(lease.keep(print))
+        command = [str(tmp_path / "train.py"), str(tmp_path / "kept")]
+        with running_group(tmp_path / "out", own, instances="1:1", command=command) as group:
+            group.start(0)
+            assert await asyncio.to_thread(group.statuses) == {0: EX_DATAERR}
+            log = group.log(0)
+        assert "edl: instance 0: job 'nightly'" in log
+        assert "trains" not in log
+        keeping.cancel()
+        await asyncio.wait([keeping])
 
 
 WARM = {"samples": 60000, "global_batch": 24, "epochs": 1, "step_s": 0.05}

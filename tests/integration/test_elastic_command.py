@@ -117,6 +117,30 @@ def test_a_job_of_that_name_that_runs_is_left_alone(
     assert "trained" in log.read_text()
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["a Redis each", "one Redis"])
+def test_a_job_where_another_one_keeps_its_checkpoints_is_refused(
+    tmp_path: Path, work_dir: Path, redis_url: str, *, shared: bool
+) -> None:
+    """Before its script begins, with whose the folder is; once that job has ended, it is free."""
+    script, log, other = waiting(tmp_path / "mine"), tmp_path / "log", waiting(tmp_path / "other")
+    redis = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": tmp_path.name} if shared else {}
+    (tmp_path / "alias").symlink_to(tmp_path / "kept")
+    words = ("--name", "other", "--checkpoint", "../alias", "train.py")
+    with running(edl(work_dir, **redis), script.parent, log, "--checkpoint", "../kept", "train.py") as first:
+        eventually(lambda: " began\n" in log.read_text(), log)
+        refused = edl_run(work_dir, other.parent, *words, **redis)
+        assert refused.returncode == 78
+        assert "job 'train' (in namespace " in refused.stderr
+        assert f"keeps its checkpoints at {tmp_path}/other/../alias since 20" in refused.stderr
+        assert "`edl stop train`" in refused.stderr
+        assert "began" not in refused.stdout
+        assert first.poll() is None
+        (script.parent / "go").touch()
+        assert first.wait(PATIENCE_S) == 0
+        (other.parent / "go").touch()
+        assert edl_run(work_dir, other.parent, *words, **redis).returncode == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seen_by", ["a terminal", pytest.param("a program", marks=pytest.mark.deep)])
 def test_a_training_that_nobody_sees_any_more_ends_with_a_checkpoint(

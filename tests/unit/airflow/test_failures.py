@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +29,7 @@ from edl_airflow.retry_policy import EdlRetryPolicy
 from edl_airflow.sensors.job import EdlJobSensor
 from edl_airflow.work import Outcome
 from edl_runtime.errors import (
+    CheckpointHeldError,
     ClusterUnavailableError,
     DatasetChangedError,
     DiscoveryUnavailableError,
@@ -59,6 +60,7 @@ def decided(error: BaseException, policy: EdlRetryPolicy = POLICY, **given: Any)
         ModelError("m", "is no folder"),
         SampleError("x", 3, "a tuple", "arrays"),
         DatasetChangedError(5, 6),
+        CheckpointHeldError("/kept", job="nightly", namespace="default", task="", since=datetime.now(UTC)),
         AirflowNotFoundException("no such connection"),
         UsersMistakeError("exit 78"),
     ],

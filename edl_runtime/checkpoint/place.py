@@ -1,0 +1,167 @@
+"""Whose a place of checkpoints is: one job's at a time.
+
+Two jobs at one place would prune each other's checkpoints, and each would go on from what the other trained. So a job's
+processes hold the place by leases in Redis, all of them for the job: its instances share it, a restarted one finds its
+own job there, and the next job gets it when the last lease is let go of or has run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edl_runtime.checkpoint.storage import storage_at
+from edl_runtime.checkpoint.trying import trying
+from edl_runtime.errors import CheckpointHeldError, RegistryUnavailableError
+from edl_runtime.log import get_logger
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store import keys
+from edl_runtime.store.client import connect, run_script, unavailable_if_lost
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+RENEW_EVERY_S = 1.0
+"""At the latest: so soon is a job back in a Redis that was emptied."""
+RETRY_EVERY_S = 0.25
+"""While Redis does not answer."""
+LOOK_EVERY_S = 0.1
+"""How often it is looked whether another job's processes renew their leases, or have died."""
+LETS_GO_WITHIN_S = 5.0
+"""How long the end of a process waits for Redis."""
+
+log = get_logger(__name__)
+
+Stolen = Callable[[CheckpointHeldError], None]
+
+
+class PlaceHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The job that keeps checkpoints at a place, since this Unix time. `task`: as in CheckpointHeldError."""
+
+    namespace: str
+    job: str
+    since: float
+    task: str = ""
+
+    def error(self, url: str) -> CheckpointHeldError:
+        """Return what another job is told that names `url`, the same place."""
+        since = datetime.fromtimestamp(self.since).astimezone()
+        return CheckpointHeldError(url, job=self.job, namespace=self.namespace, task=self.task, since=since)
+
+
+class PlaceLease:
+    """One process's lease of the place at `url`, for the job in `settings`. `take` it, then `keep` it."""
+
+    def __init__(self, client: Redis, settings: RuntimeSettings, url: str) -> None:
+        self._client = client
+        self._settings = settings
+        self._url = url
+        self._member = f"{settings.instance}-{secrets.token_hex(4)}"
+        self._keys: list[str] = []
+        self._is_others = False
+
+    async def take(self) -> None:
+        """Hold the place, once leases of another job whose processes may have died have run out.
+
+        Raises CheckpointHeldError when another job renews its own, CheckpointStoreError when the place can't be used,
+        RegistryUnavailableError.
+        """
+        if not self._keys:
+            self._keys = keys.of_place(await asyncio.to_thread(trying, self._url, storage_at(self._url).identity))
+        first: float | None = None
+        while found := await self._hold():
+            holder, deadline = found
+            if first is not None and deadline > first:
+                self._is_others = True
+                raise holder.error(self._url)
+            first = deadline
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def keep(self, stolen: Stolen) -> None:
+        """Renew the lease until cancelled, then let go of it. Redis may go away meanwhile, and nothing ends by that.
+
+        `stolen` is called when another job has taken the place, once until the place is this job's again.
+        """
+        away = False
+        try:
+            while True:
+                renew_s = min(self._settings.lease_ttl_s / 3, RENEW_EVERY_S)
+                await asyncio.sleep(min(renew_s, RETRY_EVERY_S) if away else renew_s)
+                try:
+                    found = await self._hold()
+                except RegistryUnavailableError:  # whoever else of this process needs Redis says so
+                    away = True
+                    continue
+                if found and not self._is_others:
+                    stolen(found[0].error(self._url))
+                self._is_others, away = found is not None, False
+        finally:
+            with suppress(RegistryUnavailableError), unavailable_if_lost(self._client):  # it will run out by itself
+                await self._client.zrem(self._keys[0], self._member)
+
+    async def _hold(self) -> tuple[PlaceHolder, float] | None:
+        """Take or renew the lease. Return whose the place is instead, and the last deadline of its leases in ms."""
+        settings = self._settings
+        about = PlaceHolder(
+            namespace=settings.namespace, job=settings.job, task=settings.checkpoint_stream, since=time.time()
+        )
+        job, lease_ms = f"{settings.namespace}/{settings.job}", max(1, round(settings.lease_ttl_s * 1000))
+        words: list[str | int] = [self._member, lease_ms, job, msgspec.json.encode(about).decode()]
+        answer = await run_script(self._client, "place_hold", self._keys, words)
+        return (msgspec.json.decode(answer[0], type=PlaceHolder), float(answer[1])) if answer else None
+
+
+def hold_until_exit(settings: RuntimeSettings, url: str) -> None:
+    """Hold the place at `url` until this process exits: for a script that is a job's, and that no agent looks after.
+
+    Does nothing for one that a person has started without Redis or a job's name. One that can't reach Redis goes on
+    and says so. Raises CheckpointHeldError, and CheckpointStoreError when the place can't be used.
+    """
+    if not settings.redis_url or not settings.job:
+        return
+    begun: Future[Callable[[], object]] = Future()
+    thread = threading.Thread(
+        target=lambda: asyncio.run(_hold_aside(settings, url, begun)), name="checkpoint place", daemon=True
+    )
+    thread.start()
+    end = begun.result()
+
+    def let_go() -> None:
+        end()
+        thread.join(LETS_GO_WITHIN_S)
+
+    atexit.register(let_go)
+
+
+async def _hold_aside(settings: RuntimeSettings, url: str, begun: Future[Callable[[], object]]) -> None:
+    """Hold the place until what `begun` is given is called. What is raised before is for who waits for it."""
+    try:
+        async with connect(settings.redis_url) as client:
+            lease = PlaceLease(client, settings, url)
+            try:
+                await lease.take()
+            except RegistryUnavailableError as error:
+                log.warning("checkpoint.place_not_held", url=url, cause=str(error))
+            keeping = asyncio.create_task(lease.keep(_warn))
+            loop = asyncio.get_running_loop()
+            begun.set_result(lambda: loop.call_soon_threadsafe(keeping.cancel))
+            with suppress(asyncio.CancelledError):
+                await keeping
+    except Exception as error:
+        if begun.done():
+            raise
+        begun.set_exception(error)
+
+
+def _warn(error: CheckpointHeldError) -> None:
+    log.warning("checkpoint.place_taken", url=error.url, by=error.job, cause=str(error))

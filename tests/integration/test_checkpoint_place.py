@@ -1,0 +1,190 @@
+"""Whose a place of checkpoints is, against a real Redis: shared by a job's processes, refused to another job."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from edl_runtime.checkpoint import place
+from edl_runtime.checkpoint.place import PlaceHolder, PlaceLease, hold_until_exit
+from edl_runtime.checkpoint.storage import storage_at
+from edl_runtime.errors import CheckpointHeldError, CheckpointStoreError, RegistryUnavailableError
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store import keys
+from edl_runtime.store.client import connect, unavailable_if_lost
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from edl_runtime.store.server import RedisServer
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test waits for a renewal, and no lease runs out where nobody has CPU."""
+    for name in ("RENEW_EVERY_S", "RETRY_EVERY_S", "LOOK_EVERY_S"):
+        monkeypatch.setattr(place, name, 0.02)
+
+
+def job(name: str, namespace: str, **given: object) -> RuntimeSettings:
+    return msgspec.structs.replace(RuntimeSettings(namespace=namespace, job=name, lease_ttl_s=LIMIT_S), **given)
+
+
+def nobody(error: CheckpointHeldError) -> None:
+    raise AssertionError(error)
+
+
+@asynccontextmanager
+async def held(
+    client: Redis, settings: RuntimeSettings, url: Path | str, stolen: Callable[[CheckpointHeldError], None] = nobody
+) -> AsyncIterator[None]:
+    """Hold a place in a task, as an agent does."""
+    lease = PlaceLease(client, settings, str(url))
+    async with asyncio.timeout(LIMIT_S):
+        await lease.take()
+    keeping = asyncio.create_task(lease.keep(stolen))
+    await asyncio.sleep(0)  # it has begun
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+
+async def refusal(client: Redis, settings: RuntimeSettings, url: Path | str) -> CheckpointHeldError:
+    with pytest.raises(CheckpointHeldError) as refused:
+        async with held(client, settings, url):
+            pass
+    return refused.value
+
+
+async def test_another_job_is_refused_and_told_whose_the_place_is(
+    client: Redis, namespace: str, tmp_path: Path
+) -> None:
+    """Also one of another namespace: the folder is the same. The error says what to do."""
+    async with held(client, job("nightly", namespace, checkpoint_stream="dag/train"), tmp_path):
+        error = await refusal(client, job("other", f"{namespace}-2"), tmp_path)
+    told = str(error)
+    assert told.startswith(f"job 'nightly' (of the Airflow task 'dag/train', in namespace '{namespace}') keeps its ")
+    assert str(tmp_path) in told
+    assert re.search(r"since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", told)
+    assert "EDL_CHECKPOINT" in told
+    assert "`edl stop nightly`" in told
+
+
+async def test_the_processes_of_a_job_hold_a_place_together(client: Redis, namespace: str, tmp_path: Path) -> None:
+    """It is free as soon as the last of them has let go, and not before."""
+    mine = job("nightly", namespace)
+    async with held(client, mine, tmp_path):
+        async with held(client, msgspec.structs.replace(mine, instance=1), tmp_path):
+            pass
+        await refusal(client, job("other", namespace), tmp_path)
+    async with held(client, job("other", namespace), tmp_path):
+        await refusal(client, mine, tmp_path)
+
+
+async def test_what_a_dead_job_has_held_is_free_when_its_lease_has_run_out(
+    client: Redis, namespace: str, tmp_path: Path
+) -> None:
+    """Who comes before that waits, and is not refused. No key is left for ever."""
+    dead = job("dead", namespace, lease_ttl_s=0.3)
+    await PlaceLease(client, dead, str(tmp_path)).take()
+    for key in keys.of_place(storage_at(str(tmp_path)).identity()):
+        assert 0 < await client.pttl(key) <= 300
+    async with held(client, job("other", namespace), tmp_path):
+        pass
+
+
+async def test_a_place_that_redis_has_lost_is_held_again(client: Redis, namespace: str, tmp_path: Path) -> None:
+    """A job whose place another one took meanwhile is told once, goes on, and has it again when that has ended."""
+    stolen: list[CheckpointHeldError] = []
+    leases, holder = both = keys.of_place(storage_at(str(tmp_path)).identity())
+
+    async def comes_back() -> None:
+        await client.delete(*both)
+        while not await client.exists(leases):  # noqa: ASYNC110 - a lease tells nobody
+            await asyncio.sleep(0.01)
+        assert await client.hget(holder, "job") == f"{namespace}/nightly"
+
+    async with asyncio.timeout(LIMIT_S), held(client, job("nightly", namespace), tmp_path, stolen.append):
+        await comes_back()
+        assert not stolen
+        thief = PlaceHolder(namespace=namespace, job="thief", since=0.0)
+        await client.hset(holder, mapping={"job": f"{namespace}/thief", "about": msgspec.json.encode(thief)})
+        while not stolen:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # several more looks
+        await comes_back()
+    assert [error.job for error in stolen] == ["thief"]
+
+
+async def test_a_place_is_held_while_redis_is_away(own_redis: RedisServer, namespace: str, tmp_path: Path) -> None:
+    """Nothing ends by it; when Redis is back, empty, the place is the job's."""
+    mine = job("nightly", namespace)
+    async with connect(own_redis.url) as client, asyncio.timeout(LIMIT_S), held(client, mine, tmp_path):
+        await asyncio.to_thread(own_redis.stop)
+        await asyncio.sleep(0.1)  # several looks
+        await asyncio.to_thread(own_redis.start)
+        leases, _ = keys.of_place(storage_at(str(tmp_path)).identity())
+        while not await _exists(client, leases):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await refusal(client, job("other", namespace), tmp_path)
+
+
+async def _exists(client: Redis, key: str) -> bool:
+    with suppress(RegistryUnavailableError), unavailable_if_lost(client):
+        return bool(await client.exists(key))
+    return False
+
+
+@pytest.fixture
+def at_exit(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]]]:
+    """What this process is to do at its end, done at the test's."""
+    handlers: list[Callable[[], None]] = []
+    monkeypatch.setattr("edl_runtime.checkpoint.place.atexit.register", handlers.append)
+    yield handlers
+    for handler in handlers:
+        handler()
+    assert "checkpoint place" not in [thread.name for thread in threading.enumerate()]
+
+
+async def test_a_script_without_an_agent_holds_its_place_until_it_exits(
+    client: Redis, namespace: str, tmp_path: Path, redis_url: str, at_exit: list[Callable[[], None]]
+) -> None:
+    """As a plain student that calls `elastic.init`: the second is refused, and the place is free at the end."""
+    mine = job("student", namespace, redis_url=redis_url)
+    await asyncio.to_thread(hold_until_exit, mine, str(tmp_path))
+    with pytest.raises(CheckpointHeldError, match="'student'"):
+        await asyncio.to_thread(hold_until_exit, job("other", namespace, redis_url=redis_url), str(tmp_path))
+    await asyncio.to_thread(at_exit.pop())
+    assert not at_exit
+    async with held(client, job("other", namespace), tmp_path):
+        pass
+
+
+def test_a_script_that_a_person_has_started_holds_no_place(tmp_path: Path, at_exit: list[Callable[[], None]]) -> None:
+    """Without Redis, or without a job's name, nobody knows of it. Where Redis does not answer it goes on."""
+    hold_until_exit(RuntimeSettings(job="by-hand"), str(tmp_path))
+    hold_until_exit(RuntimeSettings(redis_url="redis://127.0.0.1:1/0"), str(tmp_path))
+    assert not at_exit
+    with capture_logs() as logs:
+        hold_until_exit(RuntimeSettings(job="student", redis_url="redis://127.0.0.1:1/0"), str(tmp_path))
+    assert [(log["event"], log["log_level"]) for log in logs] == [("checkpoint.place_not_held", "warning")]
+
+
+async def test_a_place_that_can_not_be_used_is_said_to_be(client: Redis, namespace: str, tmp_path: Path) -> None:
+    """A file is no folder."""
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointStoreError, match="file"):
+        await PlaceLease(client, job("nightly", namespace), str(tmp_path / "file")).take()

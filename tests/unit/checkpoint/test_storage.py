@@ -1,0 +1,45 @@
+"""What tells a place of checkpoints from all others."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edl_runtime.checkpoint.storage import storage_at
+
+
+@pytest.mark.parametrize("other", ["place/", "./place", "alias", "file://{}/place", "../{0.name}/place"])
+def test_other_names_of_a_folder_are_that_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    """By a slash, a link, a URL or a relative path."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alias").symlink_to("place")
+    place = storage_at("place").identity()
+    assert storage_at(other.format(tmp_path)).identity() == place
+
+
+def test_a_folder_stays_the_same_when_it_is_used_and_moved(tmp_path: Path) -> None:
+    """What is written there changes nothing, nor does another look."""
+    before = storage_at(str(tmp_path / "place")).identity()
+    storage_at(str(tmp_path / "place")).check()
+    (tmp_path / "place").rename(tmp_path / "moved")
+    assert storage_at(str(tmp_path / "moved")).identity() == before
+
+
+def test_a_copy_of_a_folder_is_another(tmp_path: Path) -> None:
+    """With the times of its files, too; so is a folder that takes the path of one that was moved away."""
+    places = [tmp_path / name for name in ("place", "copy", "place")]
+    found = [storage_at(str(places[0])).identity()]
+    shutil.copytree(places[0], places[1])
+    found.append(storage_at(str(places[1])).identity())
+    places[0].rename(tmp_path / "elsewhere")
+    found.append(storage_at(str(places[2])).identity())
+    assert len(set(found)) == 3
+
+
+def test_a_place_in_an_object_store_goes_by_its_url() -> None:
+    """Nothing is asked of the store, and a slash at the end means nothing."""
+    names = ["s3://bucket/nightly", "s3://bucket/nightly/", "s3://bucket/nightly-2"]
+    one, again, other = (storage_at(name).identity() for name in names)
+    assert one == again != other
