@@ -29,6 +29,7 @@ from edl_runtime.elastic.membership import request_stop
 from edl_runtime.elastic.messages import GEARS, Gear
 from edl_runtime.elastic.script import read_script
 from edl_runtime.errors import EX_CONFIG, RegistryUnavailableError, SpecError, UnknownJobError
+from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import NAME_LIMIT, Bounds, Checkpoint, JobSpec
 from edl_runtime.store.client import connect
@@ -42,6 +43,8 @@ SHOWN = frozenset({"forming", "resumed", "failed", "late", "waiting", "saved", "
 
 RETRY_AFTER_S = 1.0
 """How long events are left alone while Redis is away."""
+
+log = get_logger(__name__)
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -195,7 +198,12 @@ def _only_run_at(url: str, namespace: str, name: str) -> Iterator[None]:
         yield
         return
     file = Path(place.url) / ".edl-run"
-    descriptor = locks.take(file)
+    try:
+        descriptor = locks.take(file)
+    except OSError as error:
+        log.warning("checkpoint.place_not_held", url=place.url, cause=str(error))  # a file system without locks, say
+        yield
+        return
     if descriptor is None:
         with suppress(FileNotFoundError):
             if holder := decoded(file.read_text(), PlaceHolder):

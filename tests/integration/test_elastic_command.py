@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -15,14 +16,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from structlog.testing import capture_logs
 from support.backends.local_processes import wait_until_gone
 from support.elastic.agent_group import SCRIPT
 
 from edl_runtime.backends.local import LocalBackend
-from edl_runtime.cli.run import _name_of, _run, _shell, _Show, run
+from edl_runtime.cli.run import _name_of, _only_run_at, _run, _shell, _Show, run
 from edl_runtime.elastic.events import Event
 from edl_runtime.elastic.membership import Membership
-from edl_runtime.errors import SpecError
+from edl_runtime.errors import CheckpointHeldError, SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
 from edl_runtime.store.client import connect
@@ -139,6 +141,30 @@ def test_a_job_where_another_one_keeps_its_checkpoints_is_refused(
         assert first.wait(PATIENCE_S) == 0
         (other.parent / "go").touch()
         assert edl_run(work_dir, other.parent, *words, **redis).returncode == 0
+
+
+def test_a_run_holds_its_folder_of_checkpoints_by_a_lock_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file system knows no locks, and for a place elsewhere or none, it goes on without one."""
+    folder = str(tmp_path)
+    with _only_run_at(folder, "default", "first"):
+        with pytest.raises(CheckpointHeldError, match="job 'first'"), _only_run_at(f"{folder}/", "default", "second"):
+            pass
+        for elsewhere in ("", "s3://bucket/nightly"):
+            with _only_run_at(elsewhere, "default", "second"):
+                pass
+    with _only_run_at(folder, "default", "second"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+    def none(_: Path) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("edl_runtime.cli.run.locks.take", none)
+    with capture_logs() as logs, _only_run_at(folder, "default", "first"), _only_run_at(folder, "default", "second"):
+        pass
+    assert [log["event"] for log in logs] == ["checkpoint.place_not_held"] * 2
 
 
 @pytest.mark.slow

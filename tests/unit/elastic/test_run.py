@@ -54,6 +54,18 @@ def test_two_trainings_at_one_place_are_told_of(tmp_path: Path) -> None:
     assert (last.step, Path(last.url).is_dir()) == (6, True)
 
 
+def test_a_script_without_an_agent_holds_the_place_of_its_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the path that the agent of another would tell; without checkpoints there is none."""
+    monkeypatch.chdir(tmp_path)
+    held: list[str] = []
+    monkeypatch.setattr("edl_runtime.elastic.run.hold_until_exit", lambda _, url: held.append(url))
+    elastic.init("kept/", settings=RuntimeSettings())
+    elastic.init(settings=RuntimeSettings())
+    assert held == [str(tmp_path / "kept")]
+
+
 def test_micro_batches_train_as_the_whole_batch_does() -> None:
     """Their gradients are added up, each by its samples."""
     trained = []
