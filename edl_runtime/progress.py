@@ -41,8 +41,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     - `queued`: requests that wait for a teacher now.
     - `retries`, `hedges`: requests that another teacher was asked, too, so far; see `ReaderStats`.
     - `quarantined`: teachers that are asked nothing for a while, address → why.
-    - `limit`: who could change the speed: "teachers", "source", "student" or "balanced", "no_answer" when no teacher
-      answers, and "" while that is not known; see `verdict`.
+    - `limit`: who could change the speed: "teachers", "answers", "source", "student" or "balanced", "no_answer"
+      when no teacher answers, and "" while that is not known; see `verdict`.
     - `instances`, `generation`: how many trainers train together, and in which generation; 0 where they don't.
     - `run`: which run of the job this is, of several instances that train together; see `publish_reader`.
     - `note`: what is being done, in the script's own words ("seed 2 of 3, distilled").
@@ -96,13 +96,15 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> str:
         """Say in a sentence who is the limit, and what that means; empty while it is not known."""
         waits = f"the student waits {_percent(self.waiting)} of the time"
+        idle = _percent(1 - self.busy)
         connected = _count(self.teachers, "is", "are") or "none is"
         resting = _count(len(self.quarantined), "is", "are")
         too = f", and {resting} in quarantine" if resting else ""
         return {
             "teachers": f"the teachers are the limit: {waits}; more teachers would help{too}",
+            "answers": f"{waits} for answers, but teachers are idle {idle} of it; more teachers would not help{too}",
             "source": f"the source is the limit: {waits}, mostly for its own data; more teachers would not help",
-            "student": f"the student is the limit: teachers are idle {_percent(1 - self.busy)} of the time",
+            "student": f"the student is the limit: teachers are idle {idle} of the time",
             "balanced": f"balanced: {waits}, and teachers are busy",
             "no_answer": f"no teacher answers: {connected} connected{too}; the student waits",
         }.get(self.limit, "")

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from edl_runtime.balance.assign import most_sharing
 from edl_runtime.meter import WINDOW_S
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.specs import Bounds
@@ -61,13 +62,14 @@ def teachers_needed(teachers: int, demand: PoolDemand, bounds: Bounds) -> Need:
 
 def even_shares(teachers: int, wants: Sequence[int | None]) -> list[float]:
     """Return what each student is sure to have of so many teachers, by what it wants at most."""
-    if teachers < len(wants):
-        return [1 / -(-len(wants) // teachers)] * len(wants)
-    even, left = 0, teachers
+    even, left = 0.0, teachers
     by_want = sorted(math.inf if want is None else want for want in wants)
     for place, want in enumerate(by_want):
-        even = left // (len(wants) - place)
-        if want > even:
+        sharers = len(wants) - place
+        own, shared = divmod(left, sharers)
+        students = math.ceil(sharers / shared) if shared else math.inf
+        even = own + (1 / students if students <= most_sharing(own) else 0)
+        if want > own:
             break
         left -= int(want)
     return [even if want is None else min(even, want) for want in wants]

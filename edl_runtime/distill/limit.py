@@ -6,10 +6,12 @@ from typing import Literal
 
 from edl_runtime.meter import WINDOW_S
 
-Limit = Literal["", "teachers", "source", "student", "balanced", "no_answer"]
+Limit = Literal["", "teachers", "answers", "source", "student", "balanced", "no_answer"]
 """The first that more or less of would change the speed; empty while nothing is read or it is not clear yet.
 
-With `no_answer`, the student has waited for its teachers for so long that nothing is trained any more.
+With `answers`, the student waits for its teachers although they are idle, so that more of them would not help: at the
+beginning of each epoch, say, or where a single request takes long. With `no_answer`, the student has waited for its
+teachers for so long that nothing is trained any more.
 """
 
 MUCH = 0.1
@@ -40,7 +42,7 @@ def limit_now(*, trains: bool, waiting: float, waiting_for_source: float, busy: 
     if not trains:
         return "no_answer" if waiting >= ALL else ""
     if waiting >= MUCH:
-        return "teachers"
+        return "teachers" if busy > 1 - IDLE else "answers"
     return "student" if waiting <= LITTLE and busy <= 1 - IDLE else "balanced"
 
 

@@ -264,12 +264,14 @@ class Connection(asyncio.BufferedProtocol):
             self._sent()
 
     def _sent(self) -> None:
-        self._phase = _Phase.HEAD
+        self._phase = _Phase.HEAD if self._keep_alive else _Phase.LINGERING
         self._return_slot()
-        if not self._keep_alive:
-            self._transport.close()
-        else:
+        if self._keep_alive:
             self._advance()
+            return
+        self._ahead.clear()
+        # Not now: asyncio may be in the middle of a write, after which Python 3.11 would end the connection once more.
+        asyncio.get_running_loop().call_soon(self._transport.close)
 
     def _close_with(self, answer: Reply) -> None:
         """Answer and disconnect; drop what the client is still sending, so that it gets to read the answer."""

@@ -58,7 +58,7 @@ async def test_quarantines_are_told_as_long_as_they_last(
 
 async def test_students_share_by_one_rule_wherever_they_are(settings: RuntimeSettings, endpoint_url: str) -> None:
     """Two on Redis and two behind an endpoint use every teacher, none twice, and as everybody computes it."""
-    teachers = [f"127.0.0.1:{port}" for port in range(1, 8)]
+    teachers = [f"127.0.0.1:{port}" for port in range(1, 9)]
     away = behind(endpoint_url, settings)
     async with registered(settings, *teachers, ttl_s=LEASE_S), contextlib.AsyncExitStack() as stack:
         students = [await stack.enter_async_context(student(where)) for where in (settings, away, settings, away)]

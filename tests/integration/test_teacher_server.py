@@ -248,6 +248,21 @@ def late_reader(port: int) -> Iterator[socket.socket]:
         yield late
 
 
+def test_a_connection_ends_once_when_a_large_answer_has_left(caplog: pytest.LogCaptureFixture) -> None:
+    """Before Python 3.12 asyncio calls us while it still writes; closing there would end the connection twice."""
+    size = 16 * LIMIT - 1024
+    with serving("echo", limit=16 * LIMIT) as served:
+        with late_reader(served.port) as late:
+            late.sendall(echo_request(size))
+            wait_until(lambda: served.unsent() > 0)
+            answer = b""
+            while part := late.recv(65536):
+                answer += part
+        assert answer.endswith(b"\x09" * size)
+        wait_until(lambda: not served.on_loop(lambda: [*served.front.connections]))
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+
+
 def test_an_answer_keeps_its_slot_until_the_network_has_taken_it() -> None:
     """A client that reads late gets its own answer, though others were served meanwhile."""
     size = LIMIT - 1024

@@ -83,6 +83,13 @@ VERDICTS: list[tuple[dict[str, Any], str]] = [
             " more teachers would not help"
         ),
     ),
+    (
+        {"limit": "answers", "waiting": 0.38, "busy": 0.5},
+        (
+            "the student waits 38 % of the time for answers, but teachers are idle 50 % of it;"
+            " more teachers would not help"
+        ),
+    ),
     ({"limit": "student", "busy": 0.2}, "the student is the limit: teachers are idle 80 % of the time"),
     ({"limit": "balanced", "waiting": 0.05}, "balanced: the student waits 5 % of the time, and teachers are busy"),
     ({"limit": "no_answer"}, "no teacher answers: none is connected; the student waits"),

@@ -106,6 +106,8 @@ NUMBERS: list[tuple[Limit, dict[str, Any]]] = [
     ("teachers", {"waiting": 0.38, "busy": 1.0}),
     ("teachers", {"waiting": 0.38, "waiting_for_source": 0.1, "busy": 1.0}),
     ("teachers", {"waiting": 1.0, "busy": 1.0}),
+    ("teachers", {"waiting": 0.38, "busy": 0.8}),
+    ("answers", {"waiting": 0.38, "busy": 0.5}),
     ("source", {"waiting": 0.38, "waiting_for_source": 0.3}),
     ("source", {"waiting": 1.0, "waiting_for_source": 1.0, "trains": False}),
     ("student", {"waiting": 0.0, "busy": 0.2}),
@@ -177,7 +179,7 @@ def test_shares_and_rates_are_those_of_the_last_seconds() -> None:
     assert rates.shares == pytest.approx({"late": 0.75, "both": 0.25})
     assert (rates.steps_per_s, rates.samples_per_s) == pytest.approx((2, 32))
     assert (rates.waiting, rates.busy) == pytest.approx((0.5, 0.5))
-    assert rates.limit == "teachers"
+    assert rates.limit == "answers"
 
 
 def test_a_phase_without_a_reader_has_no_limit() -> None:
