@@ -44,7 +44,8 @@ class Feed(NamedTuple):
         if not fitting or fitting[0].nbytes > SMALL_ROW:
             return fitting
         try:
-            joined = b"".join(fitting)  # holds the GIL, which np.stack gives up for every row: lanes wake up in vain
+            # This holds the GIL, which np.stack gives up for every row: lanes would wake up in vain.
+            joined = b"".join(fitting)  # type: ignore[arg-type]  # arrays are buffers
         except TypeError:  # of rows that are not contiguous
             return np.stack(fitting)
         return np.frombuffer(joined, self.dtype).reshape(len(fitting), *fitting[0].shape)
