@@ -64,8 +64,8 @@ def cut(
 ) -> tuple[Batch, list[list[Request]]]:
     """Return a piece and its requests, for each plan; its first item is the epoch's `first`-th.
 
-    `size`, `most_rows`: see `requests_of`. Rows whose answers are known to `recall` are not asked about; a piece has one
-    item then. Large rows and single batches are not copied, except to leave such rows out.
+    `size`, `most_rows`: see `requests_of`. Rows whose answers are known to `recall` are not asked about, where a piece
+    has one item. Large rows and single batches are not copied, except to leave such rows out.
     Raises SampleError for what the teachers don't take, and also where several items don't fit together.
     """
     where = _where(kind, first)
