@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
@@ -129,6 +129,11 @@ class Request:
         return f"part {self.index + 1} of {parts} of {self.batch.name}" if parts > 1 else self.batch.name
 
     @property
+    def row_bytes(self) -> float:
+        """How many bytes a row has."""
+        return _nbytes(self.inputs.values()) / self.rows
+
+    @property
     def settled(self) -> bool:
         """Whether no answer is wanted any more."""
         batch = self.batch
@@ -195,9 +200,12 @@ def requests_of(
 
 def _rows_a_request(tensors: Sequence[Tensor], rows: int, most_rows: int) -> int:
     """Return how many of the rows go into one request, so that none is much smaller than the others."""
-    in_all = sum(one.nbytes if isinstance(one, np.ndarray) else sum(row.nbytes for row in one) for one in tensors)
-    requests = max(-(-rows // most_rows), -(-in_all // MOST_BYTES), 1)
+    requests = max(-(-rows // most_rows), -(-_nbytes(tensors) // MOST_BYTES), 1)
     return max(1, -(-rows // requests))
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(one.nbytes if isinstance(one, np.ndarray) else sum(row.nbytes for row in one) for one in tensors)
 
 
 def _picked(tensors: Sequence[tuple[str, Tensor]], rows: Sequence[int]) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from edl_runtime.distill.patience import TELL_EVERY_S, Patience
 from edl_runtime.distill.pipeline import Pipeline
 from edl_runtime.distill.pool import TeacherPool
 from edl_runtime.distill.recall import Recall
-from edl_runtime.distill.sizing import USUAL_ROWS
+from edl_runtime.distill.sizing import MOST_BYTES, USUAL_ROWS
 from edl_runtime.distill.standins import connect_with
 from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.distill.teachers import Discovered, Fixed
@@ -76,7 +76,7 @@ class Engine:
         self._format: Format = format
         self._size = teacher_batch_size
         self._fit_together = True  # as far as is known, items of the source do
-        self._rows_an_item = 1
+        self._item_rows = self._row_bytes = 1.0  # about so many
         self._settings = settings
         self._questions = questions
         self._plans_of = [
@@ -250,7 +250,7 @@ class Engine:
                 for batch, requests in self._cut(piece, plans, first):
                     if not self.pipeline.put(epoch, batch, requests):
                         return
-                    self._rows_an_item = batch.items[0]
+                    self._measure(batch, requests)
                 first += len(piece)
             ended = True
         finally:
@@ -262,11 +262,18 @@ class Engine:
         return self._size or USUAL_ROWS if self._format == "sample" else 1
 
     def _most_items(self) -> int:
-        """Return how many items to ask about at once, if they have as many rows as the last; more if that pays."""
+        """Return how many items to ask about at once if they are like the last ones; more than usual if that pays."""
         rows = self.pipeline.most_rows
         if self._size or self._cache is not None or rows == USUAL_ROWS or not self._fit_together:
             return self._least_items
-        return rows if self._format == "sample" else rows // max(1, self._rows_an_item)
+        rows = min(rows, int(MOST_BYTES / self._row_bytes))
+        return max(self._least_items, rows if self._format == "sample" else int(rows / self._item_rows))
+
+    def _measure(self, batch: Batch, requests: Sequence[Sequence[Request]]) -> None:
+        """Learn how large items are."""
+        if batch.samples and requests[0]:
+            self._item_rows = batch.samples / len(batch.items)
+            self._row_bytes = max(1.0, requests[0][0].row_bytes)
 
     def _cut(
         self, piece: Sequence[Any], plans: Sequence[Plan], first: int

@@ -281,6 +281,17 @@ def test_items_are_asked_about_together_and_come_in_order(monkeypatch: pytest.Mo
     assert sorted(teachers.rows) == [50, 150, 150, 250]  # at first nothing is known of how many rows an item has
 
 
+def test_large_items_are_asked_about_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is more than a request may have is not joined only to be cut."""
+    monkeypatch.setattr(engine, "MOST_BYTES", 2 * ROWS * 16 - 1)
+    reader, teachers = asked_much_at_once(monkeypatch, arithmetic, batches)
+    with reader:
+        list(reader)
+        teachers.rows.clear()
+        assert numbers(list(reader)) == ALL
+    assert teachers.rows == [ROWS] * BATCHES
+
+
 def test_a_size_that_is_given_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the teacher is."""
     reader, teachers = asked_much_at_once(monkeypatch, arithmetic, batches, teacher_batch_size=ROWS)
