@@ -20,7 +20,7 @@ import numpy.typing as npt
 from edl_runtime.protocol.listener import accepting, listen
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tensors import dtype_of
-from edl_runtime.teacher.answering import Answer, answer
+from edl_runtime.teacher.answering import Answer, answer, extended
 from edl_runtime.teacher.arena import Arena
 from edl_runtime.teacher.runner import Done
 from edl_runtime.teacher.server import Front
@@ -71,7 +71,7 @@ class InstantRunner:
 
 async def main(signature: ModelSignature, answer_s: float) -> None:
     arena = Arena.create(AREA_BYTES)
-    front = Front(signature, InstantRunner(signature, arena, answer_s), arena)
+    front = Front(extended(signature), InstantRunner(signature, arena, answer_s), arena)
     listener = listen("127.0.0.1", 0)
     host, port = listener.getsockname()
     print(f"{host}:{port}", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 from _data import DATA
@@ -13,12 +13,15 @@ from _measuring import Peer, Run, instant_teachers, measured
 from edl_runtime.distill import DistillReader, Fixed
 from edl_runtime.settings import RuntimeSettings
 
+Format = Literal["sample", "sample_list", "batch"]
+FORMATS = get_args(Format)
+
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is read and how. A `dtype` other than the data's own travels as such, and is what the teachers take."""
 
     data: Literal["img224", "img28", "tok128"] = "img224"
-    format: Literal["sample", "sample_list", "batch"] = "batch"
+    format: Format = "batch"
     dtype: Literal["", "float32", "uint8"] = ""
     batch_size: int = 32
     teacher_batch_size: int | None = None

@@ -25,7 +25,7 @@ import msgspec
 from _data import DATA
 from _flags import at_least_1
 from _measuring import Run
-from _reading import Case, reading
+from _reading import FORMATS, Case, reading
 
 ROUNDS = 5
 
@@ -76,7 +76,7 @@ def benchmark(case: Case, other: Case | None) -> dict[str, str | int | float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=DATA, default="img224")
-    parser.add_argument("--format", choices=["sample", "sample_list", "batch"], default="batch")
+    parser.add_argument("--format", choices=FORMATS, default="batch")
     parser.add_argument("--dtype", choices=["float32", "uint8"], default="", help="of images; by default float32")
     parser.add_argument("--batch-size", type=at_least_1, default=32)
     parser.add_argument("--teacher-batch-size", type=at_least_1, help="by default the reader's own")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
@@ -11,12 +11,8 @@ import numpy as np
 
 from edl_runtime.distill.feeds import Answers, Feed, Plan
 from edl_runtime.distill.recall import Memo, Recalled
+from edl_runtime.distill.sizing import MOST_BYTES
 from edl_runtime.protocol.tensors import Tensor
-
-MOST_ROWS = 64
-MOST_BYTES = 8 << 20
-"""What one request has at most, unless its reader says otherwise (measured): a request costs a student as much time as
-60 small rows, and large ones are copied no faster in greater numbers, while a teacher starts with none of them."""
 
 MOST_FAILURES = 5
 LEAST_FAILING_S = 10.0
@@ -25,13 +21,14 @@ be the teachers: bad ones may be mended, and a student that has no good one is g
 
 
 class Batch:
-    """What the source gave in one piece. It is delivered whole, once all its requests are answered.
+    """What is asked about together: items of the source. They are delivered once all its requests are answered.
 
     `plans` say what is asked of each pool. A batch holds no reference to its requests, which hold one to it: without
     a cycle, large arrays are freed at their last use and need no garbage collector.
 
     - `answers`: of each pool's requests, in order; None for those to come. `missing` counts these.
     - `answered_at`: when each pool answered last, in monotonic seconds.
+    - `items`: how many rows each item of the source has; in format "sample" all rows are one piece.
     - `recalled`: what the cache has of each pool's answers; empty without a cache.
     - `awaited`: the training script waits for this batch.
     - `dropped`: its epoch is over; nobody wants it any more.
@@ -47,6 +44,7 @@ class Batch:
         "awaited",
         "dropped",
         "failure",
+        "items",
         "missing",
         "name",
         "payload",
@@ -61,7 +59,7 @@ class Batch:
         payload: Any,
         plans: Sequence[Plan],
         *,
-        samples: int,
+        items: Sequence[int],
         requests: Sequence[int],
         recalled: Sequence[Recalled] = (),
         name: str = "a batch",
@@ -70,7 +68,8 @@ class Batch:
         self.name = name
         self.payload = payload
         self.plans = plans
-        self.samples = samples
+        self.items = items
+        self.samples = sum(items)
         self.missing = sum(requests)
         self.weight = self.missing or 1
         self.answers: tuple[list[Answers | None], ...] = tuple([None] * count for count in requests)
@@ -130,6 +129,11 @@ class Request:
         return f"part {self.index + 1} of {parts} of {self.batch.name}" if parts > 1 else self.batch.name
 
     @property
+    def row_bytes(self) -> float:
+        """How many bytes a row has."""
+        return _nbytes(self.inputs.values()) / self.rows
+
+    @property
     def settled(self) -> bool:
         """Whether no answer is wanted any more."""
         batch = self.batch
@@ -164,27 +168,29 @@ class Request:
 def requests_of(
     payload: Any,
     plans: Sequence[Plan],
-    rows: int,
+    items: Sequence[int],
     inputs: Mapping[Feed, Tensor],
     *,
-    most_rows: int | None,
+    size: int | None,
+    most_rows: int,
     recalled: Sequence[Recalled] = (),
     name: str = "a batch",
 ) -> tuple[Batch, list[list[Request]]]:
-    """Return a batch and its requests, for each plan: about the rows that are not recalled.
+    """Return a batch of `items` with so many rows, and its requests, for each plan: about rows that are not recalled.
 
-    A request has `most_rows`, or by default as many as `MOST_ROWS` and `MOST_BYTES` allow.
+    A request has `size` rows, or by default as many as `most_rows` and `MOST_BYTES` allow.
     """
+    rows = sum(items)
     wanted: list[Sequence[int]] = [pool.missing for pool in recalled] or [range(rows)] * len(plans)
-    sizes = [most_rows or _rows_a_request([inputs[feed] for feed in plan.feeds], rows) for plan in plans]
-    counts = [-(-len(asked) // size) for asked, size in zip(wanted, sizes, strict=True)]
-    batch = Batch(payload, plans, samples=rows, requests=counts, recalled=recalled, name=name)
+    at_once = [size or _rows_a_request([inputs[feed] for feed in plan.feeds], rows, most_rows) for plan in plans]
+    counts = [-(-len(asked) // rows_of_one) for asked, rows_of_one in zip(wanted, at_once, strict=True)]
+    batch = Batch(payload, plans, items=items, requests=counts, recalled=recalled, name=name)
     requests: list[list[Request]] = []
-    for pool, (plan, asked, size) in enumerate(zip(plans, wanted, sizes, strict=True)):
+    for pool, (plan, asked, rows_of_one) in enumerate(zip(plans, wanted, at_once, strict=True)):
         tensors = [(feed.name, inputs[feed]) for feed in plan.feeds]
         of_pool = []
         for index in range(counts[pool]):
-            part = asked[index * size : (index + 1) * size]
+            part = asked[index * rows_of_one : (index + 1) * rows_of_one]
             memo = recalled[pool].memo(part) if recalled else None
             picked = _picked(tensors, part)
             of_pool.append(Request(batch, pool, index, picked, len(part), memo=memo))
@@ -192,11 +198,14 @@ def requests_of(
     return batch, requests
 
 
-def _rows_a_request(tensors: Sequence[Tensor], rows: int) -> int:
+def _rows_a_request(tensors: Sequence[Tensor], rows: int, most_rows: int) -> int:
     """Return how many of the rows go into one request, so that none is much smaller than the others."""
-    in_all = sum(one.nbytes if isinstance(one, np.ndarray) else sum(row.nbytes for row in one) for one in tensors)
-    requests = max(-(-rows // MOST_ROWS), -(-in_all // MOST_BYTES), 1)
+    requests = max(-(-rows // most_rows), -(-_nbytes(tensors) // MOST_BYTES), 1)
     return max(1, -(-rows // requests))
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(one.nbytes if isinstance(one, np.ndarray) else sum(row.nbytes for row in one) for one in tensors)
 
 
 def _picked(tensors: Sequence[tuple[str, Tensor]], rows: Sequence[int]) -> dict[str, Tensor]:

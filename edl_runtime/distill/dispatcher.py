@@ -22,6 +22,7 @@ from edl_runtime.distill.feeds import Answers
 from edl_runtime.distill.hedging import Hedging
 from edl_runtime.distill.patience import Patience
 from edl_runtime.distill.seams import Seams
+from edl_runtime.distill.sizing import USUAL_ROWS, Sizing
 from edl_runtime.errors import DeadlyRequestError, InferenceError
 from edl_runtime.meter import BusyTime
 from edl_runtime.protocol.oip import ModelSignature
@@ -58,6 +59,7 @@ class Dispatcher:
         self._lanes: set[Lane] = set()  # those that are connected and stay
         self._signature: ModelSignature | None = None
         self._hedging = Hedging(time.monotonic())
+        self._sizing = Sizing()
 
     # The pipeline; it holds the lock
 
@@ -70,6 +72,11 @@ class Dispatcher:
     def window(self) -> int:
         """How many requests to have at hand."""
         return REQUESTS_A_LANE * len(self._lanes) + 2
+
+    @property
+    def most_rows(self) -> int:
+        """How many rows a request should have at most; teachers that are not ours may take no more than usual."""
+        return self._sizing.rows if self._signature is not None and self._signature.extensions else USUAL_ROWS
 
     @property
     def queued(self) -> int:
@@ -202,6 +209,7 @@ class Dispatcher:
         with self._lock:
             now = time.monotonic()
             self._hedging.note(now - lane.asked_at)
+            self._sizing.note(now - lane.asked_at)
             self._patience.hear_of(lane.address, now)
             request = self._release(lane)
             if request is None:

@@ -6,13 +6,13 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from edl_runtime.discovery.messages import Words
 from edl_runtime.distill import processes
-from edl_runtime.distill.batches import Batch
+from edl_runtime.distill.batches import Batch, Request
 from edl_runtime.distill.cache import AnswerCache
 from edl_runtime.distill.discovery import follow_pool
 from edl_runtime.distill.epoch import Epoch
@@ -25,10 +25,11 @@ from edl_runtime.distill.patience import TELL_EVERY_S, Patience
 from edl_runtime.distill.pipeline import Pipeline
 from edl_runtime.distill.pool import TeacherPool
 from edl_runtime.distill.recall import Recall
+from edl_runtime.distill.sizing import MOST_BYTES, USUAL_ROWS
 from edl_runtime.distill.standins import connect_with
 from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.distill.teachers import Discovered, Fixed
-from edl_runtime.errors import DistillError
+from edl_runtime.errors import DistillError, SampleError
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.settings import RuntimeSettings
@@ -73,7 +74,9 @@ class Engine:
     ) -> None:
         self._source = source
         self._format: Format = format
-        self._most_rows = teacher_batch_size
+        self._size = teacher_batch_size
+        self._fit_together = True  # as far as is known, items of the source do
+        self._item_rows = self._row_bytes = 1.0  # about so many
         self._settings = settings
         self._questions = questions
         self._plans_of = [
@@ -238,20 +241,53 @@ class Engine:
         items = processes.Pass(self._source())
         ended = False
         try:
-            for piece in pieces(self._format, items, self._most_rows):
+            for piece in pieces(items, self._least_items, self._most_items):
                 if not plans:
                     signatures = self.pipeline.await_signatures(epoch)
                     if signatures is None:
                         return
                     plans = self._agreed_plans(signatures)
-                batch, requests = cut(self._format, piece, plans, self._most_rows, first, recall=self._recall)
-                first += batch.samples if self._format == "sample" else 1
-                if not self.pipeline.put(epoch, batch, requests):
-                    return
+                for batch, requests in self._cut(piece, plans, first):
+                    if not self.pipeline.put(epoch, batch, requests):
+                        return
+                    self._measure(batch, requests)
+                first += len(piece)
             ended = True
         finally:
             if not ended:
                 items.close()
+
+    @property
+    def _least_items(self) -> int:
+        return self._size or USUAL_ROWS if self._format == "sample" else 1
+
+    def _most_items(self) -> int:
+        """Return how many items to ask about at once if they are like the last ones; more than usual if that pays."""
+        rows = self.pipeline.most_rows
+        if self._size or self._cache is not None or rows == USUAL_ROWS or not self._fit_together:
+            return self._least_items
+        rows = min(rows, int(MOST_BYTES / self._row_bytes))
+        return max(self._least_items, rows if self._format == "sample" else int(rows / self._item_rows))
+
+    def _measure(self, batch: Batch, requests: Sequence[Sequence[Request]]) -> None:
+        """Learn how large items are."""
+        if batch.samples and requests[0]:
+            self._item_rows = batch.samples / len(batch.items)
+            self._row_bytes = max(1.0, requests[0][0].row_bytes)
+
+    def _cut(
+        self, piece: Sequence[Any], plans: Sequence[Plan], first: int
+    ) -> Iterator[tuple[Batch, list[list[Request]]]]:
+        """Return batches of these items and their requests: one batch, unless the items don't fit together."""
+        asked = partial(cut, self._format, plans=plans, size=self._size, recall=self._recall)
+        try:
+            yield asked(piece, first=first, most_rows=self.pipeline.most_rows)
+        except SampleError:
+            if self._format == "sample" or len(piece) == 1:
+                raise
+            self._fit_together = False
+            for number, item in enumerate(piece, first):
+                yield asked([item], first=number)
 
     def _agreed_plans(self, signatures: Sequence[ModelSignature]) -> list[Plan]:
         plans = [plan_of(signature) for plan_of, signature in zip(self._plans_of, signatures, strict=True)]

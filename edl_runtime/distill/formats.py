@@ -9,61 +9,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Any, Literal, cast
 
 import numpy as np
 
-from edl_runtime.distill.batches import MOST_ROWS, Batch, Request, requests_of
+from edl_runtime.distill.batches import Batch, Request, requests_of
 from edl_runtime.distill.feeds import Answer, Answers, Feed, Plan, Slots, Where
-from edl_runtime.distill.recall import Recall
+from edl_runtime.distill.recall import Recall, Recalled
+from edl_runtime.distill.sizing import USUAL_ROWS
 from edl_runtime.errors import SampleError
 from edl_runtime.protocol.tensors import Array, Tensor
 
 Format = Literal["sample", "sample_list", "batch"]
 
-Cut = tuple[Sequence[Array | Slots], Mapping[Feed, Tensor], int]
-"""All slots of the samples in a piece, those that are sent as the teachers take them, and how many samples it has."""
+GATHERING_S = 0.002
+"""More items than the least are cut together only if the source has them at once: nobody waits for those to come."""
+
+Cut = tuple[Sequence[Any], Mapping[Feed, Tensor], Sequence[int]]
+"""All slots of the samples in a piece (in format "batch", of each item), those that are sent as the teachers take them,
+and how many rows each item has."""
 
 
-def pieces(kind: Format, source: Iterable[Any], most_rows: int | None) -> Iterator[Any]:
-    """Return what is cut into requests at once: the source's items, or of samples as many as one request may have."""
-    return _groups(source, most_rows or MOST_ROWS) if kind == "sample" else iter(source)
-
-
-def _groups(source: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    samples: list[Any] = []
+def pieces(source: Iterable[Any], least: int, most: Callable[[], int]) -> Iterator[list[Any]]:
+    """Return the source's items in the pieces that are cut together, of `least` items to `most`."""
+    piece: list[Any] = []
+    enough, began = most(), time.monotonic()
     try:
-        for sample in source:
-            samples.append(sample)
-            if len(samples) == size:
-                yield samples
-                samples = []
+        for item in source:
+            piece.append(item)
+            if len(piece) >= least and (len(piece) >= enough or time.monotonic() - began > GATHERING_S):
+                yield piece
+                piece = []
+                enough, began = most(), time.monotonic()
     except Exception:
-        if samples:
-            yield samples  # what came before the error is delivered before it
+        if piece:
+            yield piece  # what came before the error is delivered before it
         raise
-    if samples:
-        yield samples
+    if piece:
+        yield piece
 
 
 def cut(
-    kind: Format, piece: Any, plans: Sequence[Plan], most_rows: int | None, first: int, *, recall: Recall | None = None
+    kind: Format,
+    piece: Sequence[Any],
+    plans: Sequence[Plan],
+    first: int,
+    *,
+    size: int | None = None,
+    most_rows: int = USUAL_ROWS,
+    recall: Recall | None = None,
 ) -> tuple[Batch, list[list[Request]]]:
     """Return a piece and its requests, for each plan; its first item is the epoch's `first`-th.
 
-    `most_rows`: see `requests_of`. Rows whose answers are known to `recall` are not asked about. Arrays are not copied,
-    except to leave such rows out.
-    Raises SampleError for what the teachers don't take.
+    `size`, `most_rows`: see `requests_of`. Rows whose answers are known to `recall` are not asked about, where a piece
+    has one item. Large rows and single batches are not copied, except to leave such rows out.
+    Raises SampleError for what the teachers don't take, and also where several items don't fit together.
     """
     where = _where(kind, first)
-    if kind == "sample_list" and not isinstance(piece, list | tuple):
-        raise SampleError("item", f"batch {first}", type(piece).__name__, "a list of samples")
-    payload, inputs, rows = (_batch if kind == "batch" else _samples)(piece, plans, where)
-    recalled = () if recall is None else recall.of(payload, inputs, rows, where)
-    name = f"samples {first} to {first + rows - 1}" if kind == "sample" else f"batch {first}"
-    return requests_of(payload, plans, rows, inputs, most_rows=most_rows, recalled=recalled, name=name)
+    payload, inputs, items = _CUTS[kind](piece, plans, where)
+    recalled: Sequence[Recalled] = ()
+    if recall is not None:
+        recalled = recall.of(payload[0] if kind == "batch" else payload, inputs, sum(items), where)
+    last = first + len(piece) - 1
+    which = "samples" if kind == "sample" else "batches"
+    name = f"batch {first}" if kind != "sample" and len(piece) == 1 else f"{which} {first} to {last}"
+    return requests_of(payload, plans, items, inputs, size=size, most_rows=most_rows, recalled=recalled, name=name)
 
 
 def join(kind: Format, batch: Batch, names: Sequence[str] = ()) -> Iterable[Any]:
@@ -75,18 +88,31 @@ def join(kind: Format, batch: Batch, names: Sequence[str] = ()) -> Iterable[Any]
     if batch.recalled:
         parts = [recalled.completed(part) for recalled, part in zip(batch.recalled, parts, strict=True)]
     if kind == "batch":
-        arrays = [
-            {wanted.name: _joined([part[wanted.name] for part in answers], wanted) for wanted in plan.answers}
-            for plan, answers in zip(batch.plans, parts, strict=True)
-        ]
-        return [(*batch.payload, *([dict(zip(names, arrays, strict=True))] if names else arrays[0].values()))]
+        return _joined_batches(names, batch, parts)
     rows = [
         [chain.from_iterable([part[wanted.name] for part in answers]) for wanted in plan.answers]
         for plan, answers in zip(batch.plans, parts, strict=True)
     ]
     columns = [_named_rows(names, batch, rows)] if names else rows[0]
     samples = list(zip(*batch.payload, *columns, strict=True))
-    return samples if kind == "sample" else [samples]
+    return samples if kind == "sample" else [samples[rows] for rows in _spans(batch)]
+
+
+def _spans(batch: Batch) -> list[slice]:
+    """Return where the rows of each item stand."""
+    return [slice(end - rows, end) for rows, end in zip(batch.items, accumulate(batch.items), strict=True)]
+
+
+def _joined_batches(
+    names: Sequence[str], batch: Batch, parts: Sequence[Sequence[Answers]]
+) -> Iterator[tuple[Any, ...]]:
+    pools = [
+        {wanted.name: _joined([part[wanted.name] for part in answers], wanted) for wanted in plan.answers}
+        for plan, answers in zip(batch.plans, parts, strict=True)
+    ]
+    for slots, rows in zip(batch.payload, _spans(batch), strict=True):
+        its = [{name: array[rows] for name, array in arrays.items()} for arrays in pools]
+        yield (*slots, *([dict(zip(names, its, strict=True))] if names else its[0].values()))
 
 
 def _named_rows(
@@ -114,12 +140,25 @@ def _where(kind: Format, first: int) -> Where:
     return lambda number: f"sample {number} of batch {first}"
 
 
-def _batch(item: Any, plans: Sequence[Plan], where: Where) -> Cut:
+def _batches(items: Sequence[Any], plans: Sequence[Plan], where: Where) -> Cut:
+    slots, inputs, rows = zip(*[_batch(item, plans, where) for item in items], strict=True)
+    if len(items) == 1:
+        return slots, inputs[0], rows
+    joined = {}
+    for feed in inputs[0]:
+        try:
+            joined[feed] = np.concatenate([one[feed] for one in inputs])
+        except ValueError as error:
+            raise SampleError(feed.name, where(0), f"batches of several shapes ({error})", "batches of one") from None
+    return slots, joined, rows
+
+
+def _batch(item: Any, plans: Sequence[Plan], where: Where) -> tuple[Slots, dict[Feed, Array], int]:
     slots = _slots(item, plans[0], where, 0)
     feeds = _feeds(plans)
     first = feeds[0]
     rows = len(slots[first.slot]) if slots[first.slot].ndim else 0
-    inputs: dict[Feed, Tensor] = {}
+    inputs: dict[Feed, Array] = {}
     for feed in feeds:
         array = slots[feed.slot]
         if not array.ndim or len(array) != rows:
@@ -129,9 +168,24 @@ def _batch(item: Any, plans: Sequence[Plan], where: Where) -> Cut:
     return slots, inputs, rows
 
 
+def _lists(items: Sequence[Any], plans: Sequence[Plan], where: Where) -> Cut:
+    for item in items:
+        if not isinstance(item, list | tuple):
+            raise SampleError("item", where(0).removeprefix("sample 0 of "), type(item).__name__, "a list of samples")
+    columns, inputs, _ = _samples(items[0] if len(items) == 1 else [*chain.from_iterable(items)], plans, where)
+    return columns, inputs, [len(item) for item in items]
+
+
 def _samples(items: Sequence[Any], plans: Sequence[Plan], where: Where) -> Cut:
     columns = _columns(items, plans[0], where)
-    return columns, {feed: feed.rows(columns[feed.slot], where) for feed in _feeds(plans)}, len(items)
+    return columns, {feed: feed.rows(columns[feed.slot], where) for feed in _feeds(plans)}, [len(items)]
+
+
+_CUTS: dict[Format, Callable[[Sequence[Any], Sequence[Plan], Where], Cut]] = {
+    "sample": _samples,
+    "sample_list": _lists,
+    "batch": _batches,
+}
 
 
 def _feeds(plans: Sequence[Plan]) -> list[Feed]:

@@ -115,7 +115,9 @@ class Pipeline:
                 return None
             batch = epoch.batches.popleft()
             self._unfinished -= batch.weight
-            self._tally.deliver(batch.samples, batch.answered_by, time.monotonic(), cached=batch.cached)
+            self._tally.deliver(
+                batch.samples, batch.answered_by, time.monotonic(), batches=len(batch.items), cached=batch.cached
+            )
             self._room.notify()
             return batch
 
@@ -157,6 +159,11 @@ class Pipeline:
         epoch.awaited = False
 
     # The feeder
+
+    @property
+    def most_rows(self) -> int:
+        """How many rows a request should have at most."""
+        return min(pool.most_rows for pool in self.dispatchers)
 
     def put(self, epoch: Epoch, batch: Batch, requests: Sequence[Sequence[Request]]) -> bool:
         """Add a batch and its requests to each pool when there is room; False when the epoch is over."""

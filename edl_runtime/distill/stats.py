@@ -200,9 +200,11 @@ class Tally:
             self._waited_s[self._waits_for] += now - self._waits_since
             self._waits_for = None
 
-    def deliver(self, samples: int, answered_by: Iterable[str], now: float, *, cached: int = 0) -> None:
-        """Count one batch, whose requests these addresses answered; so many of its samples were `cached`."""
-        self._batches += 1
+    def deliver(
+        self, samples: int, answered_by: Iterable[str], now: float, *, batches: int = 1, cached: int = 0
+    ) -> None:
+        """Count batches whose requests these addresses answered; so many of their samples were `cached`."""
+        self._batches += batches
         self._samples += samples
         self._cached += cached
         for address in answered_by:

@@ -27,7 +27,7 @@ def dispatcher() -> Iterator[Dispatcher]:
 @pytest.fixture
 def requests(dispatcher: Dispatcher) -> Sequence[Request]:
     """One for each of five batches."""
-    made = [Request(Batch((), [], samples=4, requests=[1]), 0, 0, {}, 4) for _ in range(5)]
+    made = [Request(Batch((), [], items=[4], requests=[1]), 0, 0, {}, 4) for _ in range(5)]
     dispatcher.add(made, time.monotonic())
     return made
 

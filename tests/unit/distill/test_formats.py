@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from support.teachers.fakes import SIGNATURE, arithmetic
 
 from edl_runtime.distill.batches import Batch, Request
 from edl_runtime.distill.feeds import SMALL_ROW, Plan
-from edl_runtime.distill.formats import Format, cut, join, pieces
+from edl_runtime.distill.formats import GATHERING_S, Format, cut, join, pieces
 from edl_runtime.errors import ProtocolError, SampleError, SpecError
 from edl_runtime.protocol.oip import Datatype, ModelSignature, Normalise, TensorSpec, TopK
 from edl_runtime.protocol.tensors import Array, dtype_of
@@ -36,7 +37,7 @@ def images(rows: int) -> Array:
 
 
 def cut_one(kind: Format, item: Any, plan: Plan = PLAN, size: int | None = 4) -> tuple[Batch, list[Request]]:
-    batch, (requests,) = cut(kind, item, [plan], size, 7)
+    batch, (requests,) = cut(kind, item if kind == "sample" else [item], [plan], 7, size=size)
     return batch, requests
 
 
@@ -69,9 +70,8 @@ def test_a_list_of_samples_keeps_its_length(container: type) -> None:
 def test_single_samples_fill_requests() -> None:
     """In format sample a request takes samples of several items, and only the last may be smaller."""
     x = images(10)
-    groups = list(pieces("sample", [(row, number) for number, row in enumerate(x)], 4))
+    groups = list(pieces([(row, number) for number, row in enumerate(x)], 4, lambda: 4))
     assert [len(group) for group in groups] == [4, 4, 2]
-    assert [len(group) for group in pieces("sample", range(65), None)] == [64, 1]
     batch, requests = cut_one("sample", groups[1])
     items = list(join("sample", answered(batch, requests)))
     np.testing.assert_array_equal([item[2] for item in items], x[4:8] * 2)
@@ -100,6 +100,50 @@ def test_requests_are_as_large_as_pays(kind: Format, rows: int, mib_a_row: float
     assert [request.rows for request in requests] == parts
 
 
+@pytest.mark.parametrize("kind", ["batch", "sample_list"])
+def test_items_that_are_asked_about_together_come_one_by_one(kind: Format) -> None:
+    """One request has the rows of several items, and each item gets the answers to its own rows."""
+    x, label = images(9), np.arange(9)
+    spans = [slice(0, 2), slice(2, 6), slice(6, 6), slice(6, 9)]
+    items: Any = [(x[span], label[span]) for span in spans]
+    if kind == "sample_list":
+        items = [list(zip(*slots, strict=True)) for slots in items]
+    batch, ((request,),) = cut(kind, items, [PLAN], 7)
+    assert batch.name == "batches 7 to 10"
+    found = list(join(kind, answered(batch, [request])))
+    assert len(found) == len(items)
+    for item, span in zip(found, spans, strict=True):
+        rows = item if kind == "sample_list" else list(zip(*item, strict=True))
+        assert [int(row[1]) for row in rows] == label[span].tolist()
+        np.testing.assert_array_equal(np.reshape([row[2] for row in rows], (-1, 4)), x[span] * 2)
+        np.testing.assert_array_equal([row[3] for row in rows], x[span].sum(axis=1))
+
+
+@pytest.mark.parametrize("kind", ["batch", "sample_list"])
+def test_items_of_several_shapes_are_not_asked_about_together(kind: Format) -> None:
+    """Rows of any size make one array if they are of one size."""
+    plan = plan_for(TensorSpec("x", "FP32", (-1, -1)))
+    items: Any = [(np.zeros((2, width), np.float32),) for width in (3, 4)]
+    if kind == "sample_list":
+        items = [[(row,) for row in slots[0]] for slots in items]
+    with pytest.raises(SampleError):
+        cut(kind, items, [plan], 0)
+
+
+def test_more_items_are_taken_only_from_a_source_that_has_them() -> None:
+    """One that takes its time is asked about at once; the least is always waited for."""
+    wait = threading.Event()
+
+    def source(waits: bool) -> Iterator[int]:  # noqa: FBT001
+        for number in range(12):
+            if waits:
+                wait.wait(1.1 * GATHERING_S)
+            yield number
+
+    assert [len(piece) for piece in pieces(source(waits=True), 2, lambda: 6)] == [2] * 6
+    assert [number for piece in pieces(source(waits=False), 2, lambda: 6) for number in piece] == list(range(12))
+
+
 def test_samples_before_an_error_come_before_it() -> None:
     """A source that raises in the middle of a request's samples loses none of those before."""
 
@@ -107,7 +151,7 @@ def test_samples_before_an_error_come_before_it() -> None:
         yield from range(6)
         raise OSError("no more")
 
-    found = pieces("sample", source(), 4)
+    found = pieces(source(), 4, lambda: 4)
     assert next(found) == [0, 1, 2, 3]
     assert next(found) == [4, 5]
     with pytest.raises(OSError, match="no more"):

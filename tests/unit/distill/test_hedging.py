@@ -73,7 +73,7 @@ def dispatcher(lanes: Sequence[Lane]) -> Iterator[Dispatcher]:
 @pytest.fixture
 def asked(dispatcher: Dispatcher, lanes: Sequence[Lane]) -> Request:
     """What the first lane is asked."""
-    request = Request(Batch((), [], samples=4, requests=[1]), 0, 0, {}, 4)
+    request = Request(Batch((), [], items=[4], requests=[1]), 0, 0, {}, 4)
     dispatcher.add([request], time.monotonic())
     assert dispatcher.take(lanes[0]) is request
     return request

@@ -41,7 +41,7 @@ def dispatcher() -> Dispatcher:
     """One that has two requests."""
     lock = threading.RLock()
     made = Dispatcher(Seams(lock, lambda: None), Patience("all", wait_limit_s=9, request_limit_s=9))
-    batch = Batch((), [], samples=8, requests=[2])
+    batch = Batch((), [], items=[8], requests=[2])
     inputs = {"x": np.zeros((4, 4), np.float32)}
     with lock:
         made.add([Request(batch, 0, index, inputs, 4) for index in range(2)], time.monotonic())
@@ -99,8 +99,8 @@ def test_the_oldest_request_ends_the_epoch_when_a_teacher_fails_everything(monke
                 self.set()
             return super().wait(timeout)
 
-    oldest = Batch((), [], samples=1, requests=[1])
-    newest = Batch((), [], samples=2, requests=[1])
+    oldest = Batch((), [], items=[1], requests=[1])
+    newest = Batch((), [], items=[2], requests=[1])
     failure = InferenceError("a:1", 500, "the model failed", retryable=True)
     lock = threading.RLock()
     dispatcher = Dispatcher(Seams(lock, lambda: None), Patience("all", wait_limit_s=60, request_limit_s=30))

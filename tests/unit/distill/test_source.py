@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import structlog
-from support.students.fake_readers import BATCHES, batches, numbers, patiently, reader_of
-from support.teachers.fakes import Behaviour, FakeTeachers, arithmetic
+from support.students.fake_readers import BATCHES, ROWS, batches, numbers, patiently, reader_of
+from support.teachers.fakes import SIGNATURE, Behaviour, FakeTeachers, arithmetic
 from support.teachers.process import wait_until
 
-from edl_runtime.distill import DistillReader, engine, patience
+from edl_runtime.distill import DistillReader, engine, formats, patience
 from edl_runtime.distill.pipeline import MOST_AHEAD
+from edl_runtime.distill.sizing import MOST_ROWS, Sizing
 from edl_runtime.distill.stats import Tally
 from edl_runtime.errors import SampleError
 
@@ -253,3 +255,61 @@ def test_a_wrong_sample_is_raised_before_it_is_sent() -> None:
         with pytest.raises(SampleError, match=r"'x' of batch 1: got float64 \[4\], the teachers take float32 \[4\]"):
             next(epoch)
     assert sum(teachers.asked.values()) == 1
+
+
+def asked_much_at_once(
+    monkeypatch: pytest.MonkeyPatch, teacher: Behaviour, source: Callable[[], Iterator[Any]], **options: Any
+) -> tuple[DistillReader, FakeTeachers]:
+    """A reader that asks one of our teachers about several items at once, and the teacher."""
+    monkeypatch.setattr(formats, "GATHERING_S", 60.0)
+    monkeypatch.setattr(Sizing, "note", lambda *_: None)
+    ours = msgspec.structs.replace(SIGNATURE, extensions=("top_k",))
+    teachers = FakeTeachers({"a:1": teacher}, signatures={"a:1": ours})
+    reader = reader_of(teachers, source, **{"teacher_batch_size": None, **options})
+    reader._own_engine.pipeline.dispatchers[0]._sizing.rows = MOST_ROWS
+    return reader, teachers
+
+
+def test_items_are_asked_about_together_and_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A teacher that answers at once is asked about as many items as make a large request; each counts as one."""
+    reader, teachers = asked_much_at_once(monkeypatch, arithmetic, batches)
+    with reader:
+        assert numbers(list(reader)) == ALL
+        assert numbers(list(reader)) == ALL
+        stats = reader.stats()
+    assert stats.batches == 2 * BATCHES
+    assert sorted(teachers.rows) == [50, 150, 150, 250]  # at first nothing is known of how many rows an item has
+
+
+def test_large_items_are_asked_about_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is more than a request may have is not joined only to be cut."""
+    monkeypatch.setattr(engine, "MOST_BYTES", 2 * ROWS * 16 - 1)
+    reader, teachers = asked_much_at_once(monkeypatch, arithmetic, batches)
+    with reader:
+        list(reader)
+        teachers.rows.clear()
+        assert numbers(list(reader)) == ALL
+    assert teachers.rows == [ROWS] * BATCHES
+
+
+def test_a_size_that_is_given_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast the teacher is."""
+    reader, teachers = asked_much_at_once(monkeypatch, arithmetic, batches, teacher_batch_size=ROWS)
+    with reader:
+        assert numbers(list(reader)) == ALL
+    assert teachers.rows == [ROWS] * BATCHES
+
+
+def test_a_wrong_item_among_others_is_named_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were to be asked about together with it are delivered before."""
+
+    def source() -> Iterator[Any]:
+        yield from batches()
+        yield np.zeros((4, 4)), np.arange(4)
+
+    reader, _ = asked_much_at_once(monkeypatch, arithmetic, source)
+    with reader:
+        epoch = iter(reader)
+        assert numbers([next(epoch) for _ in ALL]) == ALL
+        with pytest.raises(SampleError, match=f"'x' of batch {BATCHES}: got float64"):
+            next(epoch)

@@ -1,0 +1,42 @@
+"""A teacher for the original's stand-in client: reads a request without looking at it, and answers zeros at once.
+
+A request is its rows (32 bits), its bytes (64 bits) and so many bytes; the answer is rows times
+LOGITS float32. A thread for each connection. Prints its address and ends when its input is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import sys
+import threading
+
+from _data import LOGITS
+
+HEADER = struct.Struct("!IQ")
+
+
+def serve(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    buffer = memoryview(bytearray(64 * 1024 * 1024))
+    with contextlib.suppress(OSError):
+        while len(header := connection.recv(HEADER.size, socket.MSG_WAITALL)) == HEADER.size:
+            rows, size = HEADER.unpack(header)
+            connection.recv_into(buffer, size, socket.MSG_WAITALL)
+            connection.sendall(bytes(4 * LOGITS * rows))
+    connection.close()
+
+
+def accept(server: socket.socket) -> None:
+    while True:
+        connection, _ = server.accept()
+        threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+
+if __name__ == "__main__":
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        host, port = listening.getsockname()
+        threading.Thread(target=accept, args=(listening,), daemon=True).start()
+        print(f"{host}:{port}", flush=True)
+        sys.stdin.read()
