@@ -15,6 +15,7 @@ from support.airflow.templates import distill
 
 from edl_airflow import conductor
 from edl_airflow.checks import check_model, check_script
+from edl_airflow.work import Work
 from edl_runtime.errors import ModelError, SpecError
 from edl_runtime.specs import TeacherSpec, TrainerSpec
 
@@ -124,7 +125,7 @@ async def test_what_runs_already_is_not_looked_at(site: MadeUpSite) -> None:
         raise SpecError("trainer.command", "a", "a file that is there")
 
     work = work_of(pool="", pool_job=None)
-    assert await conductor.begin(work, site, fails) is None
+    assert isinstance(await conductor.begin(work, site, fails), Work)
     site.backend.jobs.clear()
     with pytest.raises(SpecError):
         await conductor.begin(work, site, fails)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -133,6 +135,22 @@ def test_a_job_that_a_person_stops_is_not_started_again(context: Any, site: Made
     with pytest.raises(AirflowFailException, match="stopped it while it was running, as with `edl stop`"):
         rendered(distill(deferrable=False), context).execute(context)
     assert site.backend.jobs == {}
+
+
+def test_a_job_that_a_person_stops_before_a_triggerer_has_seen_it_is_not_started_again(
+    context: Any, site: MadeUpSite
+) -> None:
+    """The trigger is told by the task that its work was begun; and how it ends fails the task without a retry."""
+    deferred = deferred_by(rendered(train(deferrable=True), context), context)
+    asyncio.run(site.backend.delete(job_name(context["ti"])))
+    path, kwargs = json.loads(json.dumps(deferred.trigger.serialize()))
+
+    async def event() -> Any:
+        return await asyncio.wait_for(anext(resolve_name(path)(**kwargs).run()), timeout=60)
+
+    with pytest.raises(AirflowFailException, match="stopped it while it was running, as with `edl stop`"):
+        train().execute_complete(context, asyncio.run(event()).payload)
+    assert [deed for deed, _ in site.backend.deeds] == ["submit", "delete"]
 
 
 start = partial(EdlTeacherPoolOperator, task_id="start", teacher_pool="digits", teacher=TEACHER, teachers="2:3")
