@@ -15,7 +15,15 @@ from edl_airflow.identity import checkpoint_stream, job_name, pool_name, try_tok
 from edl_airflow.jobs import pool_job, trainer_job
 from edl_airflow.links import StudentLogLink, StudentsLink, TeacherPoolLink
 from edl_airflow.operators.base import EdlOperator, run_start, task_deadline
-from edl_airflow.operators.templates import as_bounds, as_checkpoint, as_spec, check_seconds, check_spec, has_template
+from edl_airflow.operators.templates import (
+    as_bounds,
+    as_checkpoint,
+    as_spec,
+    check_seconds,
+    check_spec,
+    has_template,
+    path_text,
+)
 from edl_airflow.work import JobResult, Outcome, Work
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
@@ -82,7 +90,7 @@ class EdlDistillOperator(EdlOperator):
         teacher: TeacherSpec | dict[str, Any] | None = None,
         teachers: Bounds | dict[str, Any] | str | int | None = None,
         students: Bounds | dict[str, Any] | str | int | None = None,
-        checkpoint: Checkpoint | dict[str, Any] | str | None = None,
+        checkpoint: Checkpoint | dict[str, Any] | Path | str | None = None,
         job: str | None = None,
         wait_timeout_s: float = 300,
         progress_every_s: float = 5,
@@ -98,7 +106,7 @@ class EdlDistillOperator(EdlOperator):
         self.teacher = teacher
         self.teachers = teachers
         self.students = students
-        self.checkpoint = checkpoint
+        self.checkpoint = path_text(checkpoint)
         self.job = job
         self.wait_timeout_s = wait_timeout_s
         self.progress_every_s = progress_every_s
@@ -120,8 +128,8 @@ class EdlDistillOperator(EdlOperator):
                 as_bounds(bounds)
         if checkpoint is not None and students is None:
             raise SpecError("students", students, "how many elastic trainers write the checkpoint, as '1:4'")
-        if not has_template(checkpoint):
-            as_checkpoint(checkpoint)
+        if not has_template(self.checkpoint):
+            as_checkpoint(self.checkpoint)
         if job is not None and not has_template(job):
             check_name("job", job)
         check_seconds("wait_timeout_s", wait_timeout_s)

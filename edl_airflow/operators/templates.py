@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from airflow.sdk import BaseOperator
+from airflow.sdk.definitions._internal.mixins import ResolveMixin  # XComArg, and what a mapped group of tasks gets
 from airflow.sdk.serde import allow_class
 
 from edl_airflow.failures import failing_clearly
@@ -43,7 +44,7 @@ def has_template(value: object) -> bool:
 
 def is_output(value: object) -> bool:
     """Whether `value` is what an upstream task returns, which is not known before the task runs."""
-    return hasattr(value, "resolve")
+    return isinstance(value, ResolveMixin)
 
 
 def as_spec(field: str, kind: type[AnySpec], value: object) -> AnySpec:
@@ -61,7 +62,11 @@ def check_spec(field: str, kind: type[Spec], value: object) -> None:
 
 def as_bounds(value: object) -> Bounds:
     """Return what "1:3", "2", 2, a Bounds or a dict of its fields says. Raises SpecError."""
-    return as_spec("bounds", Bounds, value) if isinstance(value, Bounds | dict) else Bounds.parse(str(value))
+    if isinstance(value, Bounds | dict):
+        return as_spec("bounds", Bounds, value)
+    if not isinstance(value, str | int):
+        raise SpecError("bounds", value, "Bounds, a dict of their fields, 'min:max' or a number")
+    return Bounds.parse(str(value))
 
 
 def as_count(field: str, value: object) -> int:
@@ -91,6 +96,11 @@ def as_number(field: str, value: object, allowed: str) -> float:
         raise SpecError(field, value, allowed) from None
 
 
+def path_text(value: object) -> Any:
+    """Return a path as text, so that templates in it are rendered, and anything else as it is."""
+    return str(value) if isinstance(value, PurePath) else value
+
+
 def as_checkpoint(checkpoint: object) -> Checkpoint | None:
     """Return what a Checkpoint, a dict of its fields, or a path or URL with defaults for the rest says.
 
@@ -98,8 +108,8 @@ def as_checkpoint(checkpoint: object) -> Checkpoint | None:
     """
     if checkpoint is None:
         return None
-    if isinstance(checkpoint, str):
-        return Checkpoint(url=checkpoint)
+    if isinstance(checkpoint, str | PurePath):
+        return Checkpoint(url=str(checkpoint))
     return as_spec("checkpoint", Checkpoint, checkpoint)
 
 

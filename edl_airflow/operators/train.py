@@ -16,7 +16,15 @@ from edl_airflow.identity import checkpoint_stream, job_name, try_token
 from edl_airflow.jobs import trainer_job
 from edl_airflow.links import TrainerLogLink, TrainersLink
 from edl_airflow.operators.base import EdlOperator, run_start, task_deadline
-from edl_airflow.operators.templates import as_bounds, as_checkpoint, as_spec, check_seconds, check_spec, has_template
+from edl_airflow.operators.templates import (
+    as_bounds,
+    as_checkpoint,
+    as_spec,
+    check_seconds,
+    check_spec,
+    has_template,
+    path_text,
+)
 from edl_airflow.work import Outcome, TrainResult, Work
 from edl_runtime.compat.manifests import manifest_text
 from edl_runtime.compat.training_job import TrainingJob, read_training_job
@@ -82,7 +90,7 @@ class EdlTrainOperator(EdlOperator):
         *,
         trainer: TrainerSpec | dict[str, Any],
         trainers: Bounds | dict[str, Any] | str | int = 1,
-        checkpoint: Checkpoint | dict[str, Any] | str | None = None,
+        checkpoint: Checkpoint | dict[str, Any] | Path | str | None = None,
         gear: Gear = "live",
         job: str | None = None,
         ends_by: EndsBy | None = None,
@@ -97,7 +105,7 @@ class EdlTrainOperator(EdlOperator):
         super().__init__(**kwargs)
         self.trainer = trainer
         self.trainers = trainers
-        self.checkpoint = checkpoint
+        self.checkpoint = path_text(checkpoint)
         self.gear: Gear = gear
         self.job = job
         self.ends_by = ends_by
@@ -110,8 +118,8 @@ class EdlTrainOperator(EdlOperator):
         check_spec("trainer", TrainerSpec, trainer)
         if not has_template(trainers):
             as_bounds(trainers)
-        if not has_template(checkpoint):
-            as_checkpoint(checkpoint)
+        if not has_template(self.checkpoint):
+            as_checkpoint(self.checkpoint)
         if gear not in GEARS:
             raise SpecError("gear", gear, ", ".join(map(repr, GEARS)))
         if job is not None and not has_template(job):

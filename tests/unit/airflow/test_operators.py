@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -322,6 +323,15 @@ def test_a_dict_with_templates_is_a_spec(context: Any) -> None:
     assert command[command.index("--max_batch") + 1] == "3"
 
 
+def test_a_path_is_a_place_for_checkpoints(context: Any) -> None:
+    """With a template, too; and where an upstream task returns it."""
+    for given in (Path("/c/{{ run_id }}"), upstream(Path("/c/manual__1"))):
+        with DAG("nightly", schedule=None):
+            operator = train(checkpoint=given)
+        job = rendered(operator, context).plan(context, SURROUNDINGS).trainer_job
+        assert job.env["EDL_CHECKPOINT"] == "/c/manual__1"
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -332,6 +342,8 @@ def test_a_dict_with_templates_is_a_spec(context: Any) -> None:
         ({"trainer": TEACHER}, "trainer: got TeacherSpec"),
         ({"trainer": "python s.py"}, "trainer: got 'python s.py', allowed is a TrainerSpec, or a dict of its fields"),
         ({"trainer": STUDENT, "checkpoint": 5}, "checkpoint: got 5"),
+        ({"trainer": Path("/s.py")}, "trainer: got PosixPath('/s.py'), allowed is a TrainerSpec, or a dict"),
+        ({"trainer": STUDENT, "trainers": Path("3")}, "bounds: got PosixPath('3'), allowed is Bounds, a dict of"),
         ({"trainer": STUDENT, "trainers": {"least": 1}}, "bounds: got 'least'"),
     ],
 )
