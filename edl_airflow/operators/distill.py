@@ -19,6 +19,10 @@ from edl_airflow.operators.templates import (
     as_bounds,
     as_checkpoint,
     as_spec,
+    check_bounds,
+    check_checkpoint,
+    check_connection,
+    check_deferrable,
     check_seconds,
     check_spec,
     has_template,
@@ -112,8 +116,8 @@ class EdlDistillOperator(EdlOperator):
         self.progress_every_s = progress_every_s
         self.priority = check_priority(priority)
         self.weight = check_weight(weight)
-        self.edl_conn_id = edl_conn_id
-        self.deferrable = deferrable
+        self.edl_conn_id = check_connection(edl_conn_id)
+        self.deferrable = check_deferrable(deferrable)
         check_spec("student", TrainerSpec, student)
         if teacher is not None:
             check_spec("teacher", TeacherSpec, teacher)
@@ -124,12 +128,11 @@ class EdlDistillOperator(EdlOperator):
         if teacher_pool is not None and not has_template(teacher_pool):
             check_name("teacher_pool", teacher_pool)
         for bounds in (teachers, students):
-            if bounds is not None and not has_template(bounds):
-                as_bounds(bounds)
+            if bounds is not None:
+                check_bounds(bounds)
         if checkpoint is not None and students is None:
             raise SpecError("students", students, "how many elastic trainers write the checkpoint, as '1:4'")
-        if not has_template(self.checkpoint):
-            as_checkpoint(self.checkpoint)
+        check_checkpoint(self.checkpoint)
         if job is not None and not has_template(job):
             check_name("job", job)
         check_seconds("wait_timeout_s", wait_timeout_s)

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, RetryPolicy
 from airflow.sdk.definitions._internal.mixins import ResolveMixin  # XComArg, and what a mapped group of tasks gets
 from airflow.sdk.serde import allow_class
 
@@ -19,7 +19,7 @@ from edl_runtime.specs import Bounds, Checkpoint, Spec, TeacherSpec, TrainerSpec
 
 if TYPE_CHECKING:
     import jinja2
-    from airflow.sdk import Context, RetryPolicy
+    from airflow.sdk import Context
 
 RETRIES = EdlRetryPolicy()
 
@@ -56,6 +56,7 @@ def check_spec(field: str, kind: type[Spec], value: object) -> None:
     """Raise SpecError for what can't become a `kind` when the task runs, as far as it is known before."""
     if isinstance(value, dict) and has_template(value):
         check_fields(field, kind, value)
+        kind.check_each(value, strict=False, is_open=has_template)
     elif not is_output(value):
         as_spec(field, kind, value)
 
@@ -67,6 +68,36 @@ def as_bounds(value: object) -> Bounds:
     if not isinstance(value, str | int):
         raise SpecError("bounds", value, "Bounds, a dict of their fields, 'min:max' or a number")
     return Bounds.parse(str(value))
+
+
+def check_bounds(value: object) -> None:
+    """Raise SpecError for what can't become bounds when the task runs, as far as it is known before."""
+    if isinstance(value, dict):
+        check_spec("bounds", Bounds, value)
+    elif not has_template(value):
+        as_bounds(value)
+
+
+def check_checkpoint(value: object) -> None:
+    """Raise SpecError for what can't become a Checkpoint when the task runs, as far as it is known before."""
+    if isinstance(value, dict):
+        check_spec("checkpoint", Checkpoint, value)
+    elif not has_template(value):
+        as_checkpoint(value)
+
+
+def check_connection(conn_id: Any) -> str:
+    """Return `conn_id` if it can be a connection's, or becomes known when the task runs. Raises SpecError."""
+    if not is_output(conn_id) and (not isinstance(conn_id, str) or not conn_id):
+        raise SpecError("edl_conn_id", conn_id, "the id of an Airflow connection, as 'edl_default'")
+    return conn_id  # type: ignore[no-any-return]
+
+
+def check_deferrable(deferrable: object) -> bool:
+    """Return `deferrable` if it is True or False. Raises SpecError."""
+    if not isinstance(deferrable, bool):
+        raise SpecError("deferrable", deferrable, "True or False")
+    return deferrable
 
 
 def as_count(field: str, value: object) -> int:
@@ -139,6 +170,8 @@ class TextTemplates(BaseOperator):
     """
 
     def __init__(self, *, retry_policy: RetryPolicy | None = RETRIES, **kwargs: Any) -> None:
+        if retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
+            raise SpecError("retry_policy", retry_policy, "a RetryPolicy, as EdlRetryPolicy(), or None")
         super().__init__(retry_policy=retry_policy, **kwargs)
         self.render_template_as_native_obj = False
 

@@ -20,6 +20,10 @@ from edl_airflow.operators.templates import (
     as_bounds,
     as_checkpoint,
     as_spec,
+    check_bounds,
+    check_checkpoint,
+    check_connection,
+    check_deferrable,
     check_seconds,
     check_spec,
     has_template,
@@ -113,13 +117,11 @@ class EdlTrainOperator(EdlOperator):
         self.progress_every_s = progress_every_s
         self.priority = check_priority(priority)
         self.weight = check_weight(weight)
-        self.edl_conn_id = edl_conn_id
-        self.deferrable = deferrable
+        self.edl_conn_id = check_connection(edl_conn_id)
+        self.deferrable = check_deferrable(deferrable)
         check_spec("trainer", TrainerSpec, trainer)
-        if not has_template(trainers):
-            as_bounds(trainers)
-        if not has_template(self.checkpoint):
-            as_checkpoint(self.checkpoint)
+        check_bounds(trainers)
+        check_checkpoint(self.checkpoint)
         if gear not in GEARS:
             raise SpecError("gear", gear, ", ".join(map(repr, GEARS)))
         if job is not None and not has_template(job):

@@ -75,7 +75,6 @@ def _saved(folder: Path, *outputs: str) -> None:
     ("model", "outputs", "words"),
     [
         ("jobs", ["logits=fetch_name_1"], "no output 'fetch_name_1'; it has fetch_name_0"),
-        ("jobs", ["a=fetch_name_0", "a=fetch_name_0"], "output 'a' is asked for twice"),
         ("models", [], "models': there is no such folder"),
         ("net.onnx", [], "net.onnx': there is no such file"),
     ],
