@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink, conf
 
-from edl_airflow.checks import check_model, check_script
+from edl_airflow.checks import check_checkpoint_folder, check_model, check_script
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
 from edl_airflow.identity import checkpoint_stream, job_name, pool_name, try_token
 from edl_airflow.jobs import pool_job, trainer_job
@@ -190,6 +190,7 @@ class EdlDistillOperator(EdlOperator):
         if self.teacher is not None:
             check_model(as_spec("teacher", TeacherSpec, self.teacher), folder)
         check_script("student", as_spec("student", TrainerSpec, self.student), folder)
+        check_checkpoint_folder(as_checkpoint(self.checkpoint), folder)
 
     def result(self, work: Work, outcome: Outcome) -> JobResult:
         left = outcome.result or {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from airflow.sdk import BaseOperatorLink, conf
 
-from edl_airflow.checks import check_script
+from edl_airflow.checks import check_checkpoint_folder, check_script
 from edl_airflow.ends import EndsBy, check_ends_by, end_of
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
 from edl_airflow.identity import checkpoint_stream, job_name, try_token
@@ -186,6 +186,7 @@ class EdlTrainOperator(EdlOperator):
 
     def check(self, folder: Path) -> None:
         check_script("trainer", as_spec("trainer", TrainerSpec, self.trainer), folder)
+        check_checkpoint_folder(as_checkpoint(self.checkpoint), folder)
 
     def result(self, work: Work, outcome: Outcome) -> TrainResult:
         left, landed, training = outcome.result or {}, outcome.landed, outcome.training
