@@ -63,6 +63,14 @@ class Site(Protocol):
         """Ask a job's trainers to end with a checkpoint; False when there are none yet. The first reason counts."""
         ...
 
+    async def begun_by(self, job: str) -> str:
+        """Return the token of the try that has started the job last, empty for none."""
+        ...
+
+    async def keep_begun_by(self, job: str, token: str) -> None:
+        """Keep that for whoever goes on."""
+        ...
+
     async def log_position(self, job: str) -> Position | None:
         """Return how much of the job's log is in its task's log already."""
         ...
@@ -72,11 +80,12 @@ class Site(Protocol):
         ...
 
 
-async def begin(work: Work, site: Site, check: Callable[[], None] | None = None) -> Outcome | None:
+async def begin(work: Work, site: Site, check: Callable[[], None] | None = None) -> Outcome | Work:
     """Start what can be started at once, taking over what an earlier try left, and look once.
 
     Only for the first half of a try: it makes this try's token the owner. Returns the outcome if the work has
-    ended already. Raises what the registry and the backend raise; `stop_all_tries` then leaves nothing.
+    ended already, else the work to go on with. Raises what the registry and the backend raise; `stop_all_tries` then
+    leaves nothing.
 
     `check` raises for what is seen to be wrong before anything is started; what runs already is not checked.
     """
@@ -91,22 +100,28 @@ async def begin(work: Work, site: Site, check: Callable[[], None] | None = None)
         await _start(work, site)
     view = await _look(work, site, started=adopted)
     decision = decide(work, view, clock())
-    if decision == "start_trainer" and not work.pool:
+    if isinstance(decision, Outcome):
+        return await _ended(work, decision, view, site)
+    starts = decision == "start_trainer" and not work.pool
+    if starts:
         await _start(work, site)
-    return await _ended(work, decision, view, site) if isinstance(decision, Outcome) else None
+    return msgspec.structs.replace(work, begun=adopted or starts)
 
 
 async def conduct(work: Work, site: Site, say: Say) -> Outcome:
     """Go on until the work has ended, logging progress and what the job writes with `say`.
 
-    Rides out a Redis that is away: the training goes on, and the backend tells when it ends. Raises BackendError.
+    Trainers are started once in a try, also if the triggerer restarts: those that a person stops stay stopped. Rides
+    out a Redis that is away: the training goes on, and the backend tells when it ends. Raises BackendError.
     """
     async with Teller(work, site, say) as teller:
-        started = told = False
+        started = noted = work.begun
+        told = False
         asked_at: float | None = None
         while True:
             view = msgspec.structs.replace(await _look(work, site, started=started), asked_at=asked_at)
             started = view.started
+            noted = noted or (started and await _note_begun(work, site))
             decision = decide(work, view, clock())
             if isinstance(decision, Outcome):
                 if decision.ended == "stopped":
@@ -170,9 +185,20 @@ async def _look(work: Work, site: Site, *, started: bool) -> View:
     if started or not work.pool:
         return View(pool=pool, trainer=trainer, started=started)
     try:
+        if await site.begun_by(work.name) == work.token:
+            return View(pool=pool, started=True)
         return View(pool=pool, teachers=tuple(await site.teachers(work.pool)))
     except RegistryUnavailableError:
         return View(pool=pool, teachers=None)
+
+
+async def _note_begun(work: Work, site: Site) -> bool:
+    """Keep that this try has started its trainers, for a triggerer that goes on; False while Redis is away."""
+    try:
+        await site.keep_begun_by(work.name, work.token)
+    except RegistryUnavailableError:
+        return False
+    return True
 
 
 async def _ask_to_end(work: Work, site: Site) -> bool:

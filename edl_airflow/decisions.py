@@ -59,7 +59,8 @@ def failure(job: JobStatus) -> Outcome:
 def doubts(work: Work, outcome: Outcome) -> list[str]:
     """Return what is odd about a training that has succeeded, each as a line for the task's log.
 
-    Empty for a pool, and for what can't be known because Redis was away at the end.
+    Empty for a pool, and for what can't be known because Redis was away at the end. A script that never calls our
+    library is fine where one instance runs it.
     """
     if not work.trainer_job or outcome.ended != "succeeded":
         return []
@@ -69,12 +70,12 @@ def doubts(work: Work, outcome: Outcome) -> list[str]:
             f"{work.name!r} has succeeded and left nothing, so that this task returns no checkpoint and no metrics: "
             "its script leaves them by `edl_runtime.result.write_result`"
         )
-    if work.trainer_job.elastic and outcome.training and not outcome.progress:
-        count = outcome.training.instances
-        each = f"each of the {count} instances has run all of it, side by side" if count > 1 else "it has run alone"
+    count = outcome.training.instances if outcome.training else 0
+    if work.trainer_job.elastic and count > 1 and not outcome.progress:
         found.append(
             f"{work.name!r} has succeeded without a step of elastic training: unless nothing was left to train, or its "
-            f"instances share the work by other means, its script never calls `elastic.init` and `run.step`, and {each}"
+            "instances share the work by other means, its script never calls `elastic.init` and `run.step`, and each "
+            f"of the {count} instances has run all of it, side by side"
         )
     return found
 

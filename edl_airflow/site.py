@@ -37,6 +37,9 @@ _pods: dict[bytes, KubernetesBackend] = {}
 POSITION_KEPT_S = 24 * 3600
 """How long it is known how much of a job's log has been shown, after the last that was."""
 
+BEGUN_KEPT_S = 30 * 24 * 3600
+"""How long it is known which try has started a job: longer than one trains."""
+
 
 def backend_at(place: Place) -> Backend:
     """Return the backend: all that is needed to stop a job, without Redis and without the `edl` connection."""
@@ -189,6 +192,17 @@ class Site:
         from edl_runtime.autoscale.approval import kept_answer
 
         return await kept_answer(self._client, self.namespace, job)
+
+    async def begun_by(self, job: str) -> str:
+        """Return the token of the try that has started the job last, empty for none."""
+        with unavailable_if_lost(self._client):
+            token = await self._client.get(keys.begun_by(self.namespace, job))
+        return str(token or "")
+
+    async def keep_begun_by(self, job: str, token: str) -> None:
+        """Keep that for whoever goes on."""
+        with unavailable_if_lost(self._client):
+            await self._client.set(keys.begun_by(self.namespace, job), token, ex=BEGUN_KEPT_S)
 
     async def log_position(self, job: str) -> Position | None:
         """Return how much of the job's log is in its task's log already; None, too, for what can't be read."""

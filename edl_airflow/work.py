@@ -109,6 +109,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     - `pool_deadline`: when the wait for teachers is given up; `waits_s` is its length. It begins anew when the pool is
       resized, and does not end while that is suspended.
     - `trainer_job`: None when the pool is all there is to do.
+    - `begun`: this try has started its trainers, or taken them over, so they are not started again: where they are
+      missing, somebody has stopped them.
     - `stream`: where its checkpoints are told, see `edl_runtime.checkpoint.landed`; empty for nowhere.
     - `began_at`: when the DAG's run has started: a checkpoint that landed before is an earlier run's.
     - `ends_at`: when the training is asked to end with a checkpoint, None for never; `stop_grace_s` after it was first
@@ -127,6 +129,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     at_least: int = 1
     pool_job: JobSpec | None = None
     trainer_job: JobSpec | None = None
+    begun: bool = False
     stream: str = ""
     began_at: float = 0.0
     ends_at: float | None = None

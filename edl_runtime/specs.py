@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, Self, get_args
 
 import msgspec
@@ -74,13 +75,40 @@ class Spec(msgspec.Struct, frozen=True):
 
         Where it is not `strict`, text stands for numbers, too. Raises SpecError.
         """
-        check_fields(field, cls, given)
+        fields = check_fields(field, cls, given)
         try:
-            return msgspec.convert(given, cls, strict=strict)
+            return msgspec.convert(fields, cls, strict=strict)
         except msgspec.ValidationError as error:
             if isinstance(error.__cause__, SpecError):
                 raise error.__cause__ from None
-            raise SpecError(field, str(error), f"what the fields of {cls.__name__} take") from None
+            mistake = SpecError(field, str(error), f"what the fields of {cls.__name__} take")
+        cls.check_each(fields, strict=strict)
+        raise mistake
+
+    @classmethod
+    def check_each(
+        cls, given: Mapping[str, Any], *, strict: bool, is_open: Callable[[object], bool] = lambda _: False
+    ) -> None:
+        """Raise SpecError, in the words of the field, for a wrong one among those in `given`.
+
+        `is_open` says of a value that it is not known yet, as it holds a template: such text may become text or a
+        number, but no list or dict. What is wrong in a struct within, and what is missing, is not looked for.
+        """
+        values: dict[str, Any] = {}
+        for one in msgspec.structs.fields(cls):
+            value = given.get(one.name, msgspec.UNSET)
+            if value is msgspec.UNSET:
+                continue
+            try:
+                values[one.name] = msgspec.convert(value, one.type, strict=strict)
+            except msgspec.ValidationError:
+                holds_others = _takes(one.type, {}) or _takes(one.type, [])
+                if holds_others if isinstance(value, str) and is_open(value) else not is_open(value):
+                    values[one.name] = value
+                if isinstance(value, dict) and any(is_struct(kind) for kind in get_args(one.type)):
+                    values.pop(one.name, None)
+        with suppress(TypeError):  # one is missing
+            cls(**values)
 
     def serialize(self) -> dict[str, Any]:
         """Return it as plain data, which is how Airflow keeps it in XCom."""
@@ -93,8 +121,11 @@ class Spec(msgspec.Struct, frozen=True):
         return cls.read(cls.__name__, data)
 
 
-def check_fields(field: str, struct: type[msgspec.Struct], given: object) -> None:
-    """Raise SpecError unless `given` is a dict whose keys are fields of `struct`, in structs within it as well."""
+def check_fields(field: str, struct: type[msgspec.Struct], given: object) -> dict[str, Any]:
+    """Return `given` if it is a dict whose keys are fields of `struct`, in structs within it as well.
+
+    Raises SpecError if not.
+    """
     if not isinstance(given, dict):
         raise SpecError(field, given, f"a {struct.__name__}, or a dict of its fields")
     known = {one.name: one.type for one in msgspec.structs.fields(struct)}
@@ -102,8 +133,23 @@ def check_fields(field: str, struct: type[msgspec.Struct], given: object) -> Non
         if name not in known:
             raise SpecError(field, name, f"the fields of {struct.__name__}: {', '.join(known)}")
         for kind in get_args(known[name]):
-            if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            if isinstance(value, dict) and is_struct(kind):
                 check_fields(f"{field}.{name}", kind, value)
+    return given
+
+
+def is_struct(kind: object) -> bool:
+    """Whether a type, as of a field, is a struct."""
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _takes(kind: Any, value: object) -> bool:
+    """Whether a field of that type can be that value."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 class Bounds(Spec, frozen=True):
@@ -172,6 +218,7 @@ class TeacherSpec(Spec, frozen=True, kw_only=True):
         if not isinstance(self.model, str) or not self.model:
             raise SpecError("teacher.model", self.model, "a model folder, an .onnx file or 'module:function'")
         _keep_as_tuple(self, "outputs", "teacher.outputs", str, "a list of output names, as in ['logits']")
+        _check_outputs("teacher.outputs", self.outputs)
         _keep_as_tuple(self, "gpu_ids", "teacher.gpu_ids", int, "a list of GPU numbers, as in [0, 1]")
         if not isinstance(self.max_batch, int) or self.max_batch < 1:
             raise SpecError("teacher.max_batch", self.max_batch, "1 or more rows")
@@ -256,6 +303,17 @@ def _keep_as_tuple(spec: msgspec.Struct, name: str, field: str, kind: type, allo
     if not isinstance(given, list | tuple) or not all(isinstance(entry, kind) for entry in given):
         raise SpecError(field, given, allowed)
     msgspec.structs.force_setattr(spec, name, tuple(given))
+
+
+def _check_outputs(field: str, outputs: Sequence[str]) -> None:
+    """Raise SpecError for an output without a name, or two of one name; what has a template in it is not known yet."""
+    names = [output.partition("=") for output in outputs if "{" not in output]
+    for name, sign, origin in names:
+        if not name or (sign and not origin):
+            raise SpecError(field, f"{name}{sign}{origin}", "an output's name, or 'name=output of the model'")
+    given = [name for name, _, _ in names]
+    if len(set(given)) < len(given):
+        raise SpecError(field, list(outputs), "each output once")
 
 
 def _check_env(field: str, env: object) -> None:

@@ -19,6 +19,7 @@ from edl_airflow.operators.templates import (
     TextTemplates,
     as_flag,
     as_number,
+    check_connection,
     check_seconds,
     dag_folder,
     has_template,
@@ -107,7 +108,7 @@ class EdlAutoscaleOperator(TextTemplates):
         self.approve_shrinks = approve_shrinks
         self.approval_timeout_s = approval_timeout_s
         self.unanswered = unanswered
-        self.edl_conn_id = edl_conn_id
+        self.edl_conn_id = check_connection(edl_conn_id)
         if policy is not None:
             check_policy_name(policy)
         if unanswered not in ("keep", "shrink"):

@@ -22,7 +22,7 @@ from edl_airflow.hooks.edl import EdlHook, Surroundings
 from edl_airflow.identity import owner
 from edl_airflow.links import push_links
 from edl_airflow.operators.templates import TextTemplates, dag_folder
-from edl_airflow.site import Site, backend_at, open_site
+from edl_airflow.site import backend_at, open_site
 from edl_airflow.work import KubernetesPlace, Outcome, Place, Work
 from edl_runtime.backends.base import owner_of
 
@@ -86,8 +86,8 @@ class EdlOperator(TextTemplates):
                 asyncio.run(conductor.stop_all_tries(owner(context["ti"]), backend_at(surroundings.place)))
                 raise
         self._begun = False
-        outcome = self._run(work, lambda: self._begin(work, surroundings))
-        return self._finish(work, outcome) if outcome else self._hand_over(work, context)
+        done = self._run(work, lambda: self._begin(work, surroundings))
+        return self._finish(work, done) if isinstance(done, Outcome) else self._hand_over(done, context)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:  # noqa: ARG002
         """Finish what the triggerer followed, on an operator that has never executed."""
@@ -110,17 +110,16 @@ class EdlOperator(TextTemplates):
         """Return the folder of the DAG's file, which relative paths in specs start from; None where pods have none."""
         return None if isinstance(place, KubernetesPlace) else dag_folder(self)
 
-    async def _begin(self, work: Work, surroundings: Surroundings) -> Outcome | None:
+    async def _begin(self, work: Work, surroundings: Surroundings) -> Outcome | Work:
         if self._killed:  # before there was anything to cancel
             raise asyncio.CancelledError
         async with open_site(surroundings) as site:
             folder = self.folder(work.place)
-            outcome = await conductor.begin(work, site, partial(self.check, folder) if folder else None)
+            begun = await conductor.begin(work, site, partial(self.check, folder) if folder else None)
             self._begun = True
-            return outcome or await self._conduct(work, site)
-
-    async def _conduct(self, work: Work, site: Site) -> Outcome | None:
-        return None if self.deferrable else await conductor.conduct(work, site, self.log.info)
+            if isinstance(begun, Outcome) or self.deferrable:
+                return begun
+            return await conductor.conduct(begun, site, self.log.info)
 
     def _hand_over(self, work: Work, context: Context) -> NoReturn:
         """Defer, unless the task has been ended meanwhile: Airflow would refuse, and nobody would stop the work."""

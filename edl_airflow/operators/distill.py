@@ -9,13 +9,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink, conf
 
-from edl_airflow.checks import check_model, check_script
+from edl_airflow.checks import check_checkpoint_folder, check_model, check_script
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
 from edl_airflow.identity import checkpoint_stream, job_name, pool_name, try_token
 from edl_airflow.jobs import pool_job, trainer_job
 from edl_airflow.links import StudentLogLink, StudentsLink, TeacherPoolLink
 from edl_airflow.operators.base import EdlOperator, run_start, task_deadline
-from edl_airflow.operators.templates import as_bounds, as_checkpoint, as_spec, check_seconds, check_spec, has_template
+from edl_airflow.operators.templates import (
+    as_bounds,
+    as_checkpoint,
+    as_spec,
+    check_bounds,
+    check_checkpoint,
+    check_connection,
+    check_deferrable,
+    check_seconds,
+    check_spec,
+    has_template,
+    path_text,
+)
 from edl_airflow.work import JobResult, Outcome, Work
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
@@ -82,7 +94,7 @@ class EdlDistillOperator(EdlOperator):
         teacher: TeacherSpec | dict[str, Any] | None = None,
         teachers: Bounds | dict[str, Any] | str | int | None = None,
         students: Bounds | dict[str, Any] | str | int | None = None,
-        checkpoint: Checkpoint | dict[str, Any] | str | None = None,
+        checkpoint: Checkpoint | dict[str, Any] | Path | str | None = None,
         job: str | None = None,
         wait_timeout_s: float = 300,
         progress_every_s: float = 5,
@@ -98,14 +110,14 @@ class EdlDistillOperator(EdlOperator):
         self.teacher = teacher
         self.teachers = teachers
         self.students = students
-        self.checkpoint = checkpoint
+        self.checkpoint = path_text(checkpoint)
         self.job = job
         self.wait_timeout_s = wait_timeout_s
         self.progress_every_s = progress_every_s
         self.priority = check_priority(priority)
         self.weight = check_weight(weight)
-        self.edl_conn_id = edl_conn_id
-        self.deferrable = deferrable
+        self.edl_conn_id = check_connection(edl_conn_id)
+        self.deferrable = check_deferrable(deferrable)
         check_spec("student", TrainerSpec, student)
         if teacher is not None:
             check_spec("teacher", TeacherSpec, teacher)
@@ -116,12 +128,11 @@ class EdlDistillOperator(EdlOperator):
         if teacher_pool is not None and not has_template(teacher_pool):
             check_name("teacher_pool", teacher_pool)
         for bounds in (teachers, students):
-            if bounds is not None and not has_template(bounds):
-                as_bounds(bounds)
+            if bounds is not None:
+                check_bounds(bounds)
         if checkpoint is not None and students is None:
             raise SpecError("students", students, "how many elastic trainers write the checkpoint, as '1:4'")
-        if not has_template(checkpoint):
-            as_checkpoint(checkpoint)
+        check_checkpoint(self.checkpoint)
         if job is not None and not has_template(job):
             check_name("job", job)
         check_seconds("wait_timeout_s", wait_timeout_s)
@@ -179,6 +190,7 @@ class EdlDistillOperator(EdlOperator):
         if self.teacher is not None:
             check_model(as_spec("teacher", TeacherSpec, self.teacher), folder)
         check_script("student", as_spec("student", TrainerSpec, self.student), folder)
+        check_checkpoint_folder(as_checkpoint(self.checkpoint), folder)
 
     def result(self, work: Work, outcome: Outcome) -> JobResult:
         left = outcome.result or {}

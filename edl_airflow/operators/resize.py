@@ -18,7 +18,15 @@ from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook, Surroundings
 from edl_airflow.job_wait import JobWait
 from edl_airflow.links import ResizedLink, push_links
 from edl_airflow.operators.base import task_deadline
-from edl_airflow.operators.templates import TextTemplates, as_count, check_seconds, dag_folder, has_template
+from edl_airflow.operators.templates import (
+    TextTemplates,
+    as_count,
+    check_connection,
+    check_deferrable,
+    check_seconds,
+    dag_folder,
+    has_template,
+)
 from edl_airflow.pool_wait import PoolWait
 from edl_airflow.site import Site, open_site
 from edl_airflow.waiting import judge, wait_for
@@ -97,8 +105,8 @@ class EdlResizeOperator(TextTemplates):
         self.window = window
         self.wait = wait
         self.wait_timeout_s = wait_timeout_s
-        self.edl_conn_id = edl_conn_id
-        self.deferrable = deferrable
+        self.edl_conn_id = check_connection(edl_conn_id)
+        self.deferrable = check_deferrable(deferrable)
         if (teacher_pool is None) == (job is None):
             raise SpecError(
                 "teacher_pool, job", (teacher_pool, job), "the name of a pool or that of a job, one of them"

@@ -17,7 +17,17 @@ from edl_airflow.identity import try_token
 from edl_airflow.jobs import pool_job
 from edl_airflow.links import TeacherPoolLink
 from edl_airflow.operators.base import EdlOperator, task_deadline
-from edl_airflow.operators.templates import TextTemplates, as_bounds, as_spec, check_seconds, check_spec, has_template
+from edl_airflow.operators.templates import (
+    TextTemplates,
+    as_bounds,
+    as_spec,
+    check_bounds,
+    check_connection,
+    check_deferrable,
+    check_seconds,
+    check_spec,
+    has_template,
+)
 from edl_airflow.site import backend_at
 from edl_airflow.work import Outcome, PoolResult, Work
 from edl_runtime.specs import Bounds, TeacherSpec, check_name, check_priority, check_weight
@@ -73,13 +83,12 @@ class EdlTeacherPoolOperator(EdlOperator):
         self.wait_timeout_s = wait_timeout_s
         self.priority = check_priority(priority)
         self.weight = check_weight(weight)
-        self.edl_conn_id = edl_conn_id
-        self.deferrable = deferrable
+        self.edl_conn_id = check_connection(edl_conn_id)
+        self.deferrable = check_deferrable(deferrable)
         if not has_template(teacher_pool):
             check_name("teacher_pool", teacher_pool)
         check_spec("teacher", TeacherSpec, teacher)
-        if not has_template(teachers):
-            as_bounds(teachers)
+        check_bounds(teachers)
         check_seconds("wait_timeout_s", wait_timeout_s)
 
     def plan(self, context: Context, surroundings: Surroundings) -> Work:
@@ -128,7 +137,7 @@ class EdlStopTeacherPoolOperator(TextTemplates):
     def __init__(self, *, teacher_pool: str, edl_conn_id: str = DEFAULT_CONN_ID, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.teacher_pool = teacher_pool
-        self.edl_conn_id = edl_conn_id
+        self.edl_conn_id = check_connection(edl_conn_id)
         if not has_template(teacher_pool):
             check_name("teacher_pool", teacher_pool)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, RetryPolicy
+from airflow.sdk.definitions._internal.mixins import ResolveMixin  # XComArg, and what a mapped group of tasks gets
 from airflow.sdk.serde import allow_class
 
 from edl_airflow.failures import failing_clearly
@@ -18,7 +19,7 @@ from edl_runtime.specs import Bounds, Checkpoint, Spec, TeacherSpec, TrainerSpec
 
 if TYPE_CHECKING:
     import jinja2
-    from airflow.sdk import Context, RetryPolicy
+    from airflow.sdk import Context
 
 RETRIES = EdlRetryPolicy()
 
@@ -43,7 +44,7 @@ def has_template(value: object) -> bool:
 
 def is_output(value: object) -> bool:
     """Whether `value` is what an upstream task returns, which is not known before the task runs."""
-    return hasattr(value, "resolve")
+    return isinstance(value, ResolveMixin)
 
 
 def as_spec(field: str, kind: type[AnySpec], value: object) -> AnySpec:
@@ -55,13 +56,48 @@ def check_spec(field: str, kind: type[Spec], value: object) -> None:
     """Raise SpecError for what can't become a `kind` when the task runs, as far as it is known before."""
     if isinstance(value, dict) and has_template(value):
         check_fields(field, kind, value)
+        kind.check_each(value, strict=False, is_open=has_template)
     elif not is_output(value):
         as_spec(field, kind, value)
 
 
 def as_bounds(value: object) -> Bounds:
     """Return what "1:3", "2", 2, a Bounds or a dict of its fields says. Raises SpecError."""
-    return as_spec("bounds", Bounds, value) if isinstance(value, Bounds | dict) else Bounds.parse(str(value))
+    if isinstance(value, Bounds | dict):
+        return as_spec("bounds", Bounds, value)
+    if not isinstance(value, str | int):
+        raise SpecError("bounds", value, "Bounds, a dict of their fields, 'min:max' or a number")
+    return Bounds.parse(str(value))
+
+
+def check_bounds(value: object) -> None:
+    """Raise SpecError for what can't become bounds when the task runs, as far as it is known before."""
+    if isinstance(value, dict):
+        check_spec("bounds", Bounds, value)
+    elif not has_template(value):
+        as_bounds(value)
+
+
+def check_checkpoint(value: object) -> None:
+    """Raise SpecError for what can't become a Checkpoint when the task runs, as far as it is known before."""
+    if isinstance(value, dict):
+        check_spec("checkpoint", Checkpoint, value)
+    elif not has_template(value):
+        as_checkpoint(value)
+
+
+def check_connection(conn_id: Any) -> str:
+    """Return `conn_id` if it can be a connection's, or becomes known when the task runs. Raises SpecError."""
+    if not is_output(conn_id) and (not isinstance(conn_id, str) or not conn_id):
+        raise SpecError("edl_conn_id", conn_id, "the id of an Airflow connection, as 'edl_default'")
+    return conn_id  # type: ignore[no-any-return]
+
+
+def check_deferrable(deferrable: object) -> bool:
+    """Return `deferrable` if it is True or False. Raises SpecError."""
+    if not isinstance(deferrable, bool):
+        raise SpecError("deferrable", deferrable, "True or False")
+    return deferrable
 
 
 def as_count(field: str, value: object) -> int:
@@ -91,6 +127,11 @@ def as_number(field: str, value: object, allowed: str) -> float:
         raise SpecError(field, value, allowed) from None
 
 
+def path_text(value: object) -> Any:
+    """Return a path as text, so that templates in it are rendered, and anything else as it is."""
+    return str(value) if isinstance(value, PurePath) else value
+
+
 def as_checkpoint(checkpoint: object) -> Checkpoint | None:
     """Return what a Checkpoint, a dict of its fields, or a path or URL with defaults for the rest says.
 
@@ -98,8 +139,8 @@ def as_checkpoint(checkpoint: object) -> Checkpoint | None:
     """
     if checkpoint is None:
         return None
-    if isinstance(checkpoint, str):
-        return Checkpoint(url=checkpoint)
+    if isinstance(checkpoint, str | PurePath):
+        return Checkpoint(url=str(checkpoint))
     return as_spec("checkpoint", Checkpoint, checkpoint)
 
 
@@ -129,6 +170,8 @@ class TextTemplates(BaseOperator):
     """
 
     def __init__(self, *, retry_policy: RetryPolicy | None = RETRIES, **kwargs: Any) -> None:
+        if retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
+            raise SpecError("retry_policy", retry_policy, "a RetryPolicy, as EdlRetryPolicy(), or None")
         super().__init__(retry_policy=retry_policy, **kwargs)
         self.render_template_as_native_obj = False
 

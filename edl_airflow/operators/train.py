@@ -9,14 +9,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from airflow.sdk import BaseOperatorLink, conf
 
-from edl_airflow.checks import check_script
+from edl_airflow.checks import check_checkpoint_folder, check_script
 from edl_airflow.ends import EndsBy, check_ends_by, end_of
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
 from edl_airflow.identity import checkpoint_stream, job_name, try_token
 from edl_airflow.jobs import trainer_job
 from edl_airflow.links import TrainerLogLink, TrainersLink
 from edl_airflow.operators.base import EdlOperator, run_start, task_deadline
-from edl_airflow.operators.templates import as_bounds, as_checkpoint, as_spec, check_seconds, check_spec, has_template
+from edl_airflow.operators.templates import (
+    as_bounds,
+    as_checkpoint,
+    as_spec,
+    check_bounds,
+    check_checkpoint,
+    check_connection,
+    check_deferrable,
+    check_seconds,
+    check_spec,
+    has_template,
+    path_text,
+)
 from edl_airflow.work import Outcome, TrainResult, Work
 from edl_runtime.compat.manifests import manifest_text
 from edl_runtime.compat.training_job import TrainingJob, read_training_job
@@ -82,7 +94,7 @@ class EdlTrainOperator(EdlOperator):
         *,
         trainer: TrainerSpec | dict[str, Any],
         trainers: Bounds | dict[str, Any] | str | int = 1,
-        checkpoint: Checkpoint | dict[str, Any] | str | None = None,
+        checkpoint: Checkpoint | dict[str, Any] | Path | str | None = None,
         gear: Gear = "live",
         job: str | None = None,
         ends_by: EndsBy | None = None,
@@ -97,7 +109,7 @@ class EdlTrainOperator(EdlOperator):
         super().__init__(**kwargs)
         self.trainer = trainer
         self.trainers = trainers
-        self.checkpoint = checkpoint
+        self.checkpoint = path_text(checkpoint)
         self.gear: Gear = gear
         self.job = job
         self.ends_by = ends_by
@@ -105,13 +117,11 @@ class EdlTrainOperator(EdlOperator):
         self.progress_every_s = progress_every_s
         self.priority = check_priority(priority)
         self.weight = check_weight(weight)
-        self.edl_conn_id = edl_conn_id
-        self.deferrable = deferrable
+        self.edl_conn_id = check_connection(edl_conn_id)
+        self.deferrable = check_deferrable(deferrable)
         check_spec("trainer", TrainerSpec, trainer)
-        if not has_template(trainers):
-            as_bounds(trainers)
-        if not has_template(checkpoint):
-            as_checkpoint(checkpoint)
+        check_bounds(trainers)
+        check_checkpoint(self.checkpoint)
         if gear not in GEARS:
             raise SpecError("gear", gear, ", ".join(map(repr, GEARS)))
         if job is not None and not has_template(job):
@@ -176,6 +186,7 @@ class EdlTrainOperator(EdlOperator):
 
     def check(self, folder: Path) -> None:
         check_script("trainer", as_spec("trainer", TrainerSpec, self.trainer), folder)
+        check_checkpoint_folder(as_checkpoint(self.checkpoint), folder)
 
     def result(self, work: Work, outcome: Outcome) -> TrainResult:
         left, landed, training = outcome.result or {}, outcome.landed, outcome.training

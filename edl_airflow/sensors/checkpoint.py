@@ -11,7 +11,13 @@ from airflow.sdk import conf
 from edl_airflow.checkpoint_wait import CheckpointWait, Threshold
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
 from edl_airflow.operators.base import task_deadline
-from edl_airflow.operators.templates import as_count, check_stream, has_template
+from edl_airflow.operators.templates import (
+    as_count,
+    check_connection,
+    check_deferrable,
+    check_stream,
+    has_template,
+)
 from edl_airflow.sensors.base import EdlSensor
 from edl_airflow.work import LandedCheckpoint, Outcome
 from edl_runtime.errors import SpecError
@@ -59,8 +65,8 @@ class EdlCheckpointSensor(EdlSensor[CheckpointWait]):
         self.epoch = epoch
         self.metric = metric
         self.max_age = max_age
-        self.edl_conn_id = edl_conn_id
-        self.deferrable = deferrable
+        self.edl_conn_id = check_connection(edl_conn_id)
+        self.deferrable = check_deferrable(deferrable)
         if not has_template(stream):
             check_stream(stream)
         if job is not None and not has_template(job):

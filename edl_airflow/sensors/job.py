@@ -10,7 +10,12 @@ from airflow.sdk import conf
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
 from edl_airflow.job_wait import PHASES, JobPhase, JobWait
 from edl_airflow.operators.base import task_deadline
-from edl_airflow.operators.templates import as_count, has_template
+from edl_airflow.operators.templates import (
+    as_count,
+    check_connection,
+    check_deferrable,
+    has_template,
+)
 from edl_airflow.sensors.base import EdlSensor
 from edl_airflow.work import Outcome, RunningJob
 from edl_runtime.errors import SpecError
@@ -50,8 +55,8 @@ class EdlJobSensor(EdlSensor[JobWait]):
         self.job = job
         self.phase: JobPhase = phase
         self.at_least = at_least
-        self.edl_conn_id = edl_conn_id
-        self.deferrable = deferrable
+        self.edl_conn_id = check_connection(edl_conn_id)
+        self.deferrable = check_deferrable(deferrable)
         if not has_template(job):
             check_name("job", job)
         if phase not in PHASES:

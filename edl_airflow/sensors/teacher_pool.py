@@ -9,7 +9,12 @@ from airflow.sdk import conf
 
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
 from edl_airflow.operators.base import task_deadline
-from edl_airflow.operators.templates import as_count, has_template
+from edl_airflow.operators.templates import (
+    as_count,
+    check_connection,
+    check_deferrable,
+    has_template,
+)
 from edl_airflow.pool_wait import PoolWait
 from edl_airflow.sensors.base import EdlSensor
 from edl_airflow.work import Outcome, PoolResult
@@ -47,8 +52,8 @@ class EdlTeacherPoolSensor(EdlSensor[PoolWait]):
         self.teacher_pool = teacher_pool
         self.at_least = at_least
         self.students = students
-        self.edl_conn_id = edl_conn_id
-        self.deferrable = deferrable
+        self.edl_conn_id = check_connection(edl_conn_id)
+        self.deferrable = check_deferrable(deferrable)
         if not has_template(teacher_pool):
             check_name("teacher_pool", teacher_pool)
         if not has_template(at_least):

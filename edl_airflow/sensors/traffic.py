@@ -13,7 +13,12 @@ from airflow.sdk import conf
 
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook, Surroundings
 from edl_airflow.operators.base import task_deadline
-from edl_airflow.operators.templates import dag_folder, has_template
+from edl_airflow.operators.templates import (
+    check_connection,
+    check_deferrable,
+    dag_folder,
+    has_template,
+)
 from edl_airflow.sensors.base import EdlSensor
 from edl_airflow.site import open_site
 from edl_airflow.traffic_wait import TrafficView, TrafficWait
@@ -64,8 +69,8 @@ class EdlTrafficSensor(EdlSensor[TrafficWait]):
         self.windows = as_field(windows, dag_folder(self))
         self.window = window
         self.at_least = at_least
-        self.edl_conn_id = edl_conn_id
-        self.deferrable = deferrable
+        self.edl_conn_id = check_connection(edl_conn_id)
+        self.deferrable = check_deferrable(deferrable)
         if window is None and at_least is None:
             raise SpecError("window, at_least", None, "the name of a window, or resources as in {'gpu': 4}, or both")
         if window is not None and not has_template(window) and is_known(self.windows):

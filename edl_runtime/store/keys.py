@@ -18,6 +18,7 @@ script touches one slot and Redis Cluster works.
 | progress | string, JSON of the last report | an hour from the last | student | Airflow, `edl jobs` |
 | readers' progress | hash, instance → JSON of the last report of its reader | as progress | students | as progress |
 | speeds | hash, instances → samples a second with so many | a week from the last | who rescales | who rescales |
+| begun by | string, the token of the try whose training it is | 30 days | Airflow | Airflow |
 | log position | string, JSON of how much of the job's log is in a task's | a day from the last | Airflow | Airflow |
 | checkpoints | stream of those that landed, as JSON; the last 1,000 or so | 30 days from the last | agents | Airflow |
 | place leases | sorted set, instances whose job keeps checkpoints there → deadline in ms | a lease | Lua | Lua |
@@ -122,6 +123,10 @@ def shrink_answer(namespace: str, job: str) -> str:
 
 def speeds(namespace: str, job: str) -> str:
     return f"edl:{{{namespace}/{job}}}:speeds"
+
+
+def begun_by(namespace: str, job: str) -> str:
+    return f"edl:{{{namespace}/{job}}}:begun-by"
 
 
 def log_position(namespace: str, job: str) -> str:

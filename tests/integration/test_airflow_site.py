@@ -65,6 +65,14 @@ async def test_what_can_not_be_read_of_a_stream_is_passed_by(
     assert await site.next_checkpoints(STREAM, second_id, block_ms=0) == []
 
 
+async def test_who_has_started_a_job_is_known_to_others(site: Site) -> None:
+    """The last of them."""
+    assert await site.begun_by("job") == ""
+    for token in ("mine/1", "mine/2"):
+        await site.keep_begun_by("job", token)
+        assert await site.begun_by("job") == token
+
+
 @pytest.mark.parametrize("kept", ["no JSON", '{"lines": 5}', "[]"])
 async def test_a_position_in_a_log_that_can_not_be_read_is_none(
     redis: Any, site: Site, namespace: str, kept: str

@@ -107,6 +107,7 @@ class MadeUpSite:
         self.landed: list[LandedCheckpoint | None] = []
         self.followed = asyncio.Event()  # somebody wants to hear of what lands from now on
         self.asked: list[tuple[str, str]] = []
+        self.begun: dict[str, str] = {}
         self.positions: dict[str, Position] = {}
         self.away = False
         self.refused = 0
@@ -159,6 +160,14 @@ class MadeUpSite:
             await asyncio.sleep(0.01)
         first = int(last_id or 0)
         return [(str(number), self.landed[number - 1]) for number in range(first + 1, len(self.landed) + 1)]
+
+    async def begun_by(self, job: str) -> str:
+        self._fail_if_away()
+        return self.begun.get(job, "")
+
+    async def keep_begun_by(self, job: str, token: str) -> None:
+        self._fail_if_away()
+        self.begun[job] = token
 
     async def log_position(self, job: str) -> Position | None:
         self._fail_if_away()

@@ -27,8 +27,11 @@ def site(monkeypatch: pytest.MonkeyPatch) -> MadeUpSite:
         monkeypatch.setattr(f"edl_airflow.{module}.open_site", open_made_up)
     for module in ("operators.base", "operators.teacher_pool", "triggers.job"):
         monkeypatch.setattr(f"edl_airflow.{module}.backend_at", lambda _: site.backend)
-    for module in ("distill.check_script", "distill.check_model", "train.check_script", "teacher_pool.check_model"):
-        monkeypatch.setattr(f"edl_airflow.operators.{module}", lambda *_: None)
+    for check in (
+        *("distill.check_checkpoint_folder", "distill.check_model", "distill.check_script"),
+        *("teacher_pool.check_model", "train.check_checkpoint_folder", "train.check_script"),
+    ):
+        monkeypatch.setattr(f"edl_airflow.operators.{check}", lambda *_: None)
     monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
     monkeypatch.setattr("edl_airflow.conductor.LOOK_EVERY_S", 0.01)
     monkeypatch.setattr("edl_airflow.waiting.LOOK_EVERY_S", 0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from pathlib import Path
@@ -14,9 +15,10 @@ from support.airflow.fakes import STUDENT, MadeUpSite, job_status, rendered, wor
 from support.airflow.templates import distill
 
 from edl_airflow import conductor
-from edl_airflow.checks import check_model, check_script
+from edl_airflow.checks import check_checkpoint_folder, check_model, check_script
+from edl_airflow.work import Work
 from edl_runtime.errors import ModelError, SpecError
-from edl_runtime.specs import TeacherSpec, TrainerSpec
+from edl_runtime.specs import Checkpoint, TeacherSpec, TrainerSpec
 
 
 @pytest.fixture
@@ -26,6 +28,8 @@ def folder(tmp_path: Path) -> Path:
     script = tmp_path / "jobs" / "train.py"
     script.touch()
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    (tmp_path / "jobs" / "package").mkdir()
+    (tmp_path / "jobs" / "package" / "__main__.py").touch()
     return tmp_path
 
 
@@ -35,6 +39,7 @@ def folder(tmp_path: Path) -> Path:
         {"command": ["python", "train.py", "--epochs", "3"], "cwd": "jobs"},
         {"command": ["python3", "-u", "-W", "ignore", "train.py"], "cwd": "jobs"},
         {"command": ["./train.py"], "cwd": "jobs"},
+        {"command": ["python", "package"], "cwd": "jobs"},
         {"command": ["python", "-c", "pass"]},
         {"command": ["python", "-um", "my.training", "nothing.py"]},
         {"command": ["bash", "-c", "python nothing.py"]},
@@ -53,6 +58,9 @@ def test_what_is_there_passes(given: dict[str, Any], folder: Path) -> None:
         ({"command": ["python", "train.py"]}, "an absolute path, or one below the folder that trainer.cwd names"),
         ({"command": ["pyton", "train.py"], "cwd": "jobs"}, "trainer.command: got 'pyton', allowed is a program on"),
         ({"command": ["/no/python", "train.py"], "cwd": "jobs"}, "trainer.command: got '/no/python'"),
+        ({"command": ["python", ".."], "cwd": "jobs"}, "jobs/..', allowed is a file; this is a folder"),
+        ({"command": ["./package"], "cwd": "jobs"}, "jobs/package', allowed is a file; this is a folder"),
+        ({"command": ["package/__main__.py"], "cwd": "jobs"}, "__main__.py', allowed is a program that may be run"),
         ({"command": ["python", "train.py"], "cwd": "job"}, "/job', allowed is a folder that is there"),
     ],
 )
@@ -60,6 +68,41 @@ def test_what_is_not_there_is_named(given: dict[str, Any], words: str, folder: P
     """With the path that was looked for."""
     with pytest.raises(SpecError, match=re.escape(words)):
         check_script("trainer", TrainerSpec(**given), folder)
+
+
+@pytest.mark.parametrize("url", ["ck", "ck/new/er", "jobs", "s3://runs/a", "file:///proc/nope", "{folder}/ck"])
+def test_a_place_for_checkpoints_passes(url: str, folder: Path) -> None:
+    """One that is there or can be made, and URLs, which nobody asks; nothing is left there."""
+    before = sorted(folder.rglob("*"))
+    check_checkpoint_folder(Checkpoint(url=url.format(folder=folder)), folder)
+    check_checkpoint_folder(None, folder)
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("/proc/nope/ck", "/proc: No such file or directory"),
+        ("jobs/train.py", "train.py: Not a directory"),
+        ("jobs/train.py/ck", "train.py: Not a directory"),
+        ("dangling", "dangling: No such file or directory"),
+    ],
+)
+def test_a_place_that_can_not_keep_checkpoints_is_named(url: str, why: str, folder: Path) -> None:
+    """With the part of the path that is in the way, and what the system says of it."""
+    (folder / "dangling").symlink_to("nowhere")
+    with pytest.raises(SpecError, match=re.escape(why)) as caught:
+        check_checkpoint_folder(Checkpoint(url=url), folder)
+    assert (caught.value.field, caught.value.given) == ("checkpoint.url", str(folder / url))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.parametrize("url", ["jobs", "jobs/ck"])
+def test_a_folder_that_can_not_be_written_in_is_named(url: str, folder: Path) -> None:
+    """Be it the one for checkpoints, or the one that this is to be made in."""
+    (folder / "jobs").chmod(0o500)
+    with pytest.raises(SpecError, match="jobs: Permission denied"):
+        check_checkpoint_folder(Checkpoint(url=url), folder)
 
 
 def _saved(folder: Path, *outputs: str) -> None:
@@ -74,7 +117,6 @@ def _saved(folder: Path, *outputs: str) -> None:
     ("model", "outputs", "words"),
     [
         ("jobs", ["logits=fetch_name_1"], "no output 'fetch_name_1'; it has fetch_name_0"),
-        ("jobs", ["a=fetch_name_0", "a=fetch_name_0"], "output 'a' is asked for twice"),
         ("models", [], "models': there is no such folder"),
         ("net.onnx", [], "net.onnx': there is no such file"),
     ],
@@ -99,6 +141,7 @@ def test_what_tells_nothing_before_it_is_loaded_passes(folder: Path) -> None:
     ("changes", "words"),
     [
         ({"student": TrainerSpec(command=["python", "/no/student.py"])}, "student.command: got '/no/student.py'"),
+        ({"students": 1, "checkpoint": "/proc/nope/ck"}, "checkpoint.url: got '/proc/nope/ck', allowed is a folder"),
         ({"teacher": TeacherSpec(model="/no/model")}, "model '/no/model': there is no such folder"),
     ],
 )
@@ -108,6 +151,7 @@ def test_nothing_is_started_for_what_is_not_there(
     """Neither is there a wait for teachers."""
     monkeypatch.setattr("edl_airflow.operators.distill.check_script", check_script)
     monkeypatch.setattr("edl_airflow.operators.distill.check_model", check_model)
+    monkeypatch.setattr("edl_airflow.operators.distill.check_checkpoint_folder", check_checkpoint_folder)
     given = {"teacher": TeacherSpec(model="answers:double"), "student": TrainerSpec(command=["python", "-c", "pass"])}
     with pytest.raises(AirflowFailException, match=re.escape(words)) as caught:
         rendered(distill(**{**given, **changes}), context).execute(context)
@@ -124,7 +168,7 @@ async def test_what_runs_already_is_not_looked_at(site: MadeUpSite) -> None:
         raise SpecError("trainer.command", "a", "a file that is there")
 
     work = work_of(pool="", pool_job=None)
-    assert await conductor.begin(work, site, fails) is None
+    assert isinstance(await conductor.begin(work, site, fails), Work)
     site.backend.jobs.clear()
     with pytest.raises(SpecError):
         await conductor.begin(work, site, fails)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 from support.airflow.fakes import STUDENT, MadeUpSite, job_status, landed, work_of
 
 from edl_airflow import conductor
+from edl_airflow.decisions import REMOVED
 from edl_airflow.failures import failure_of
-from edl_airflow.work import LandedCheckpoint, Training
+from edl_airflow.work import LandedCheckpoint, Outcome, Training, Work
 from edl_runtime.errors import JobFailedError, OwnedElsewhereError, RegistryUnavailableError
 from edl_runtime.progress import Progress
 
 ALONE = work_of(pool="", pool_job=None, stream="nightly/train", ends_at=1000.0, stop_grace_s=60.0)
+ALONE_TODAY = msgspec.structs.replace(ALONE, ends_at=None)
 
 
 async def test_progress_is_told_as_it_is_reported(site: MadeUpSite) -> None:
@@ -42,7 +46,7 @@ async def test_a_result_that_nobody_fetched_is_fetched(site: MadeUpSite) -> None
         "student": job_status("student", "try-0", digest=STUDENT.digest, phase="succeeded", result={"checkpoint": "c"})
     }
     outcome = await conductor.begin(work_of(), site)
-    assert outcome
+    assert isinstance(outcome, Outcome)
     assert outcome.ended == "succeeded"
 
 
@@ -50,9 +54,65 @@ async def test_a_running_student_is_adopted_without_redis(site: MadeUpSite) -> N
     """It may ride the outage out, so the try that adopts it does as well."""
     site.backend.jobs = {"student": job_status("student", "try-0", digest=STUDENT.digest)}
     site.away = True
-    assert await conductor.begin(work_of(), site) is None
+    work = await conductor.begin(work_of(), site)
+    assert work == work_of(begun=True)
     assert site.backend.jobs["student"].token == "try-1"
     assert ("delete", "student") not in site.backend.deeds
+    del site.backend.jobs["student"]
+    outcome = await asyncio.wait_for(conductor.conduct(work, site, lambda _: None), timeout=60)
+    assert (outcome.ended, outcome.reason, outcome.permanent) == ("failed", REMOVED, True)
+
+
+async def test_a_training_that_a_person_has_stopped_is_not_started_again_by_who_looks_later(site: MadeUpSite) -> None:
+    """It was started before the deferral: a triggerer's first look finds it gone, whatever Redis knows."""
+    work = await conductor.begin(ALONE_TODAY, site)
+    assert isinstance(work, Work)
+    await site.backend.delete("student")
+    site.away = True
+    outcome = await asyncio.wait_for(conductor.conduct(work, site, lambda _: None), timeout=60)
+    assert (outcome.ended, outcome.reason, outcome.permanent) == ("failed", REMOVED, True)
+    assert site.backend.deeds == [("submit", "student"), ("delete", "student")]
+
+
+async def test_a_triggerer_that_restarts_does_not_start_again_what_a_person_has_stopped(site: MadeUpSite) -> None:
+    """A student that waited for its teachers is started once in a try, by the triggerer; another try may again."""
+    work = await conductor.begin(work_of(), site)
+    assert work == work_of(), "nothing of the student is begun yet"
+    site.registered = ["a", "b"]
+
+    async def killed(_: str) -> None:
+        if "student" in site.backend.jobs:
+            raise InterruptedError
+
+    site.progress = killed  # type: ignore[method-assign,assignment]
+    with pytest.raises(InterruptedError):
+        await conductor.conduct(work, site, lambda _: None)
+    await site.backend.delete("student")
+    outcome = await asyncio.wait_for(conductor.conduct(work, site, lambda _: None), timeout=60)
+    assert (outcome.ended, outcome.reason, outcome.permanent) == ("failed", REMOVED, True)
+    assert site.backend.deeds == [("submit", "digits"), ("submit", "student"), ("delete", "student")]
+    with pytest.raises(InterruptedError):
+        await conductor.conduct(await conductor.begin(work_of(token="try-2"), site), site, lambda _: None)
+    assert site.backend.jobs["student"].token == "try-2"
+
+
+async def test_that_a_student_was_started_is_noted_when_redis_is_back(
+    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has started it knows it all the while."""
+    site.backend.jobs = {"student": job_status("student"), "digits": job_status("digits", kind="pool")}
+    away = iter([True, True, False])
+    keep = site.keep_begun_by
+
+    async def flaky(job: str, token: str) -> None:
+        if next(away):
+            raise LOST
+        await keep(job, token)
+        site.backend.jobs["student"] = job_status("student", phase="succeeded")
+
+    monkeypatch.setattr(site, "keep_begun_by", flaky)
+    assert (await conductor.conduct(work_of(), site, lambda _: None)).ended == "succeeded"
+    assert site.begun == {"student": "try-1"}
 
 
 async def test_a_pool_of_another_running_task_is_refused(site: MadeUpSite) -> None:
@@ -72,7 +132,7 @@ async def test_a_pool_of_another_running_task_is_refused(site: MadeUpSite) -> No
 async def test_an_earlier_student_of_no_use_goes_first(site: MadeUpSite, changes: dict[str, str]) -> None:
     """Another spec, or a failure of this one: it is gone before its pool is touched."""
     site.backend.jobs = {"student": job_status("student", "try-0", **changes)}
-    assert await conductor.begin(work_of(), site) is None
+    assert isinstance(await conductor.begin(work_of(), site), Work)
     assert site.backend.deeds == [("delete", "student"), ("submit", "digits")]
 
 
@@ -100,10 +160,10 @@ async def test_a_try_after_its_time_finds_what_the_try_before_has_left(site: Mad
     """Since the run has started."""
     site.landed = [landed(7, at=500.0)]
     outcome = await conductor.begin(msgspec.structs.replace(ALONE, began_at=400.0), site)
-    assert outcome
+    assert isinstance(outcome, Outcome)
     assert (outcome.ended, outcome.landed) == ("stopped", landed(7, at=500.0))
     outcome = await conductor.begin(msgspec.structs.replace(ALONE, began_at=600.0), site)
-    assert outcome
+    assert isinstance(outcome, Outcome)
     assert outcome.landed is None
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -133,6 +136,22 @@ def test_a_job_that_a_person_stops_is_not_started_again(context: Any, site: Made
     with pytest.raises(AirflowFailException, match="stopped it while it was running, as with `edl stop`"):
         rendered(distill(deferrable=False), context).execute(context)
     assert site.backend.jobs == {}
+
+
+def test_a_job_that_a_person_stops_before_a_triggerer_has_seen_it_is_not_started_again(
+    context: Any, site: MadeUpSite
+) -> None:
+    """The trigger is told by the task that its work was begun; and how it ends fails the task without a retry."""
+    deferred = deferred_by(rendered(train(deferrable=True), context), context)
+    asyncio.run(site.backend.delete(job_name(context["ti"])))
+    path, kwargs = json.loads(json.dumps(deferred.trigger.serialize()))
+
+    async def event() -> Any:
+        return await asyncio.wait_for(anext(resolve_name(path)(**kwargs).run()), timeout=60)
+
+    with pytest.raises(AirflowFailException, match="stopped it while it was running, as with `edl stop`"):
+        train().execute_complete(context, asyncio.run(event()).payload)
+    assert [deed for deed, _ in site.backend.deeds] == ["submit", "delete"]
 
 
 start = partial(EdlTeacherPoolOperator, task_id="start", teacher_pool="digits", teacher=TEACHER, teachers="2:3")
@@ -297,11 +316,20 @@ def test_specs_come_from_upstream_tasks_as_they_are_or_as_dicts(
 
 def test_a_dict_with_templates_is_a_spec(context: Any) -> None:
     """Its text stands for numbers, too."""
-    teacher = {"model": "/models/{{ params.high }}", "max_batch": "{{ params.high }}"}
+    teacher = {"model": "/models/{{ params.high }}", "max_batch": "{{ params.high }}", "gpu_ids": ["{{ 0 }}"]}
     operator = rendered(distill(teacher=teacher, students={"min": 1, "max": 2}), context)
     command = operator.plan(context, SURROUNDINGS).pool_job.command
     assert command[command.index("--model") + 1] == "/models/3"
     assert command[command.index("--max_batch") + 1] == "3"
+
+
+def test_a_path_is_a_place_for_checkpoints(context: Any) -> None:
+    """With a template, too; and where an upstream task returns it."""
+    for given in (Path("/c/{{ run_id }}"), upstream(Path("/c/manual__1"))):
+        with DAG("nightly", schedule=None):
+            operator = train(checkpoint=given)
+        job = rendered(operator, context).plan(context, SURROUNDINGS).trainer_job
+        assert job.env["EDL_CHECKPOINT"] == "/c/manual__1"
 
 
 @pytest.mark.parametrize(
@@ -309,11 +337,14 @@ def test_a_dict_with_templates_is_a_spec(context: Any) -> None:
     [
         ({"trainer": {"comand": ["a"]}}, "trainer: got 'comand', allowed is the fields of TrainerSpec: command, env"),
         ({"trainer": {"command": ["a"], "pod": {"images": "x"}}}, "trainer.pod: got 'images'"),
-        ({"trainer": {"command": ["a"], "env": {"LR": 0.1}}}, "trainer: got"),
+        ({"trainer": {"command": ["a"], "env": {"LR": 0.1}}}, "env['LR']: got 'float', allowed is text, as in '0.1'"),
+        ({"trainer": {"command": "python s.py"}}, "command: got 'python s.py', allowed is a non-empty list of words"),
         ({"trainer": {}}, "missing required field"),
         ({"trainer": TEACHER}, "trainer: got TeacherSpec"),
         ({"trainer": "python s.py"}, "trainer: got 'python s.py', allowed is a TrainerSpec, or a dict of its fields"),
         ({"trainer": STUDENT, "checkpoint": 5}, "checkpoint: got 5"),
+        ({"trainer": Path("/s.py")}, "trainer: got PosixPath('/s.py'), allowed is a TrainerSpec, or a dict"),
+        ({"trainer": STUDENT, "trainers": Path("3")}, "bounds: got PosixPath('3'), allowed is Bounds, a dict of"),
         ({"trainer": STUDENT, "trainers": {"least": 1}}, "bounds: got 'least'"),
     ],
 )
@@ -465,6 +496,53 @@ MISTAKES: list[tuple[Callable[..., Any], dict[str, Any], Mistakes]] = [
 ]
 
 
+OTHERS = [(operator, given) for operator, given, _ in MISTAKES]
+MISTAKES += [
+    (
+        operator,
+        {**given, **({"instances": 1} if operator is EdlResizeOperator else {})},
+        [
+            *(
+                ({"edl_conn_id": conn_id}, f"edl_conn_id: got {conn_id!r}, allowed is the id")
+                for conn_id in (5, None, "")
+            ),
+            *([({"deferrable": "no"}, "deferrable: got 'no', allowed is True or False")] if defers else []),
+            ({"retry_policy": 3}, "retry_policy: got 3, allowed is a RetryPolicy"),
+        ],
+    )
+    for operator, given in OTHERS
+    for defers in ["deferrable" in inspect.signature(operator).parameters]
+]
+T = "{{ run_id }}"
+MISTAKES += [
+    (
+        EdlDistillOperator,
+        {"student": STUDENT, "teacher": TEACHER, "students": "1:3"},
+        [
+            *(
+                ({who: {"mn": 3, "max": T}}, "bounds: got 'mn', allowed is the fields")
+                for who in ("students", "teachers")
+            ),
+            (
+                {"student": {"command": f"python {T}"}},
+                f"command: got 'python {T}', allowed is a non-empty list of words",
+            ),
+            ({"student": {"command": ["python", T], "env": ["A"]}}, "env: got 'list', allowed is a dict of variables"),
+            ({"student": {"command": ["python", T], "cwd": 5}}, "cwd: got 5, allowed is a folder's path as text"),
+            ({"teacher": {"model": T, "outputs": "a"}}, "teacher.outputs: got 'a', allowed is a list of output names"),
+            ({"teacher": {"model": T, "outputs": ["logits="]}}, "teacher.outputs: got 'logits=', allowed is an output"),
+            ({"teacher": {"model": T, "outputs": ["=x"]}}, "teacher.outputs: got '=x', allowed is an output's name"),
+            (
+                {"teacher": {"model": T, "outputs": ["a=x", "a=y"]}},
+                "teacher.outputs: got ['a=x', 'a=y'], allowed is each",
+            ),
+            ({"checkpoint": {"url": T, "keep_last": 0}}, "checkpoint.keep_last: got 0, allowed is a whole number"),
+            ({"checkpoint": {"ulr": T}}, "checkpoint: got 'ulr', allowed is the fields of Checkpoint"),
+        ],
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("operator", "given", "words"),
     [(operator, {**base, **mistake}, words) for operator, base, found in MISTAKES for mistake, words in found],
@@ -478,7 +556,7 @@ def test_the_dags_import_error_names_the_argument(
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(("operator", "given"), [(operator, base) for operator, base, _ in MISTAKES])
+@pytest.mark.parametrize(("operator", "given"), OTHERS)
 def test_without_the_mistake_there_is_none(operator: Callable[..., Any], given: dict[str, Any]) -> None:
     """What is beside each of them is good."""
     also = {EdlResizeOperator: {"instances": 1}, EdlTrafficSensor: {"window": "day"}}.get(operator, {})  # type: ignore[call-overload]
