@@ -235,7 +235,7 @@ class Engine:
     def _put_all(self, epoch: Epoch) -> None:
         plans: list[Plan] = []
         first = 0
-        items = processes.Pass(self._source())
+        items = processes.Pass(self._source)
         ended = False
         try:
             for piece in pieces(self._format, items, self._most_rows):
