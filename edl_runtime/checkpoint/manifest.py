@@ -67,6 +67,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
         Raises UnknownFormatError, and a ValueError that says what is wrong where its bytes are not those written.
         """
+        outer = msgspec.json.decode(content, type=_Outer).format
+        if outer != FORMAT:
+            raise UnknownFormatError(url, outer, FORMAT)
         sealed = msgspec.json.decode(content, type=_Sealed)
         if zlib.crc32(sealed.manifest) != sealed.crc32:
             raise ValueError("other content than was written")
@@ -84,6 +87,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class _Sealed(msgspec.Struct):
     manifest: msgspec.Raw
     crc32: int
+
+
+class _Outer(msgspec.Struct):
+    format: int = FORMAT  # which a format whose manifest is not sealed as this one's has beside all else
 
 
 class _Version(msgspec.Struct):

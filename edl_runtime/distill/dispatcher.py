@@ -24,6 +24,7 @@ from edl_runtime.distill.patience import Patience
 from edl_runtime.distill.seams import Seams
 from edl_runtime.distill.sizing import USUAL_ROWS, Sizing
 from edl_runtime.errors import DeadlyRequestError, InferenceError
+from edl_runtime.errors import DeadlyRequestError, InferenceError, ProtocolError
 from edl_runtime.meter import BusyTime
 from edl_runtime.protocol.oip import ModelSignature
 
@@ -262,7 +263,7 @@ class Dispatcher:
         """Raise `failure` in the training script when the turn of what the lane is asked has come."""
         request = self._release(lane)
         if request is not None:
-            request.batch.failure = failure
+            request.batch.failure = _with_batch(failure, request.name, lane.address)
             self._tell_script(request.batch)
 
     def dismiss(self, lanes: list[Lane]) -> None:
@@ -306,3 +307,17 @@ class Dispatcher:
     def _tell_script(self, batch: Batch) -> None:
         if batch.awaited and (batch.failure is not None or not batch.missing):
             self._seams.done.notify()
+
+
+def _with_batch(failure: Exception, batch: str, address: str) -> Exception:
+    """Return the error for the training script, which names the batch and the teacher."""
+    told = failure
+    if isinstance(failure, InferenceError):
+        reason = f"{batch} of the epoch: {failure.reason}"
+        told = InferenceError(failure.address, failure.status, reason, retryable=failure.retryable)
+    elif isinstance(failure, ProtocolError):
+        words = str(failure)
+        told = ProtocolError(f"{batch} of the epoch: {words if address in words else f'teacher {address}: {words}'}")
+    if told is not failure:
+        told.__cause__ = failure
+    return told

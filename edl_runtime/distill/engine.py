@@ -238,7 +238,7 @@ class Engine:
     def _put_all(self, epoch: Epoch) -> None:
         plans: list[Plan] = []
         first = 0
-        items = processes.Pass(self._source())
+        items = processes.Pass(self._source)
         ended = False
         try:
             for piece in pieces(items, self._least_items, self._most_items):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from types import FrameType, MethodType, TracebackType
 from typing import Any
 
 WORKERS_END_S = 1.0
 """How long to wait for each worker of a loader to end; one that is in the middle of an item ends after it."""
+
+_NEEDS_MAIN_THREAD = "signal only works in main thread"
 
 
 class _Thread(threading.local):
@@ -35,22 +38,42 @@ def forks() -> int:
 
 
 def let_threads_start_loaders() -> None:
-    """Let Paddle's DataLoaders start workers in any thread from now on; has to be called in the main thread.
+    """Let Paddle's DataLoaders start workers in any thread from now on; without Paddle, do nothing.
 
-    The first of them sets a handler of SIGCHLD for all, by which the main thread learns that a worker was killed, and
-    Python allows that in the main thread alone. In another thread, or where Paddle is not imported, this does nothing.
+    Each sets a handler of SIGCHLD, by which the main thread learns at once that a worker was killed, and Python allows
+    that in the main thread alone. There it is set now. In other threads loaders do without from now on: they look at
+    their workers every five seconds anyway.
     """
-    loaders = sys.modules.get("paddle.io.multiprocess_utils")
-    set_handler = getattr(loaders, "_set_SIGCHLD_handler", None)
-    if set_handler is not None and threading.current_thread() is threading.main_thread():
-        set_handler()
+    loading: Any = sys.modules.get("paddle.io.dataloader.dataloader_iter")
+    set_handler = getattr(loading, "_set_SIGCHLD_handler", None)
+    if set_handler is None:
+        return
+    if not hasattr(set_handler, "__wrapped__"):
+        set_handler = loading._set_SIGCHLD_handler = _in_main_thread(set_handler)  # noqa: SLF001 -- it is no option
+    set_handler()
+
+
+def _in_main_thread(own: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that does nothing in other threads."""
+
+    @functools.wraps(own)
+    def only_there() -> None:
+        if threading.current_thread() is threading.main_thread():
+            own()
+
+    return only_there
 
 
 class Pass:
     """One pass over a source. It has to hold the only reference to what the source returned, to close it well."""
 
-    def __init__(self, items: Iterable[Any]) -> None:
-        self._items = iter(items)
+    def __init__(self, source: Callable[[], Iterable[Any]]) -> None:
+        self._items: Iterator[Any] = iter(())
+        try:
+            self._items = iter(source())
+        except BaseException:
+            self.close()
+            raise
 
     def __iter__(self) -> Iterator[Any]:
         return self._items
@@ -58,10 +81,16 @@ class Pass:
     def close(self) -> None:
         """End it in its middle, left or failed: generators of the source, and workers of loaders that nobody else has.
 
-        A loader of Paddle would keep its workers for ever, for a thread of its own refers to them; one that has failed
-        may hang when it is collected, and one with `persistent_workers` can't begin another pass (IndexError).
+        A loader of Paddle would keep its workers for ever, for a thread of its own refers to them; one that has failed,
+        be it before its first item, may hang when it is collected, and one with `persistent_workers` can't begin
+        another pass (IndexError).
         """
-        loaders = _loaders_under(self._items) + _loaders_in(sys.exc_info()[2])
+        _, error, trace = sys.exc_info()
+        if isinstance(error, ValueError) and _NEEDS_MAIN_THREAD in str(error):
+            error.add_note(
+                "Import paddle.io before the reader is first iterated: then its loaders start in any thread."
+            )
+        loaders = _loaders_under(self._items) + _loaders_in(trace)
         if isinstance(self._items, Generator):
             self._items.close()  # here, in the thread that runs it, and not when somebody happens to forget it
         self._items = iter(())
@@ -77,7 +106,8 @@ def _let_go(loader: Any) -> None:
             owner._iterator = None  # noqa: SLF001 -- and makes others
         elif not isinstance(owner, FrameType | MethodType):
             elsewhere = True
-    if not elsewhere or loader._thread_done_event.is_set():  # noqa: SLF001
+    has_failed = loader._thread is None or loader._thread_done_event.is_set()  # noqa: SLF001 -- before its thread began
+    if has_failed or not elsewhere:
         loader._try_shutdown_all(WORKERS_END_S)  # noqa: SLF001 -- it has no public way to end
 
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 import copy
 import math
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from edl_runtime.checkpoint.tensors import check_types
 from edl_runtime.elastic.state import PartState, host_view
 from edl_runtime.errors import SpecError
 
 _NAME = re.compile(r"[a-z0-9_-]+")
 _WRAPPED = re.compile(r"(model|optimizer)(-\d+)?|scaler")
-_VALUES = "None, booleans, numbers, text, numpy arrays, Paddle's tensors, and lists, tuples and dicts of these"
+_METADATA = "__metadata__"  # which a checkpoint's files keep for themselves
+_DICTS = (dict, OrderedDict)
+_VALUES = (
+    "None, bool, int, float, str, numpy's arrays and numbers, Paddle's tensors, and list, tuple, dict and OrderedDict "
+    "of these; not of a type that is derived from one of them: it would come back as another"
+)
 
 
 def check_name(name: object) -> None:
@@ -28,8 +35,9 @@ def check_name(name: object) -> None:
 class Registered:
     """A part of a training's state that is the script's own.
 
-    `target`: a dict of plain values, changed in place; or an object with `state_dict`, which returns such a dict, and
-    `set_state_dict` (Paddle's word) or `load_state_dict` (PyTorch's). Raises SpecError for anything else.
+    `target`: a dict or OrderedDict of plain values, changed in place; or an object with `state_dict`, which
+    returns such a dict, and `set_state_dict` (Paddle's word) or `load_state_dict` (PyTorch's). Raises SpecError for
+    anything else.
     """
 
     def __init__(self, name: str, target: Any) -> None:
@@ -53,7 +61,7 @@ class Registered:
         self._load(_decode(there.values, there.arrays))
 
     def _methods(self, target: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-        if isinstance(target, dict):
+        if type(target) in _DICTS:
 
             def replace(values: dict[Any, Any]) -> None:
                 target.clear()
@@ -63,43 +71,54 @@ class Registered:
         load = getattr(target, "set_state_dict", None) or getattr(target, "load_state_dict", None)
         if load is None or not hasattr(target, "state_dict"):
             allowed = (
-                'a dict that the script changes in place, as {"best": 0.0}, or an object with state_dict and '
-                "set_state_dict or load_state_dict"
+                'a dict that the script changes in place, as {"best": 0.0}, not of a type derived from dict, or an '
+                "object with state_dict and set_state_dict or load_state_dict"
             )
             raise SpecError(self._field, type(target).__name__, allowed)
         return target.state_dict, load
 
     def _encode(self, value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
         """Return it as JSON, in which arrays are names of those that are added to `arrays`."""
-        match value:
-            case None | bool() | int() | float() | str():
-                return _plain(value)
-            case dict():
-                pairs = [
-                    (self._encode(key, path, arrays), self._encode(each, f"{path}/{key}".lstrip("/"), arrays))
-                    for key, each in value.items()
-                ]
-                is_json = all(isinstance(key, str) and not key.startswith("$") for key in value)
-                return dict(pairs) if is_json else {"$dict": pairs}
-            case list() | tuple():
-                items = [self._encode(each, f"{path}/{at}".lstrip("/"), arrays) for at, each in enumerate(value)]
-                return items if isinstance(value, list) else {"$tuple": items}
-        kind, array = _array_of(value)
+        kind = type(value)
+        if value is None or kind in (bool, int, float):
+            return {"$float": repr(value)} if kind is float and not math.isfinite(value) else value
+        if kind is str:
+            return self._text(value, path)
+        if kind in _DICTS:
+            pairs = [
+                (self._encode(key, path, arrays), self._encode(each, f"{path}/{key}".lstrip("/"), arrays))
+                for key, each in value.items()
+            ]
+            if kind is OrderedDict:
+                return {"$ordered": pairs}
+            is_json = all(isinstance(key, str) and not key.startswith("$") for key in value)
+            return dict(pairs) if is_json else {"$dict": pairs}
+        if kind in (list, tuple):
+            items = [self._encode(each, f"{path}/{at}".lstrip("/"), arrays) for at, each in enumerate(value)]
+            return items if kind is list else {"$tuple": items}
+        return self._array(value, path, arrays)
+
+    def _text(self, text: str, path: str) -> str:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            allowed = "text that UTF-8 can hold; for a path, register os.fsencode(path).hex()"
+            raise SpecError(self._field, f"{text!r} at {path!r}", allowed) from None
+        return text
+
+    def _array(self, value: Any, path: str, arrays: dict[str, np.ndarray]) -> dict[str, str]:
+        as_what, array = _array_of(value)
         if array is None:
             raise SpecError(self._field, f"{type(value).__name__} at {path!r}", _VALUES)
+        try:
+            check_types([(path, array)])
+        except SpecError as error:
+            raise SpecError(self._field, f"array of {error.given} at {path!r}", error.allowed) from None
         name = path
-        while name in arrays:
+        while name in arrays or name == _METADATA:
             name += "'"
         arrays[name] = array
-        return {"$array": name, "as": kind}
-
-
-def _plain(value: Any) -> Any:
-    """Return a single value as JSON has it, also one of a subclass, as numpy's float64 is."""
-    if value is None or isinstance(value, bool):
-        return value
-    kind = next(kind for kind in (int, float, str) if isinstance(value, kind))
-    return {"$float": repr(float(value))} if kind is float and not math.isfinite(value) else kind(value)
+        return {"$array": name, "as": as_what}
 
 
 def _array_of(value: Any) -> tuple[str, np.ndarray | None]:
@@ -110,10 +129,10 @@ def _array_of(value: Any) -> tuple[str, np.ndarray | None]:
         return str(value.dtype), host_view(value)
     if isinstance(value, np.generic):
         return "scalar", np.asarray(value)
-    return "numpy", value if isinstance(value, np.ndarray) else None
+    return "numpy", value if type(value) is np.ndarray else None
 
 
-def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:  # noqa: PLR0911 -- one a kind
     """Return what `_encode` was given, with arrays of its own."""
     match value:
         case list():
@@ -122,6 +141,8 @@ def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
             return float(text)
         case {"$tuple": items}:
             return tuple(_decode(each, arrays) for each in items)
+        case {"$ordered": pairs}:
+            return OrderedDict((_decode(key, arrays), _decode(each, arrays)) for key, each in pairs)
         case {"$dict": pairs}:
             return {_decode(key, arrays): _decode(each, arrays) for key, each in pairs}
         case {"$array": name, "as": kind}:

@@ -14,22 +14,25 @@ _hooks: list[Hook] = []
 def before_each_step(hook: Hook) -> None:
     """Have `hook` called with each optimizer that is about to step, from now on. It may raise an error instead.
 
-    Optimizers of Paddle have no such hook; this is on the one method by which all of them apply gradients, also in
-    `minimize`.
+    Optimizers of Paddle have no such hook; this is on the methods by which all of them change parameters, also in
+    `minimize`. It may be called more than once for a step.
     """
     import paddle
 
-    kind: Any = paddle.optimizer.Optimizer
     _hooks.append(hook)
-    own = kind._apply_optimize  # noqa: SLF001
-    if getattr(own, "calls_hooks", False):
-        return
+    every, lbfgs = paddle.optimizer.Optimizer, paddle.optimizer.LBFGS
+    for kind, method in ((every, "_apply_optimize"), (every, "apply_gradients"), (lbfgs, "step")):
+        own = getattr(kind, method)
+        if not getattr(own, "calls_hooks", False):
+            setattr(kind, method, _hooked(own))
 
+
+def _hooked(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
-    def apply(optimizer: Any, *arguments: Any, **options: Any) -> Any:
+    def hooked(optimizer: Any, *arguments: Any, **options: Any) -> Any:
         for each in _hooks:
             each(optimizer)
         return own(optimizer, *arguments, **options)
 
-    apply.calls_hooks = True  # type: ignore[attr-defined]
-    kind._apply_optimize = apply  # noqa: SLF001
+    hooked.calls_hooks = True  # type: ignore[attr-defined]
+    return hooked

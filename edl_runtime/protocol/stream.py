@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import struct
 import time
@@ -18,6 +19,7 @@ from edl_runtime.protocol.http import END_OF_HEAD, HEAD_LIMIT
 from edl_runtime.protocol.tensors import Array
 
 _BEGINNING = b"HTTP/1."
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _READ_AHEAD = 64 * 1024
 _MOST_BUFFERS = min(os.sysconf("SC_IOV_MAX"), 1024)
 
@@ -104,6 +106,8 @@ class Stream:
                     f"not HTTP/1.1: the answer begins with {first!r}, allowed is {_BEGINNING.decode()!r}; "
                     "check the teacher's port, and EDL_TEACHER_CA if it speaks TLS"
                 )
+            if control := _CONTROL.search(self._buffer, seen, self._end):
+                raise ProtocolError(f"not HTTP/1.1: the answer's head has the control byte {control[0]!r}")
             seen = max(0, self._end - len(END_OF_HEAD) + 1)
             self._end += self._receive(self._ahead[self._end :])
         head = bytes(self._ahead[: end + len(END_OF_HEAD)])

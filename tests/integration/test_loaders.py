@@ -22,6 +22,8 @@ LIMIT_S = 240.0
         ("source", "fork"),
         ("left", "fork"),
         ("wrong", "fork"),
+        ("thread", "fork"),
+        ("late", "fork"),
         ("inside", "fork"),
         ("source", "spawn"),
         ("inside", "spawn"),

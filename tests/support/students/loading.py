@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from support.students.readers import reader_of
 from support.students.student import say
 from support.teachers.process import wait_until
 
-from edl_runtime.distill import DistillReader, Fixed
+from edl_runtime.distill import DistillReader, Fixed, processes
 from edl_runtime.distill.standins import in_process
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
@@ -134,6 +135,42 @@ def wrong(_: str) -> None:
             no_worker_is_left()
 
 
+def thread(_: str) -> None:
+    """The reader is iterated in a thread of the script's own: a whole epoch, one that is left, and a killed worker."""
+
+    def read() -> None:
+        with reading(DataLoader(Samples(), batch_size=4, num_workers=2)) as reader:
+            assert labels("batch", list(reader)) == ALL
+            next(iter(reader))
+        with reading(DataLoader(Samples(MORTAL), batch_size=4, num_workers=2)) as reader, pytest.raises(SystemError):
+            list(reader)
+
+    with ThreadPoolExecutor() as threads:
+        threads.submit(read).result()
+    no_worker_is_left()
+
+
+def late(_: str) -> None:
+    """Paddle seems to be imported by the source, after the reader has begun: an error with advice, and an end."""
+    loader = DataLoader(Samples(), batch_size=4, num_workers=2)
+
+    def batches() -> Iterator[Any]:
+        yield from loader
+
+    def read() -> None:
+        for source in (loader, batches):
+            with reading(source) as reader, pytest.raises(ValueError, match="main thread") as failed:
+                list(reader)
+            assert "Import paddle.io before" in "".join(failed.value.__notes__)
+            kept.append(failed.value)  # and all that it refers to
+
+    kept: list[Any] = []
+    processes.let_threads_start_loaders = lambda: None
+    with ThreadPoolExecutor() as threads:
+        threads.submit(read).result()
+    no_worker_is_left()
+
+
 class Shares:
     """One sample at a time, of those that are this worker's."""
 
@@ -171,7 +208,9 @@ def inside(method: str) -> None:
     no_worker_is_left()
 
 
-STORIES: dict[str, Callable[[str], None]] = {each.__name__: each for each in (source, left, wrong, inside)}
+STORIES: dict[str, Callable[[str], None]] = {
+    each.__name__: each for each in (source, left, wrong, thread, late, inside)
+}
 
 if __name__ == "__main__":
     story, method = sys.argv[1:]

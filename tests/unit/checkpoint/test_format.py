@@ -132,6 +132,12 @@ def test_no_byte_of_it_can_be_another() -> None:
         assert found == MANIFEST
 
 
+def test_another_format_is_known_whatever_it_is_sealed_in() -> None:
+    """It is a newer one, and not a damaged one of ours, which a prune may take."""
+    with pytest.raises(UnknownFormatError):
+        Manifest.decode(b'{"format": 2, "body": {}}', "there")
+
+
 def test_no_part_of_it_is_one() -> None:
     """A torn manifest is none."""
     content = MANIFEST.encode()

@@ -165,7 +165,9 @@ def test_a_request_that_every_teacher_fails_ends_the_epoch(
     with reader_of(teachers, wait_s=60) as reader:
         with pytest.raises(type(error)) as caught:
             list(reader)
-        assert caught.value is error
+        assert caught.value.__cause__ is error
+        assert "batch 5 of the epoch: " in str(caught.value)
+        assert any(address in str(caught.value) for address in addresses)
         teachers.behaviours.update(dict.fromkeys(addresses, arithmetic))
         assert numbers(list(reader)) == ALL
 

@@ -116,7 +116,8 @@ def test_the_oldest_request_ends_the_epoch_when_a_teacher_fails_everything(monke
     lane = lane_to(behaviour, dispatcher, 0)
     lane.gone = Rests()
     lane.run()
-    assert (oldest.failure, newest.failure) == (failure, None)
+    assert oldest.failure is not None
+    assert (oldest.failure.__cause__, newest.failure) == (failure, None)
     assert {len(x) for x in asked} == {oldest.samples}
     assert LEAST_FAILING_S <= asked_at[-1] - asked_at[0] <= 2 * LEAST_FAILING_S
 

@@ -56,7 +56,7 @@ def looped(loading: Loading) -> Iterator[int]:
 
 def left(items: Iterator[Any]) -> processes.Pass:
     """Return a pass that has begun."""
-    begun = processes.Pass(items)
+    begun = processes.Pass(items.__iter__)
     next(iter(begun))
     return begun
 

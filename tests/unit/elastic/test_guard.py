@@ -390,6 +390,36 @@ def plain_sgd(model: Any) -> Any:
     return paddle.optimizer.SGD(0.1, parameters=model.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
+@pytest.mark.parametrize("way", ["apply_gradients", "LBFGS"])
+def test_an_optimizer_that_is_not_wrapped_may_not_step_in_another_way(way: str) -> None:
+    """By given gradients, or as the one optimizer of Paddle that has a step of its own."""
+    run, _ = begin()
+    run.wrap(*model_and_optimizer())
+    critic = paddle.nn.Linear(2, 1)
+    before = arrays_of(critic)
+
+    def closure() -> Any:
+        loss = critic(paddle.ones([1, 2])).mean()
+        loss.backward()
+        return loss
+
+    def step() -> None:
+        if way == "LBFGS":
+            paddle.optimizer.LBFGS(parameters=critic.parameters()).step(closure)
+        else:
+            closure()
+            plain_sgd(critic).apply_gradients([(each, each.grad) for each in critic.parameters()])
+
+    with pytest.raises(StepError, match=r"another optimizer step, \w+, which run\.wrap was not given"):
+        step()
+    for name, value in before.items():
+        np.testing.assert_array_equal(arrays_of(critic)[name], value)
+    run.finish()
+    step()
+    assert not np.array_equal(arrays_of(critic)["weight"], before["weight"])
+
+
 def test_several_pairs_are_wrapped_together_and_an_optimizer_without_gradients_rests() -> None:
     """The first is trained at each step, the second at every other, and both are watched."""
     run, _ = begin()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections import OrderedDict
+import os
+import signal
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -25,6 +27,14 @@ pytestmark = pytest.mark.usefixtures("nothing_at_exit")
 
 BATCHES: dict[str, Any] = {"global_batch": 4, "epochs": 2}
 
+
+class Pair(NamedTuple):
+    """No tuple that comes back as one."""
+
+    left: int
+    right: int
+
+
 VALUES: dict[Any, Any] = {
     "best": -math.inf,
     "misses": 3,
@@ -39,6 +49,8 @@ VALUES: dict[Any, Any] = {
     "tensor": paddle.full([2], 1.5, "bfloat16"),
     "a/b": np.ones(1),
     "a": {"b": np.zeros(1)},
+    "__metadata__": np.ones(1),
+    "ordered": OrderedDict(b=1, a=[2]),
 }
 
 
@@ -62,6 +74,8 @@ def test_plain_values_come_back_as_they_were() -> None:
     assert kept["$odd"]["nested"][1.5].tolist() == [0, 1, 2]
     assert (kept["scalar"], kept["scalar"].dtype) == (np.float32(0.1), np.float32)
     assert math.isnan(kept["double"])
+    assert {name: type(value) for name, value in kept.items()} == {name: type(each) for name, each in VALUES.items()}
+    assert list(kept["ordered"].items()) == [("b", 1), ("a", [2])]
     assert kept["empty"].shape == (0, 2)
     assert (kept["tensor"].dtype, kept["tensor"].astype("float32").tolist()) == (paddle.bfloat16, [1.5, 1.5])
     assert (kept["a/b"].tolist(), kept["a"]["b"].tolist()) == ([1.0], [0.0])
@@ -100,8 +114,23 @@ def test_objects_are_given_their_state_by_their_own_method(make: Callable[[], An
         ("Best Score", {}, r"run\.register\(name\): got 'Best Score', allowed is a-z, 0-9"),
         ("model-2", {}, "not a name that run.wrap gives"),
         ("best", 0.5, r"run\.register\('best'\): got 'float', allowed is a dict that the script changes in place"),
-        ("best", {"seen": {1, 2}}, r"got \"set at 'seen'\", allowed is None, booleans, numbers"),
+        ("best", {"seen": {1, 2}}, r"got \"set at 'seen'\", allowed is None, bool, int, float"),
         ("best", {"deep": [{"x": object()}]}, r"object at 'deep/0/x'"),
+        ("best", Counter("aab"), r"got 'Counter', allowed is a dict .* not of a type derived from dict"),
+        ("best", {"seen": Counter()}, r"Counter at 'seen'.*it would come back as another"),
+        ("best", {"seen": defaultdict(list)}, "defaultdict at 'seen'"),
+        ("best", {"pair": Pair(1, 2)}, "Pair at 'pair'"),
+        ("best", {"signal": signal.SIGTERM}, "Signals at 'signal'"),
+        ("best", {"masked": np.ma.masked_array([1])}, "MaskedArray at 'masked'"),
+        (
+            "best",
+            {"names": np.array(["a"])},
+            r"run\.register\('best'\): got \"array of <U1 at 'names'\", allowed is float",
+        ),
+        ("best", {"names": np.array([None])}, r"run\.register\('best'\): got \"array of object at 'names'\""),
+        ("best", {"name": np.str_("a")}, r"array of <U1 at 'name'"),
+        ("best", {"file": os.fsdecode(b"\xff")}, r"at 'file'.*allowed is text that UTF-8 can hold"),
+        ("best", {os.fsdecode(b"\xff"): 1}, "allowed is text that UTF-8 can hold"),
         ("taken", {}, "a name that is not registered yet"),
     ],
 )

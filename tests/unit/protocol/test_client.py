@@ -192,6 +192,16 @@ def test_first_bytes_that_begin_no_answer_are_refused_at_once(first: bytes) -> N
             stream.read_head()
 
 
+def test_a_head_with_a_control_byte_is_refused_at_once() -> None:
+    """Nobody waits for its end, which may never come."""
+    with connected(timeout_s=60) as (stream, peer):
+        peer.sendall(b"HTTP/1.1 200 OK\r\n\x00\xff\xfe")
+        peer.shutdown(socket.SHUT_WR)
+        stream.begin()
+        with pytest.raises(ProtocolError, match=r"control byte b'\\x00'"):
+            stream.read_head()
+
+
 @pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:0", "host:x"])
 def test_an_address_is_host_and_port(address: str) -> None:
     """A wrong address is refused before anything is connected."""
