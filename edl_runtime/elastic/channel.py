@@ -10,6 +10,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
+
 LONGEST = 1 << 20
 """Bytes of a message, at most: environment variables are the most there is to say."""
 
@@ -28,14 +30,14 @@ def pack(message: msgspec.Struct) -> bytes:
 
 
 class Unpacker(Generic[Said]):
-    """Cuts what arrives into messages of the union `kinds`. Raises msgspec.DecodeError for anything else."""
+    """Cuts what arrives into messages of the union `kinds`."""
 
     def __init__(self, kinds: object) -> None:
-        self._decoder: msgspec.json.Decoder[Said] = msgspec.json.Decoder(kinds)
+        self._decoder: Decoder[Said] = Decoder(kinds)
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Said]:
-        """Yield the messages that `data` completes."""
+        """Yield the messages that `data` completes. Raises msgspec.DecodeError for anything else, and nothing else."""
         self._pending += data
         while len(self._pending) >= _HEAD.size:
             (size,) = _HEAD.unpack_from(self._pending)

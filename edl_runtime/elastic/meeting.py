@@ -17,7 +17,7 @@ from edl_runtime.errors import GroupLostError
 from edl_runtime.protocol.address import endpoint_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from edl_runtime.elastic.messages import Join
 
@@ -107,11 +107,11 @@ class Meeting:
         guests: dict[int, socket.socket] = {}
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = self._own(socket.create_server((host, port), family=family, backlog=64))
-        with listener, _Strangers(listener, 2 * self._join.world_size + MORE_STRANGERS, self._own) as strangers:
+        with listener, _Strangers(listener, 2 * self._join.world_size + MORE_STRANGERS) as strangers:
             while len(there) < self._join.world_size:
                 for guest, said in strangers.heard():
                     if self._is_expected(said) and said.rank not in there:  # of two of the same rank the first counts
-                        there[said.rank], guests[said.rank] = said, guest
+                        there[said.rank], guests[said.rank] = said, self._own(guest)
                     else:
                         guest.close()
         met = Met(
@@ -160,11 +160,10 @@ class _Strangers:
     There are `most` of them; beyond, the oldest is disconnected, which comes again if it is a rank.
     """
 
-    def __init__(self, listener: socket.socket, most: int, own: Callable[[socket.socket], socket.socket]) -> None:
+    def __init__(self, listener: socket.socket, most: int) -> None:
         listener.setblocking(False)
         self._listener = listener
         self._most = most
-        self._own = own
         self._there: dict[socket.socket, _Stranger] = {}  # by arrival
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -178,27 +177,25 @@ class _Strangers:
             end.close()
         self._selector.close()
 
-    def heard(self) -> list[tuple[socket.socket, Here]]:
-        """Wait for a moment, and return those that have said meanwhile who they are, and what they say.
+    def heard(self) -> Iterator[tuple[socket.socket, Here]]:
+        """Wait for a moment, and hand over those that have said meanwhile who they are, and what they say.
 
         Raises OSError when the listener has been shut.
         """
-        heard = []
         for key, _ in self._selector.select(HEAR_EVERY_S):
             end = key.fileobj
             if end is self._listener:
                 self._accept()
             elif isinstance(end, socket.socket) and end in self._there and (said := self._hear(end)) is not None:
                 self._forget(end)
-                heard.append((end, said))
+                yield end, said
         now = time.monotonic()
         for end in [end for end, stranger in self._there.items() if stranger.until < now]:
             self._dismiss(end)
-        return heard
 
     def _accept(self) -> None:
         try:
-            end = self._own(self._listener.accept()[0])
+            end, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):  # it has gone already
             return
         end.setblocking(False)

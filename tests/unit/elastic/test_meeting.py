@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
@@ -21,6 +22,10 @@ from edl_runtime.errors import GroupLostError
 
 def joined(generation: int, *, rank: int = 0, size: int = 1, store: str = "") -> Join:
     return Join(generation=generation, rank=rank, world_size=size, store=store, instances=4, word="secret")
+
+
+NO_UTF8 = pack(Here(generation=1, rank=1, name="stranger", step=None, word="")).replace(b"stranger", b"\xff" * 8)
+"""What a rank says, with a name that is no text."""
 
 
 def free_store() -> str:
@@ -48,7 +53,7 @@ def test_ranks_meet_whoever_comes_first_and_whoever_else_comes() -> None:
         older = Meeting(joined(6, rank=1, size=3, store=store))
         lost = pool.submit(older.hold, "x", 3, lambda: 0)
         host = pool.submit(ranks[0].hold, "a", 5, lambda: 4321)
-        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", pack(Beat())):
+        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", pack(Beat()), NO_UTF8):
             with end_of(store) as stranger:
                 stranger.sendall(noise)
         late = pool.submit(ranks[1].hold, "b", 4, lambda: 0)
@@ -160,6 +165,32 @@ def test_silent_strangers_do_not_hold_a_meeting_up(monkeypatch: pytest.MonkeyPat
         assert met.result(60)[0].names == ["a", "b"]
     for rank in ranks:
         rank.close()
+
+
+def test_of_strangers_that_have_gone_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many come while ranks are waited for."""
+    monkeypatch.setattr("edl_runtime.elastic.meeting.GUEST_LIMIT_S", 60.0)
+    store = free_store()
+    ranks = [Meeting(joined(1, rank=rank, size=2, store=store)) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        met = pool.submit(ranks[0].hold, "a", None, lambda: 1)
+        before = closed_sockets()
+        for _ in range(50):
+            with end_of(store) as stranger:
+                stranger.sendall(NO_UTF8)
+                assert stranger.recv(1) == b""
+        kept = closed_sockets() - before
+        pool.submit(ranks[1].hold, "b", None, lambda: 0)
+        assert met.result(60)[0].names == ["a", "b"]
+    assert kept < 10
+    for rank in ranks:
+        rank.close()
+
+
+def closed_sockets() -> int:
+    """Return how many sockets of this process are closed, and yet kept."""
+    gc.collect()
+    return sum(isinstance(each, socket.socket) and each.fileno() < 0 for each in gc.get_objects())
 
 
 @contextmanager
