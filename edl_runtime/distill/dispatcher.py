@@ -23,7 +23,6 @@ from edl_runtime.distill.hedging import Hedging
 from edl_runtime.distill.patience import Patience
 from edl_runtime.distill.seams import Seams
 from edl_runtime.distill.sizing import USUAL_ROWS, Sizing
-from edl_runtime.errors import DeadlyRequestError, InferenceError
 from edl_runtime.errors import DeadlyRequestError, InferenceError, ProtocolError
 from edl_runtime.meter import BusyTime
 from edl_runtime.protocol.oip import ModelSignature
