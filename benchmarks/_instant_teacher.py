@@ -71,7 +71,7 @@ class InstantRunner:
 
 async def main(signature: ModelSignature, answer_s: float) -> None:
     arena = Arena.create(AREA_BYTES)
-    front = Front(extended(signature), InstantRunner(signature, arena, answer_s), arena)
+    front = Front(extended(signature, joins=True), InstantRunner(signature, arena, answer_s), arena)
     listener = listen("127.0.0.1", 0)
     host, port = listener.getsockname()
     print(f"{host}:{port}", flush=True)

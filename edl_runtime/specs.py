@@ -198,7 +198,8 @@ class TeacherSpec(Spec, frozen=True, kw_only=True):
     - `gpu_ids`: GPUs of one teacher; empty for CPU.
     - `mem_optim`: let Paddle reuse memory between layers.
     - `max_batch`: most rows that requests are joined to which came while the model was busy. 1 joins none: for a model
-      of which a row's answer depends on the others in its batch.
+      of which a row's answer depends on the others in its batch; else students join theirs, too, where teachers answer
+      within milliseconds.
     - `hung_after_s`: a teacher that takes longer over one run counts as hung and is started anew. For slower
       models raise the students' EDL_TEACHER_TIMEOUT_S, too (30 s by default).
     - `env`: further environment variables, by name. No secrets: specs are kept and shown.

@@ -34,22 +34,36 @@ and how many rows each item has."""
 
 
 def pieces(source: Iterable[Any], least: int, most: Callable[[], int]) -> Iterator[list[Any]]:
-    """Return the source's items in the pieces that are cut together, of `least` items to `most`."""
-    piece: list[Any] = []
-    enough, began = most(), time.monotonic()
+    """Return the source's items in the pieces that are cut together, of `least` items to `most`.
+
+    They have the least times a power of two, so that few batch sizes occur: a new one costs a teacher several runs.
+    """
+    gathered: list[Any] = []
+    enough, began = _whole(most(), least), time.monotonic()
     try:
         for item in source:
-            piece.append(item)
-            if len(piece) >= least and (len(piece) >= enough or time.monotonic() - began > GATHERING_S):
-                yield piece
-                piece = []
-                enough, began = most(), time.monotonic()
+            gathered.append(item)
+            if len(gathered) >= enough or (len(gathered) >= least and time.monotonic() - began > GATHERING_S):
+                while size := _whole(len(gathered), least):
+                    yield gathered[:size]
+                    gathered = gathered[size:]
+                enough, began = _whole(most(), least), time.monotonic()
     except Exception:
-        if piece:
-            yield piece  # what came before the error is delivered before it
+        yield from _rest(gathered, least)  # what came before the error is delivered before it
         raise
-    if piece:
-        yield piece
+    yield from _rest(gathered, least)
+
+
+def _rest(gathered: list[Any], least: int) -> Iterator[list[Any]]:
+    while gathered:
+        size = _whole(len(gathered), least) or len(gathered)
+        yield gathered[:size]
+        gathered = gathered[size:]
+
+
+def _whole(count: int, least: int) -> int:
+    """Return the largest number up to `count` that is `least` times a power of two; 0 if there is none."""
+    return least << ((count // least).bit_length() - 1) if count >= least else 0
 
 
 def cut(

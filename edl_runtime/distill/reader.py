@@ -60,8 +60,10 @@ class DistillReader:
       say. A mapping, name → teachers, asks several pools about each sample; then `outputs` is a mapping, too, and one
       slot is appended, a dict of dicts: `answers["vision"]["logits"]`.
     - `teacher_batch_size`: the most samples in one request; by default 64, and fewer of more than 8 MiB in all. A
-      request has samples of one item of the source only, except in format "sample". Set it for teachers that take
-      long: all of a request has to be answered within EDL_TEACHER_TIMEOUT_S.
+      request has samples of one item of the source only, except in format "sample". Without it, teachers that answer
+      within 4 ms and may join requests are asked about up to 256 samples at once, of several items if the source has
+      them at hand. Set it for teachers that take long: all of a request has to be answered within
+      EDL_TEACHER_TIMEOUT_S.
     - `normalise`: inputs whose slots are uint8 though the model takes float32, and how the teachers are to normalise
       them: a quarter of the bytes travel.
     - `allow_nan`: take answers with NaN or infinity, too, as of a model that masks with them. Without it they count as

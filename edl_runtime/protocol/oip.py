@@ -32,6 +32,10 @@ Datatype = Literal[
 ]
 
 
+JOIN = "join"
+"""Of a model whose answer to a row does not depend on the others: requests may be joined, to any number of rows."""
+
+
 def fits(shape: tuple[int, ...], allowed: tuple[int, ...]) -> bool:
     """Whether an array of `shape` is one of `allowed`, where -1 is any size."""
     return shape == allowed or (
@@ -50,7 +54,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
 class ModelSignature(msgspec.Struct, frozen=True, kw_only=True):
     """What a model takes and answers, as OIP's model metadata. `versions` has one entry, a digest of the model.
 
-    `extensions` are what its teacher can do with it beyond the standard: "top_k", "normalise", "shared_memory".
+    `extensions` are what its teacher can do with it beyond the standard: "top_k", "normalise", "shared_memory", and
+    `JOIN`.
     """
 
     name: str

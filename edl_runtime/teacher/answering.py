@@ -11,22 +11,23 @@ import numpy as np
 
 from edl_runtime.errors import AnswerLimitError, ProtocolError
 from edl_runtime.log import get_logger
-from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.protocol.oip import JOIN, ModelSignature
 from edl_runtime.protocol.requests import InferRequest, decode_request
 from edl_runtime.protocol.responses import encode_response
 from edl_runtime.protocol.tensors import Array
-from edl_runtime.teacher.joining import joined_inputs, needed_outputs
+from edl_runtime.teacher.joining import can_join, joined_inputs, needed_outputs
 from edl_runtime.teacher.models import Model
 from edl_runtime.teacher.topk import wished
 
 log = get_logger(__name__)
 
 
-def extended(signature: ModelSignature) -> ModelSignature:
-    """Return `signature` with what is answered of that model beyond the standard."""
+def extended(signature: ModelSignature, *, joins: bool = False) -> ModelSignature:
+    """Return `signature` with what is answered of that model beyond the standard, by a teacher that `joins` requests."""
     can = {
         "top_k": any(len(spec.shape) > 1 for spec in signature.outputs),
         "normalise": any(spec.datatype == "FP32" and len(spec.shape) > 1 for spec in signature.inputs),
+        JOIN: joins and can_join(signature),
     }
     return msgspec.structs.replace(signature, extensions=tuple(name for name, able in can.items() if able))
 

@@ -59,7 +59,7 @@ def main() -> None:
         except ModelError as error:
             _announce(channel, arena, task.number, 500, Failure(error.model, error.reason))
             sys.exit(1)
-        _announce(channel, arena, task.number, 200, extended(model.signature))
+        _announce(channel, arena, task.number, 200, extended(model.signature, joins=task.model.max_batch > 1))
         work = Work(model, arena, task.model.max_batch)
         while (records := channel.receive(wait=not work)) is not None:
             said = [reply for record in records if (reply := _take(work, borrower, record))]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.teachers.fakes import SIGNATURE, arithmetic
 
+from edl_runtime.distill import formats
 from edl_runtime.distill.batches import Batch, Request
 from edl_runtime.distill.feeds import SMALL_ROW, Plan
 from edl_runtime.distill.formats import GATHERING_S, Format, cut, join, pieces
@@ -128,6 +129,15 @@ def test_items_of_several_shapes_are_not_asked_about_together(kind: Format) -> N
         items = [[(row,) for row in slots[0]] for slots in items]
     with pytest.raises(SampleError):
         cut(kind, items, [plan], 0)
+
+
+@pytest.mark.parametrize(
+    ("items", "least", "parts"), [(30, 1, [16, 8, 4, 2]), (300, 64, [256, 44]), (100, 64, [64, 36])]
+)
+def test_few_batch_sizes_occur(monkeypatch: pytest.MonkeyPatch, items: int, least: int, parts: list[int]) -> None:
+    """Pieces have the least times a power of two, since a new size costs a teacher several runs."""
+    monkeypatch.setattr(formats, "GATHERING_S", 60.0)
+    assert [len(piece) for piece in pieces(range(items), least, lambda: 400)] == parts
 
 
 def test_more_items_are_taken_only_from_a_source_that_has_them() -> None:

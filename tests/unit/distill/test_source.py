@@ -20,6 +20,7 @@ from edl_runtime.distill.pipeline import MOST_AHEAD
 from edl_runtime.distill.sizing import MOST_ROWS, Sizing
 from edl_runtime.distill.stats import Tally
 from edl_runtime.errors import SampleError
+from edl_runtime.protocol.oip import JOIN
 
 ALL = list(range(BATCHES))
 
@@ -258,12 +259,16 @@ def test_a_wrong_sample_is_raised_before_it_is_sent() -> None:
 
 
 def asked_much_at_once(
-    monkeypatch: pytest.MonkeyPatch, teacher: Behaviour, source: Callable[[], Iterator[Any]], **options: Any
+    monkeypatch: pytest.MonkeyPatch,
+    teacher: Behaviour,
+    source: Callable[[], Iterator[Any]],
+    extensions: tuple[str, ...] = (JOIN,),
+    **options: Any,
 ) -> tuple[DistillReader, FakeTeachers]:
     """A reader that asks one of our teachers about several items at once, and the teacher."""
     monkeypatch.setattr(formats, "GATHERING_S", 60.0)
     monkeypatch.setattr(Sizing, "note", lambda *_: None)
-    ours = msgspec.structs.replace(SIGNATURE, extensions=("top_k",))
+    ours = msgspec.structs.replace(SIGNATURE, extensions=extensions)
     teachers = FakeTeachers({"a:1": teacher}, signatures={"a:1": ours})
     reader = reader_of(teachers, source, **{"teacher_batch_size": None, **options})
     reader._own_engine.pipeline.dispatchers[0]._sizing.rows = MOST_ROWS
@@ -278,7 +283,7 @@ def test_items_are_asked_about_together_and_come_in_order(monkeypatch: pytest.Mo
         assert numbers(list(reader)) == ALL
         stats = reader.stats()
     assert stats.batches == 2 * BATCHES
-    assert sorted(teachers.rows) == [50, 150, 150, 250]  # at first nothing is known of how many rows an item has
+    assert sorted(teachers.rows) == [20, 20, 40, 40, 80, 80, 160, 160]
 
 
 def test_large_items_are_asked_about_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,9 +297,10 @@ def test_large_items_are_asked_about_one_by_one(monkeypatch: pytest.MonkeyPatch)
     assert teachers.rows == [ROWS] * BATCHES
 
 
-def test_a_size_that_is_given_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However fast the teacher is."""
-    reader, teachers = asked_much_at_once(monkeypatch, arithmetic, batches, teacher_batch_size=ROWS)
+@pytest.mark.parametrize("options", [{"teacher_batch_size": ROWS}, {"extensions": ("top_k",)}])
+def test_batches_are_asked_about_alone(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    """However fast the teacher is, if a size is given, or the teacher can't join requests."""
+    reader, teachers = asked_much_at_once(monkeypatch, arithmetic, batches, **options)
     with reader:
         assert numbers(list(reader)) == ALL
     assert teachers.rows == [ROWS] * BATCHES

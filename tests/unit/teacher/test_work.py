@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK
+from edl_runtime.protocol.oip import JOIN, ModelSignature, Normalise, TensorSpec, TopK
 from edl_runtime.protocol.requests import encode_request
 from edl_runtime.protocol.responses import open_response
 from edl_runtime.protocol.tensors import Array
@@ -282,10 +282,13 @@ def test_a_request_that_nobody_waits_for_does_not_run(arena: Arena) -> None:
 def test_a_teacher_says_what_it_can_do_beyond_the_standard() -> None:
     """The largest of an output that has several numbers a sample; pixels where the model takes FP32 images."""
     assert extended(Doubler().signature).extensions == ("top_k", "normalise")
+    assert extended(Doubler().signature, joins=True).extensions == ("top_k", "normalise", JOIN)
     flat = ModelSignature(
         name="m", inputs=(TensorSpec("ids", "INT64", (-1, 4)),), outputs=(TensorSpec("best", "INT64", (-1,)),)
     )
     assert extended(flat) == flat
+    fixed = msgspec.structs.replace(flat, inputs=(TensorSpec("ids", "INT64", (8, 4)),))
+    assert extended(fixed, joins=True) == fixed
 
 
 def test_a_request_that_can_not_be_served_waits_for_nobody(arena: Arena) -> None:
