@@ -23,7 +23,7 @@ log = get_logger(__name__)
 
 
 def extended(signature: ModelSignature, *, joins: bool = False) -> ModelSignature:
-    """Return `signature` with what is answered of that model beyond the standard, by a teacher that `joins` requests."""
+    """Return `signature` with what is answered of that model beyond the standard. `joins`: requests may be joined."""
     can = {
         "top_k": any(len(spec.shape) > 1 for spec in signature.outputs),
         "normalise": any(spec.datatype == "FP32" and len(spec.shape) > 1 for spec in signature.inputs),
