@@ -21,6 +21,9 @@ It speaks for that process alone. Of an instance of elastic trainers: it gives u
 EX_DATAERR = 65
 """Exit status of an instance whose whole job was given what can't be trained: starting the job again is pointless."""
 
+MOST_SHOWN = 500
+"""Characters of a value that a message shows."""
+
 
 class EdlError(Exception):
     """The root of this project's errors."""
@@ -36,7 +39,18 @@ class SpecError(EdlError, ValueError):
         self.allowed = allowed
 
     def __str__(self) -> str:
-        return f"{self.field}: got {self.given!r}, allowed is {self.allowed}"
+        return f"{_clipped(self.field)}: got {_clipped(_shown(self.given))}, allowed is {self.allowed}"
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 - a whole number of thousands of digits, or what a class of another's raises
+        return f"a value of type {type(value).__name__} that can't be shown ({type(error).__name__})"
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}… ({len(text):,} characters)"
 
 
 class BackendError(EdlError):

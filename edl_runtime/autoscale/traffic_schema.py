@@ -32,6 +32,7 @@ from typing import Any
 from edl_runtime.autoscale.profile import Foresight
 from edl_runtime.autoscale.sources.spec import CsvFile, Prometheus, RedisStream, Traffic
 from edl_runtime.autoscale.traffic import DAYS, WEEK, Size, Sizes, TrafficWindows, Window
+from edl_runtime.bounded_yaml import bounded_loader
 from edl_runtime.errors import SpecError
 
 _TIME = re.compile(r"([01]?\d|2[0-4]):([0-5]\d)")
@@ -43,6 +44,7 @@ _SOURCES: Mapping[str, type[Prometheus | RedisStream | CsvFile]] = {
     "csv": CsvFile,
 }
 _MANY = 1_000
+_MOST_VALUES = 20 * _MANY  # names of fields count, too
 
 
 def read_windows(text: str) -> TrafficWindows:
@@ -228,25 +230,20 @@ def _parsed(text: str) -> tuple[object, dict[str, int]]:
     import yaml
 
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=bounded_loader(_MOST_VALUES))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise SpecError(f"{where}traffic windows", problem, "one document of YAML or JSON") from None
-    except RecursionError:
-        raise SpecError("traffic windows", "values within values without end", "few levels") from None
     lines: dict[str, int] = {"": 1}
-    return (None if root is None else _plain(yaml, root, "", lines, set())), lines
+    return (None if root is None else _plain(yaml, root, "", lines)), lines
 
 
-def _plain(yaml: Any, node: Any, field: str, lines: dict[str, int], within: set[int]) -> Any:
+def _plain(yaml: Any, node: Any, field: str, lines: dict[str, int]) -> Any:
     lines.setdefault(field, node.start_mark.line + 1)
-    if id(node) in within or len(lines) > 10 * _MANY:
-        raise SpecError(f"line {node.start_mark.line + 1}: {field}", "too many values", "windows without references")
-    within = within | {id(node)}
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(yaml, each, f"{field}[{number}]", lines, within) for number, each in enumerate(node.value)]
+        return [_plain(yaml, each, f"{field}[{number}]", lines) for number, each in enumerate(node.value)]
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key, value in node.value:
@@ -257,7 +254,7 @@ def _plain(yaml: Any, node: Any, field: str, lines: dict[str, int], within: set[
             if key.value in mapping:
                 raise SpecError(f"line {key.start_mark.line + 1}: {name}", "said twice", "each once")
             lines[name] = key.start_mark.line + 1
-            mapping[key.value] = _plain(yaml, value, name, lines, within)
+            mapping[key.value] = _plain(yaml, value, name, lines)
         return mapping
     if node.style is None and node.value in ("", "~", "null"):
         return None

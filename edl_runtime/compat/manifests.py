@@ -10,8 +10,6 @@ from typing import Any
 from edl_runtime.bounded_yaml import bounded_loader
 from edl_runtime.errors import SpecError
 
-MOST_DEPTH = 50
-
 _NO_TEXT = "YAML of one or more manifests, as for kubectl"
 
 
@@ -37,7 +35,7 @@ def read_manifests(text: str) -> list[tuple[str, dict[str, Any]]]:
     found: list[tuple[str, dict[str, Any]]] = []
     for number, document in enumerate(documents, 1):
         where = f"document {number}: " if len(documents) > 1 else ""
-        manifest = _plain(where, document, depth=0)
+        manifest = _plain(where, document)
         if not isinstance(manifest, dict):
             raise SpecError(f"{where}manifest", manifest, "a mapping with apiVersion, kind, metadata and spec")
         found += _listed(where, manifest) if manifest.get("kind") == "List" else [(where, manifest)]
@@ -78,8 +76,6 @@ def _parsed(text: str) -> list[Any]:
         raise SpecError("manifest", f"{line}{error.problem}", _NO_TEXT) from None
     except yaml.YAMLError as error:
         raise SpecError("manifest", " ".join(str(error).split()), _NO_TEXT) from None
-    except RecursionError:
-        raise SpecError("manifest", "values within values without end", f"at most {MOST_DEPTH} levels") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # PyYAML lets these through for values that are not what their tag says, as in "!!bool maybe" or 2026-02-31.
         raise SpecError(
@@ -87,14 +83,12 @@ def _parsed(text: str) -> list[Any]:
         ) from None
 
 
-def _plain(path: str, value: Any, *, depth: int) -> Any:
+def _plain(path: str, value: Any) -> Any:
     """Return the value if JSON has it. Raises SpecError."""
-    if depth > MOST_DEPTH:
-        raise SpecError("manifest", "values within values without end", f"at most {MOST_DEPTH} levels")
     if isinstance(value, dict):
-        return {_plain_text(path, key): _plain(below(path, key), each, depth=depth + 1) for key, each in value.items()}
+        return {_plain_text(path, key): _plain(below(path, key), each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_plain(f"{path}[{number}]", each, depth=depth + 1) for number, each in enumerate(value)]
+        return [_plain(f"{path}[{number}]", each) for number, each in enumerate(value)]
     if isinstance(value, str):
         return _plain_text(path, value)
     if value is None or isinstance(value, bool):

@@ -25,6 +25,9 @@ MOST_STRANGERS = 256
 ACCEPT_AGAIN_S = 1.0
 """How long no connection is taken after the system had no descriptor or memory for one."""
 
+TURNED_AWAY_TOLD_S = 1.0
+"""How long connections that are turned away are counted before the log has their number."""
+
 _BACKLOG = 1024
 
 log = get_logger(__name__)
@@ -51,14 +54,13 @@ class Connections(Generic[AnyClient]):
 
     A client is a stranger until its first good request, and at most `most_strangers` are. Where a new one is too many,
     the oldest stranger goes; if there is no other, the client that has been idle the longest; and if all are busy, the
-    new one. Its length is the number of all, and iteration has those whose handshake is over.
-
-    - `turned_away`: how many had to go since somebody last set it to 0.
+    new one. The log says how many had to go, at most once in `TURNED_AWAY_TOLD_S`. Its length is the number of all, and
+    iteration has those whose handshake is over.
     """
 
     def __init__(self, most: int, most_strangers: int = MOST_STRANGERS) -> None:
         self.most = most
-        self.turned_away = 0
+        self._turned_away = 0  # since the log last said so
         self._most_strangers = most_strangers
         self._strangers: dict[AnyClient, socket.socket | None] = {}  # by arrival; the socket during the handshake
         self._known: dict[AnyClient, None] = {}  # by last request
@@ -70,7 +72,7 @@ class Connections(Generic[AnyClient]):
         return iter([*(one for one, accepted in self._strangers.items() if accepted is None), *self._known])
 
     def arrive(self, client: AnyClient, accepted: socket.socket) -> None:
-        """Count a socket that was just accepted, and end a connection if it is one too many."""
+        """Count a socket that was just accepted, and end a connection if it is one too many. For the event loop."""
         self._strangers[client] = accepted
         if len(self) <= self.most and len(self._strangers) <= self._most_strangers:
             return
@@ -99,13 +101,19 @@ class Connections(Generic[AnyClient]):
             _shut(accepted)
 
     def _turn_away(self, client: AnyClient) -> None:
-        self.turned_away += 1
+        if not self._turned_away:
+            asyncio.get_running_loop().call_later(TURNED_AWAY_TOLD_S, self._tell_turned_away)
+        self._turned_away += 1
         accepted = self._strangers.get(client)
         self.leave(client)
         if accepted is None:
             client.abort()
         else:
             _shut(accepted)
+
+    def _tell_turned_away(self) -> None:
+        log.warning("connections.turned_away", turned_away=self._turned_away, open=len(self), most=self.most)
+        self._turned_away = 0
 
 
 def _shut(accepted: socket.socket | None) -> None:

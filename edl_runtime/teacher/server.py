@@ -79,9 +79,6 @@ class Front:
         while True:
             await asyncio.sleep(self._look_s)
             self.end_stalled()
-            if self.connections.turned_away:
-                turned_away, self.connections.turned_away = self.connections.turned_away, 0
-                log.warning("teacher.full", turned_away=turned_away, connections=len(self.connections))
 
     def end_stalled(self) -> None:
         """Look at all clients, and disconnect those that have not done their part for too long."""

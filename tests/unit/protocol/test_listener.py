@@ -49,17 +49,16 @@ def arrived(connections: Count, accepted: socket.socket, *, known: bool = False,
     return client
 
 
-def test_the_oldest_stranger_goes_first(accepted: socket.socket) -> None:
+async def test_the_oldest_stranger_goes_first(accepted: socket.socket) -> None:
     """Before any client that is known, however long that has been idle."""
     connections = Count(2)
     known, stranger = arrived(connections, accepted, known=True), arrived(connections, accepted)
     newest = arrived(connections, accepted)
     assert [known.aborted, stranger.aborted, newest.aborted] == [False, True, False]
     assert list(connections) == [newest, known]
-    assert connections.turned_away == 1
 
 
-def test_one_in_its_handshake_goes_by_its_socket() -> None:
+async def test_one_in_its_handshake_goes_by_its_socket() -> None:
     """It has no transport yet: its socket is shut, so that the handshake ends."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -71,7 +70,7 @@ def test_one_in_its_handshake_goes_by_its_socket() -> None:
         assert len(connections) == 1
 
 
-def test_strangers_are_fewer_than_all(accepted: socket.socket) -> None:
+async def test_strangers_are_fewer_than_all(accepted: socket.socket) -> None:
     """They may take memory for nothing, so there is a limit of their own."""
     connections = Count(9, most_strangers=2)
     first, *others = [arrived(connections, accepted) for _ in range(3)]
@@ -83,7 +82,7 @@ def test_strangers_are_fewer_than_all(accepted: socket.socket) -> None:
     assert not any(other.aborted for other in others)
 
 
-def test_then_goes_who_has_been_idle_the_longest(accepted: socket.socket) -> None:
+async def test_then_goes_who_has_been_idle_the_longest(accepted: socket.socket) -> None:
     """By the last request, not by arrival; one that waits for its answer is not idle."""
     connections = Count(3)
     busy = arrived(connections, accepted, known=True, idle=False)
@@ -93,7 +92,7 @@ def test_then_goes_who_has_been_idle_the_longest(accepted: socket.socket) -> Non
     assert [busy.aborted, first.aborted, second.aborted] == [False, False, True]
 
 
-def test_where_all_are_busy_the_new_one_goes(accepted: socket.socket) -> None:
+async def test_where_all_are_busy_the_new_one_goes(accepted: socket.socket) -> None:
     """Nobody's answer is lost for a newcomer."""
     connections = Count(1)
     busy = arrived(connections, accepted, known=True, idle=False)
@@ -102,7 +101,22 @@ def test_where_all_are_busy_the_new_one_goes(accepted: socket.socket) -> None:
     connections.enter(newest)
     assert list(connections) == [busy]
     assert not busy.aborted
-    assert connections.turned_away == 1
+
+
+async def test_the_log_says_how_many_had_to_go(monkeypatch: pytest.MonkeyPatch, accepted: socket.socket) -> None:
+    """One line for all of a while, however many they are, and another for those after it."""
+    monkeypatch.setattr(module, "TURNED_AWAY_TOLD_S", 0.01)
+    connections = Count(1)
+    arrived(connections, accepted)
+    with capture_logs() as logs:
+        for count in (1000, 2):
+            for _ in range(count):
+                arrived(connections, accepted)
+            await asyncio.sleep(0.01)  # the loop's timers come in their order
+    assert [(entry["event"], entry["turned_away"], entry["open"], entry["most"]) for entry in logs] == [
+        ("connections.turned_away", 1000, 1, 1),
+        ("connections.turned_away", 2, 1, 1),
+    ]
 
 
 @pytest.mark.parametrize(("hard", "fits"), [(resource.RLIM_INFINITY, 500), (2000, 500), (700, 300), (10, 1)])
