@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
@@ -18,7 +18,11 @@ class Decoder(Generic[Content]):
     even in a field that is not read.
     """
 
-    def __init__(self, kind: type[Content] | Any) -> None:
+    @overload
+    def __init__(self: Decoder[Content], kind: type[Content]) -> None: ...
+    @overload
+    def __init__(self: Decoder[Any], kind: Any) -> None: ...
+    def __init__(self, kind: Any) -> None:
         self._decoder: msgspec.json.Decoder[Content] = msgspec.json.Decoder(kind)
 
     def decode(self, content: Text) -> Content:

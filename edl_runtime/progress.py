@@ -10,6 +10,7 @@ import msgspec
 
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
+from edl_runtime.store.records import decoded
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -163,12 +164,12 @@ async def read(client: Redis, namespace: str, job: str) -> Progress | None:
     """
     with unavailable_if_lost(client):
         content = await client.get(keys.progress(namespace, job))
-        if content is None:
+        progress = decoded(content, Progress)
+        if progress is None:
             return None
-        progress = msgspec.json.decode(content, type=Progress)
         found: Any = client.hvals(keys.readers_progress(namespace, job, progress.run)) if progress.run else None
         readers = await found if found else []
-    return with_readers(progress, [msgspec.json.decode(reader, type=Progress) for reader in readers])
+    return with_readers(progress, [said for reader in readers if (said := decoded(reader, Progress))])
 
 
 def of_run(progress: Progress | None, began_at: float) -> Progress | None:

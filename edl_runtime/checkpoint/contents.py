@@ -122,7 +122,7 @@ def _damaged_if_wrong(url: str, file: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise DamagedCheckpointError(url, f"{file} is missing") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: JSON nested too deep
         raise DamagedCheckpointError(url, f"{file}: {error}") from error
     except OSError as error:
         if error.errno != errno.EIO:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.log import get_logger
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
@@ -51,6 +52,9 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     at: float
     metrics: dict[str, float] = {}
+
+
+_decoder = Decoder(Landed)
 
 
 async def publish(client: Redis, namespace: str, stream: str, landed: Landed) -> None:
@@ -100,7 +104,7 @@ def _read(entry: Any) -> tuple[str, Landed | None]:
     entry_id, fields = entry
     content = fields.get(_FIELD, "")
     try:
-        return entry_id, msgspec.json.decode(content, type=Landed)
+        return entry_id, _decoder.decode(content)
     except msgspec.DecodeError as error:
         log.warning("landed.unreadable", id=entry_id, content=content[:200], cause=str(error))
         return entry_id, None

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.discovery.hub import Hub
 from edl_runtime.discovery.messages import SAY_EVERY_S, Words
 from edl_runtime.discovery.stream import Stream, student_id
@@ -118,6 +119,9 @@ class _Routes:
         return Response(status_code=204)
 
 
+_words_decoder = Decoder(Words)
+
+
 async def _words(request: Request) -> Words:
     body = bytearray()
     try:
@@ -126,10 +130,10 @@ async def _words(request: Request) -> Words:
                 body += chunk
                 if len(body) > WORDS_LIMIT:
                     raise HTTPException(413, f"{WORDS_LIMIT} bytes are allowed")
-        return msgspec.json.decode(body, type=Words)
+        return _words_decoder.decode(body)
     except TimeoutError:
         raise HTTPException(408, f"the body did not come within {WORDS_WITHIN_S:.0f} s") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise HTTPException(400, str(error)) from None
 
 

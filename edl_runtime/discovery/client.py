@@ -10,6 +10,7 @@ from contextlib import aclosing, suppress
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.discovery.link import Link
 from edl_runtime.discovery.messages import SAY_EVERY_S, Assignment, Words
 from edl_runtime.errors import DiscoveryRefusedError, DiscoveryUnavailableError
@@ -27,7 +28,7 @@ LINE_LIMIT = 1 << 20
 
 log = get_logger(__name__)
 
-_decoder = msgspec.json.Decoder(Assignment)
+_decoder = Decoder(Assignment)
 
 
 async def follow(
@@ -88,7 +89,7 @@ async def _stream(link: Link, path: str, me: Member) -> AsyncGenerator[Assignmen
         try:
             async for line in _lines(response.aiter_raw()):
                 yield _decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except msgspec.DecodeError as error:
             raise DiscoveryRefusedError(link.url, response.status_code, f"no assignment: {error}") from None
 
 

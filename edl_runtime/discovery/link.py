@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.discovery.messages import SILENT_AFTER_S
 from edl_runtime.errors import DiscoveryRefusedError, DiscoverySilentError, DiscoveryUnavailableError, SpecError
 from edl_runtime.registry.pools import PoolView
@@ -82,8 +83,8 @@ class Link:
         async with self.ask("GET", path) as response:
             content = await response.aread()
         try:
-            return msgspec.json.decode(content, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return Decoder(kind).decode(content)
+        except msgspec.DecodeError as error:
             raise DiscoveryRefusedError(self.url, response.status_code, f"no pools: {error}") from None
 
     @contextmanager
@@ -112,13 +113,16 @@ async def _reason(response: httpx.Response) -> str:
         if len(body) > _REASON_LIMIT:
             break
     try:
-        return msgspec.json.decode(body, type=_Refusal).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _refusal_decoder.decode(body).error
+    except msgspec.DecodeError:
         return "it is no discovery endpoint of ours"
 
 
 class _Refusal(msgspec.Struct):
     error: str
+
+
+_refusal_decoder = Decoder(_Refusal)
 
 
 _NAME = "settings.discovery_url (EDL_DISCOVERY_URL)"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.elastic.glance import is_anybody_there
 from edl_runtime.elastic.messages import Gear
 from edl_runtime.log import get_logger
@@ -104,7 +105,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{when:%H:%M:%S}.{when.microsecond // 1000:03d}  {number:>4}  {self.kind:<10}  {told}".rstrip()
 
 
-_decoder = msgspec.json.Decoder(Event)
+_decoder = Decoder(Event)
 
 
 async def read(client: Redis, namespace: str, job: str, *, after: str = "-") -> list[Event]:
@@ -146,7 +147,7 @@ def _events(entries: list[tuple[str, dict[str, str]]]) -> list[Event]:
     for entry_id, fields in entries:
         try:
             event = _decoder.decode(fields["event"])
-        except msgspec.ValidationError as error:  # of another version
+        except msgspec.DecodeError as error:  # of another version
             log.warning("event.unreadable", content=fields["event"][:200], cause=str(error))
             continue
         events.append(msgspec.structs.replace(event, id=entry_id, at=int(entry_id.partition("-")[0]) / 1000))

@@ -109,7 +109,12 @@ class Registered:
     def _array(self, value: Any, path: str, arrays: dict[str, np.ndarray]) -> dict[str, str]:
         as_what, array = _array_of(value)
         if array is None:
-            raise SpecError(self._field, f"{type(value).__name__} at {path!r}", _VALUES)
+            kind = type(value)
+            allowed = _VALUES
+            if callable(getattr(value, "detach", None)):
+                allowed = f"what .detach().cpu().numpy() makes of a tensor that is not Paddle's; or {_VALUES}"
+            module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+            raise SpecError(self._field, f"{module}{kind.__qualname__} at {path!r}", allowed)
         try:
             check_types([(path, array)])
         except SpecError as error:

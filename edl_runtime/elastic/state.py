@@ -14,6 +14,7 @@ import numpy as np
 
 from edl_runtime.checkpoint.snapshot import Arrays
 from edl_runtime.elastic.rate import Held, Rate
+from edl_runtime.elastic.step_hook import lbfgs_kinds
 from edl_runtime.errors import OtherModelError, SpecError
 
 
@@ -209,7 +210,7 @@ def _check_pair(model: Any, optimizer: Any) -> None:
         raise SpecError("model", type(model).__name__, "a paddle.nn.Layer that no paddle.DataParallel is around")
     if not isinstance(optimizer, paddle.optimizer.Optimizer):
         raise SpecError("optimizer", type(optimizer).__name__, "an optimizer of paddle.optimizer")
-    if isinstance(optimizer, paddle.optimizer.LBFGS):
+    if isinstance(optimizer, lbfgs_kinds()):
         raise SpecError("optimizer", "LBFGS", "an optimizer whose step needs nothing but gradients")
     if getattr(optimizer, "_lazy_mode", False):
         allowed = "lazy_mode=False: sparse gradients are added up over ranks as whole ones"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +21,20 @@ def before_each_step(hook: Hook) -> None:
     import paddle
 
     _hooks.append(hook)
-    every, lbfgs = paddle.optimizer.Optimizer, paddle.optimizer.LBFGS
-    for kind, method in ((every, "_apply_optimize"), (every, "apply_gradients"), (lbfgs, "step")):
+    every = paddle.optimizer.Optimizer
+    own_steps = [(kind, "step") for kind in lbfgs_kinds()]
+    for kind, method in ((every, "_apply_optimize"), (every, "apply_gradients"), *own_steps):
         own = getattr(kind, method)
         if not getattr(own, "calls_hooks", False):
             setattr(kind, method, _hooked(own))
+
+
+def lbfgs_kinds() -> tuple[type, ...]:
+    """Return Paddle's classes LBFGS, which have steps of their own; the deprecated one is wrapped, and may go."""
+    import paddle
+
+    places = (paddle.optimizer, paddle.incubate.optimizer)
+    return tuple(inspect.unwrap(place.LBFGS) for place in places if hasattr(place, "LBFGS"))
 
 
 def _hooked(own: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.errors import ProtocolError
 from edl_runtime.protocol.oip import Normalise
 from edl_runtime.protocol.region import REGION
@@ -72,13 +73,13 @@ class Encoded(NamedTuple):
     size: int
 
 
-def decode(decoder: msgspec.json.Decoder[_T], header: Buffer) -> _T:
+def decode(decoder: Decoder[_T], header: Buffer) -> _T:
     """Return the JSON header of a body. Raises ProtocolError."""
     if len(header) > JSON_LIMIT:
         raise ProtocolError(f"the JSON has {len(header)} bytes, allowed are {JSON_LIMIT}; send tensors as binary")
     try:
         return decoder.decode(header)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
         raise ProtocolError(f"the JSON is not what the protocol allows: {error}") from None
 
 

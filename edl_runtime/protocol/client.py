@@ -14,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.address import endpoint_of
 from edl_runtime.protocol.body import JSON_LIMIT, Buffer, Encoded
@@ -102,7 +103,7 @@ class TeacherConnection:
                 raise self._refusal(status, body)
             try:
                 signature = _signature_decoder.decode(body)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            except msgspec.DecodeError as error:
                 raise ProtocolError(f"teacher {self.address}: its model metadata is not usable: {error}") from None
         return self._sharing.learn(signature)
 
@@ -246,7 +247,7 @@ class TeacherConnection:
     def _refusal(self, status: int, body: Buffer, *, predictor_died: bool = False) -> InferenceError:
         try:
             reason = _refusal_decoder.decode(body).error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except msgspec.DecodeError:
             reason = bytes(body[:200]).decode("utf-8", "replace") or "no reason given"
         retryable = status >= 500 or status in _REFUSED_FOR_NOW
         return InferenceError(self.address, status, reason, retryable=retryable, predictor_died=predictor_died)
@@ -264,5 +265,5 @@ class _Refusal(msgspec.Struct):
 
 
 # Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
-_signature_decoder = msgspec.json.Decoder(ModelSignature)
-_refusal_decoder = msgspec.json.Decoder(_Refusal)
+_signature_decoder = Decoder(ModelSignature)
+_refusal_decoder = Decoder(_Refusal)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.errors import ProtocolError
 from edl_runtime.protocol.body import (
     Encoded,
@@ -41,7 +42,7 @@ class _Request(msgspec.Struct, omit_defaults=True):
     parameters: Parameters = Parameters()
 
 
-_decoder = msgspec.json.Decoder(_Request)
+_decoder = Decoder(_Request)
 _encoder = msgspec.json.Encoder()
 _AS_BINARY = Parameters(binary_data=True)
 _ALL_AS_BINARY = Parameters(binary_data_output=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.errors import AnswerLimitError, ProtocolError
 from edl_runtime.protocol.body import (
     JSON_LIMIT,
@@ -34,7 +35,7 @@ class _Response(msgspec.Struct, omit_defaults=True):
     id: str = ""
 
 
-_decoder = msgspec.json.Decoder(_Response)
+_decoder = Decoder(_Response)
 _encoder = msgspec.json.Encoder()
 
 

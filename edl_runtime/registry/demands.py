@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.log import get_logger
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.store import keys
@@ -25,8 +26,8 @@ Report = TypeVar("Report", TeacherReport, StudentReport)
 log = get_logger(__name__)
 
 # Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
-_teacher_decoder = msgspec.json.Decoder(TeacherReport)
-_student_decoder = msgspec.json.Decoder(StudentReport)
+_teacher_decoder = Decoder(TeacherReport)
+_student_decoder = Decoder(StudentReport)
 
 
 async def demands(client: Redis, namespace: str, pools: Sequence[str]) -> dict[str, PoolDemand]:
@@ -48,7 +49,7 @@ async def demands(client: Redis, namespace: str, pools: Sequence[str]) -> dict[s
     }
 
 
-def _reports(answer: Any, decoder: msgspec.json.Decoder[Report]) -> dict[str, Report | None]:
+def _reports(answer: Any, decoder: Decoder[Report]) -> dict[str, Report | None]:
     now_ms, _, ids, said = answer
     said_by = sorted(zip(ids, said, strict=True))
     return {member: _report(member, text, now_ms / 1000, decoder) for member, text in said_by}
@@ -59,7 +60,7 @@ def _settled_s(answer: Any) -> float:
     return settled_ms / 1000 if settled_ms >= 0 else math.inf
 
 
-def _report(member: str, text: str, now_s: float, decoder: msgspec.json.Decoder[Report]) -> Report | None:
+def _report(member: str, text: str, now_s: float, decoder: Decoder[Report]) -> Report | None:
     if not text:
         return None
     try:
@@ -74,4 +75,4 @@ class _At(msgspec.Struct):
     at: float
 
 
-_at_decoder = msgspec.json.Decoder(_At)
+_at_decoder = Decoder(_At)

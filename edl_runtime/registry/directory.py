@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature
@@ -38,7 +39,7 @@ NO_EVENT = (0, 0)
 log = get_logger(__name__)
 
 # Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
-_member_decoder = msgspec.json.Decoder(Member)
+_member_decoder = Decoder(Member)
 _signature_decoder = msgspec.json.Decoder(ModelSignature)
 
 
@@ -179,7 +180,7 @@ class _Listing:
 def _member(record: str) -> Member | None:
     try:
         return _member_decoder.decode(record)
-    except msgspec.ValidationError as error:
+    except msgspec.DecodeError as error:
         log.warning("member.unreadable", record=record[:200], cause=str(error))
         return None
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.log import get_logger
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
@@ -23,7 +24,7 @@ KEPT_S = 10
 
 log = get_logger(__name__)
 
-_reasons_decoder = msgspec.json.Decoder(dict[str, str])
+_reasons_decoder = Decoder(dict[str, str])
 
 
 class Quarantine(msgspec.Struct, frozen=True):

@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
+
 Record = TypeVar("Record")
 
 
@@ -14,6 +16,6 @@ def decoded(content: str | bytes | None, kind: type[Record]) -> Record | None:
     if content is None:
         return None
     try:
-        return msgspec.json.decode(content, type=kind)
+        return Decoder(kind).decode(content)
     except msgspec.DecodeError:
         return None

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.errors import ProtocolError
 from edl_runtime.protocol.region import MOST_BYTES, SEALS, START, Registration
 from edl_runtime.teacher.answering import Answer, refuse
@@ -28,7 +29,7 @@ REGISTRATION_LIMIT = 4096
 MOST_REGIONS = 64
 """Regions that a teacher holds at one time. Further clients use the socket."""
 
-_decoder = msgspec.json.Decoder(Registration)
+_decoder = Decoder(Registration)
 _numbers = itertools.count(1)
 
 
@@ -69,7 +70,7 @@ class Regions:
         """Return the region that a client asks for, checked. Raises ProtocolError."""
         try:
             wish = _decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except msgspec.DecodeError as error:
             raise ProtocolError(f"not a registration of shared memory: {error}") from None
         if not self.available or len(self._open) >= MOST_REGIONS:
             raise ProtocolError(f"no further shared memory can be registered, {len(self._open)} regions are")

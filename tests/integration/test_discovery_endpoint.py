@@ -86,6 +86,7 @@ async def test_what_can_not_be_asked_is_refused(http: httpx.AsyncClient, setting
     assert (await http.put(words, content=b"{}")).status_code == 404
     assert (await http.put(words, content=b'{"quarantined": 1}')).status_code == 400
     assert (await http.put(words, content=b'{"quarantined": {"t:1": "\xff"}}')).status_code == 400
+    assert (await http.put(words, content=b'{"x":' + b"[" * 50_000)).status_code == 400
     assert (await http.put(words, content=b" " * (WORDS_LIMIT + 1))).status_code == 413
     assert await students(settings) == []
 

@@ -19,6 +19,7 @@ from edl_runtime.autoscale.sources.spec import CsvFile, Prometheus, Traffic
 from edl_runtime.errors import SourceError, SpecError
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
+from edl_runtime.store.records import decoded
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -129,12 +130,9 @@ async def _kept(client: Redis, key: str, traffic: Traffic) -> Learned | None:
     """Return what is kept, None if there is nothing that can be used."""
     with unavailable_if_lost(client):
         text = await client.get(key)
-    try:
-        kept = msgspec.json.decode(text or "", type=Learned)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    kept = decoded(text, Learned)
     slots = DAY_S // traffic.foresight.slot_s
-    return kept if len(kept.working) == len(kept.weekend) == slots else None
+    return kept if kept and len(kept.working) == len(kept.weekend) == slots else None
 
 
 def _learned(samples: list[Sample], traffic: Traffic, time_zone: str, now_s: float) -> Learned:

@@ -15,6 +15,7 @@ import msgspec
 from edl_runtime.autoscale.profile import Sample
 from edl_runtime.autoscale.sources.base import nothing
 from edl_runtime.autoscale.sources.spec import Prometheus
+from edl_runtime.decoding import Decoder
 from edl_runtime.errors import SourceUnavailableError, SpecError
 from edl_runtime.settings import check_token
 
@@ -124,7 +125,7 @@ class PrometheusSource:
         try:
             result = _decoder.decode(body).data.result
             found = [[Sample(at_s=at_s, needed=float(value)) for at_s, value in series.values] for series in result]
-        except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError):
+        except ValueError:
             allowed = f"Prometheus' own URL; it answers what Prometheus does not: {_said(body)}"
             raise SpecError("traffic.prometheus.url", self._spec.url, allowed) from None
         if len(result) > 1:
@@ -159,14 +160,14 @@ class _Refusal(msgspec.Struct, rename="camel"):
     error_type: str = ""
 
 
-_decoder = msgspec.json.Decoder(_Answer)
+_decoder = Decoder(_Answer)
 
 
 def _said(body: bytes) -> str:
     """Return what a server says went wrong, or the beginning of whatever it says."""
     try:
-        refusal = msgspec.json.decode(body, type=_Refusal)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        refusal = Decoder(_Refusal).decode(body)
+    except msgspec.DecodeError:
         words = " ".join(body[: 4 * _SAID_LIMIT].decode(errors="replace").split())
     else:
         words = f"{refusal.error_type}: {refusal.error}".removeprefix(": ")

@@ -17,6 +17,7 @@ from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.manifests import MOST_DISRUPTIONS, MOST_LIVES
 from edl_runtime.backends.kubernetes.reserving import kubernetes_name, reserved
 from edl_runtime.backends.kubernetes.templates import instance_of, things
+from edl_runtime.decoding import Decoder
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.exit_status import ending
 from edl_runtime.specs import Bounds
@@ -737,7 +738,7 @@ def _result(terminated: Manifest | None) -> dict[str, Any] | None:
     """Return the result that was left as a termination message, which may be the end of a log in its place."""
     message = (terminated or {}).get("message") or ""
     try:
-        found = msgspec.json.decode(message)
+        found = Decoder(Any).decode(message)
     except msgspec.DecodeError:
         return None
     return found if isinstance(found, dict) and found.keys() == {"checkpoint", "metrics"} else None

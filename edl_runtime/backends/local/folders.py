@@ -32,6 +32,7 @@ import msgspec
 
 from edl_runtime.backends.base import InstanceStatus, JobStatus, owner_of
 from edl_runtime.backends.local import locks
+from edl_runtime.decoding import Decoder
 from edl_runtime.result import RESULT_LIMIT
 
 _SUPERVISOR_DIED = (
@@ -91,7 +92,7 @@ class JobFolder:
 
     def _read_status(self) -> JobStatus | None:
         try:
-            return msgspec.json.decode(self.status_file.read_bytes(), type=JobStatus)
+            return Decoder(JobStatus).decode(self.status_file.read_bytes())
         except (FileNotFoundError, msgspec.DecodeError):  # torn by a crash of the machine: nothing of it runs
             return None
 
@@ -99,7 +100,7 @@ class JobFolder:
         """Return the newest: who is the first of an elastic training changes, and each that leaves writes one."""
         for file in sorted((self.path / "results").glob("*.json"), key=_changed_at, reverse=True):
             with suppress(FileNotFoundError, msgspec.DecodeError), file.open("rb") as content:
-                return msgspec.json.decode(content.read(RESULT_LIMIT), type=dict[str, Any])
+                return Decoder(dict[str, Any]).decode(content.read(RESULT_LIMIT))
         return None
 
 

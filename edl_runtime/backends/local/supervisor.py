@@ -14,7 +14,6 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +29,9 @@ from edl_runtime.backends.local.messages import REPLY_WITHIN_S, Request, Start
 from edl_runtime.backends.local.processes import Processes
 from edl_runtime.backends.local.restarts import RestartPolicy
 from edl_runtime.backends.local.retention import prune
+from edl_runtime.decoding import Decoder
+
+_requests: Decoder[Request] = Decoder(Request)
 
 _LONGEST_SOCKET_PATH = 100
 """Bytes, a little below what systems allow (104 to 108)."""
@@ -104,12 +106,15 @@ def _first_status(start: Start) -> JobStatus:
 
 async def _serve(job: Job, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answer one connection's request. Who asks nonsense, or nothing in time, gets no answer."""
-    with suppress(ConnectionError, TimeoutError, msgspec.DecodeError):
+    try:
         async with asyncio.timeout(REPLY_WITHIN_S):
-            request = msgspec.json.decode(await reader.read(), type=Request)
+            request = _requests.decode(await reader.read())
             writer.write(msgspec.json.encode(job.answer(request)))
             await writer.drain()
-    writer.close()
+    except (ConnectionError, TimeoutError, msgspec.DecodeError):
+        pass
+    finally:
+        writer.close()
 
 
 def _own(lock: Path) -> int:

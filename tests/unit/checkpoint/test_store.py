@@ -208,6 +208,18 @@ def test_a_damaged_one_is_passed_by(tmp_path: Path, file: str, harm: str) -> Non
     assert {(each["event"], each["url"]) for each in logs} == {("checkpoint.unreadable", str(folder_of(tmp_path, 2)))}
 
 
+def test_json_without_end_is_damage(tmp_path: Path) -> None:
+    """Nested deeper than can be read, as a stranger may write it."""
+    store = stored(tmp_path, 1)
+    (info,) = store.list()
+    endless = b'{"x":' * 20_000
+    with pytest.raises(DamagedCheckpointError, match=r"extra\.json: .*recursion"):
+        contents.snapshot_of(info, {"extra.json": np.frombuffer(endless, np.uint8)})
+    (folder_of(tmp_path, 1) / MANIFEST).write_bytes(endless)
+    with pytest.raises(DamagedCheckpointError, match=rf"{MANIFEST}: .*recursion"):
+        store.info(info.name)
+
+
 def test_what_was_passed_by_is_known(tmp_path: Path) -> None:
     """Whoever goes back to an older one can say how far, and why."""
     store = stored(tmp_path, 1, 2, 3)

@@ -101,8 +101,10 @@ async def test_an_endpoint_that_comes_back_without_teachers_is_believed_in_the_e
     ("status", "body", "said"),
     [
         (b"200 OK", b'{"error":"\xff"}\n', "no assignment"),
+        (b"200 OK", b'{"x":' + b"[" * 100_000 + b"\n", "no assignment"),
         (b"200 OK", b" " * (LINE_LIMIT + 1), "a line of 1048576 bytes or more"),
         (b"404 Not Found", b'{"error":"\xff"}\n', "no discovery endpoint of ours"),
+        (b"404 Not Found", b'{"x":' + b"[" * 10_000, "no discovery endpoint of ours"),
         (b"404 Not Found", b"<html>", "no discovery endpoint of ours"),
     ],
 )
@@ -113,6 +115,15 @@ async def test_what_is_no_endpoint_is_told_apart(endpoint: FakeEndpoint, status:
     assert isinstance(error, DiscoveryRefusedError)
     assert error.status == int(status[:3])
     assert said in str(error)
+
+
+@pytest.mark.parametrize("body", [b"{", b'"\xff"', b'[{"x":' + b"[" * 100_000])
+async def test_an_answer_that_tells_no_pools_is_refused(endpoint: FakeEndpoint, body: bytes) -> None:
+    """By the error of an endpoint that is none."""
+    endpoint.head, endpoint.body = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body
+    async with link.Link(endpoint.url, token="") as made:
+        with pytest.raises(DiscoveryRefusedError, match="no pools"):
+            await made.pools()
 
 
 async def test_an_endpoint_that_is_not_there_at_the_start_is_said() -> None:

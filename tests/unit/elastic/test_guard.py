@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -391,9 +392,10 @@ def plain_sgd(model: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
-@pytest.mark.parametrize("way", ["apply_gradients", "LBFGS"])
+@pytest.mark.filterwarnings("ignore::paddle.utils.deprecated.VisibleDeprecationWarning")
+@pytest.mark.parametrize("way", ["apply_gradients", "optimizer", "incubate.optimizer"])
 def test_an_optimizer_that_is_not_wrapped_may_not_step_in_another_way(way: str) -> None:
-    """By given gradients, or as the one optimizer of Paddle that has a step of its own."""
+    """By given gradients, or as an LBFGS of Paddle's, which has a step of its own."""
     run, _ = begin()
     run.wrap(*model_and_optimizer())
     critic = paddle.nn.Linear(2, 1)
@@ -405,11 +407,11 @@ def test_an_optimizer_that_is_not_wrapped_may_not_step_in_another_way(way: str) 
         return loss
 
     def step() -> None:
-        if way == "LBFGS":
-            paddle.optimizer.LBFGS(parameters=critic.parameters()).step(closure)
-        else:
+        if way == "apply_gradients":
             closure()
             plain_sgd(critic).apply_gradients([(each, each.grad) for each in critic.parameters()])
+        else:
+            attrgetter(f"{way}.LBFGS")(paddle)(parameters=critic.parameters()).step(closure)
 
     with pytest.raises(StepError, match=r"another optimizer step, \w+, which run\.wrap was not given"):
         step()

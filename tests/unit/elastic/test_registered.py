@@ -35,6 +35,15 @@ class Pair(NamedTuple):
     right: int
 
 
+class Tensor:
+    """One that is not Paddle's."""
+
+    __module__ = "torch"
+
+    def detach(self) -> Tensor:
+        return self
+
+
 VALUES: dict[Any, Any] = {
     "best": -math.inf,
     "misses": 3,
@@ -119,6 +128,11 @@ def test_objects_are_given_their_state_by_their_own_method(make: Callable[[], An
         ("best", Counter("aab"), r"got 'Counter', allowed is a dict .* not of a type derived from dict"),
         ("best", {"seen": Counter()}, r"Counter at 'seen'.*it would come back as another"),
         ("best", {"seen": defaultdict(list)}, "defaultdict at 'seen'"),
+        (
+            "best",
+            {"w": Tensor()},
+            r"got \"torch\.Tensor at 'w'\", allowed is what \.detach\(\)\.cpu\(\)\.numpy\(",
+        ),
         ("best", {"pair": Pair(1, 2)}, "Pair at 'pair'"),
         ("best", {"signal": signal.SIGTERM}, "Signals at 'signal'"),
         ("best", {"masked": np.ma.masked_array([1])}, "MaskedArray at 'masked'"),

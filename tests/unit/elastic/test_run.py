@@ -469,6 +469,7 @@ def test_batches_that_can_t_be_are_refused(given: dict[str, Any], message: str) 
         run.data(SAMPLES, **given)
 
 
+@pytest.mark.filterwarnings("ignore::paddle.utils.deprecated.VisibleDeprecationWarning")
 def test_what_can_t_be_wrapped_is_refused() -> None:
     """No other model, no stranger's parameters, no schedule that needs a loss, no second time."""
     run, _ = begin()
@@ -481,6 +482,7 @@ def test_what_can_t_be_wrapped_is_refused() -> None:
         (stranger.weight, optimizer, "a paddle.nn.Layer"),
         (model, "sgd", "an optimizer of paddle.optimizer"),
         (model, paddle.optimizer.LBFGS(parameters=model.parameters()), "LBFGS"),
+        (model, paddle.incubate.optimizer.LBFGS(parameters=model.parameters()), "LBFGS"),
         (stranger, optimizer, "parameters of the model only"),
         (model, paddle.optimizer.SGD(plateau, parameters=model.parameters()), "ReduceOnPlateau"),
     ):

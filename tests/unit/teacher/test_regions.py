@@ -120,6 +120,7 @@ def test_other_descriptors_are_refused(make: Callable[[], int], reason: str, reg
         b'{"pid": 99999999999999999999999, "fd": 0, "secret": ""}',
         b'{"pid": 1, "fd": -1, "secret": "\xc3\xa9"}',
         b"\xff",
+        b'{"x":' + b"[" * 100_000,
     ],
 )
 def test_what_is_no_registration_is_refused(body: bytes, regions: Regions) -> None:

@@ -755,6 +755,7 @@ def test_the_newest_result_is_that_of_the_job() -> None:
         ('{"loss": 1}', None, ('{"loss": 1}',)),
         ("[]", None, ("[]",)),
         ('{"checkpoint": "", "met', None, ('{"checkpoint": "", "met',)),
+        ("[" * 4096, None, ("[" * 4096,)),
         ("\n".join(map(str, range(50))), None, tuple(map(str, range(20, 50)))),
         ("", None, ()),
     ],

@@ -1,0 +1,86 @@
+"""What another job, another version or a stranger has left in Redis, and is no JSON of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from edl_runtime import progress
+from edl_runtime.autoscale.profile import Foresight
+from edl_runtime.autoscale.sources.outlook import _kept
+from edl_runtime.autoscale.sources.spec import CsvFile, Traffic
+from edl_runtime.checkpoint import landed
+from edl_runtime.elastic import events
+from edl_runtime.progress import Progress
+from edl_runtime.registry import quarantine
+from edl_runtime.registry.demands import demands
+from edl_runtime.registry.directory import Directory
+from edl_runtime.registry.lease import hold_lease
+from edl_runtime.registry.members import Member
+from edl_runtime.store import keys
+from edl_runtime.store.keys import Service
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+NONSENSE = ["", "{", "null", '{"of another version":' + "[" * 100_000]
+
+Reads = Callable[["Redis", str, str], Awaitable[Any]]
+
+
+async def report(client: Redis, namespace: str, nonsense: str) -> Any:
+    await client.set(keys.progress(namespace, "job"), nonsense)
+    return await progress.read(client, namespace, "job") or []
+
+
+async def reader_s_report(client: Redis, namespace: str, nonsense: str) -> Any:
+    said = Progress(step=1, updated_at=1.0, run="run")
+    await client.set(keys.progress(namespace, "job"), msgspec.json.encode(said))
+    await client.hset(keys.readers_progress(namespace, "job", "run"), "0", nonsense)
+    return [] if await progress.read(client, namespace, "job") == said else ["another report"]
+
+
+async def quarantined(client: Redis, namespace: str, nonsense: str) -> Any:
+    await client.set(keys.quarantine(namespace, "p", "student"), nonsense)
+    return await quarantine.read(client, namespace, "p", ["student"])
+
+
+async def demanded(client: Redis, namespace: str, nonsense: str) -> Any:
+    service = Service(namespace, "p")
+    async with hold_lease(client, service, Member(id="t0", address="h:1"), ttl_s=600.0):
+        await client.hset(keys.said(service), "t0", nonsense)
+        return [one for one in (await demands(client, namespace, ["p"]))["p"].teachers.values() if one]
+
+
+async def member(client: Redis, namespace: str, nonsense: str) -> Any:
+    service = Service(namespace, "p")
+    async with hold_lease(client, service, Member(id="t0", address="h:1"), ttl_s=600.0):
+        await client.hset(keys.records(service), "t0", nonsense)
+        return await Directory(client, namespace).members("p", "teachers")
+
+
+async def checkpoint(client: Redis, namespace: str, nonsense: str) -> Any:
+    await client.xadd(keys.checkpoints(namespace, "stream"), {"landed": nonsense})
+    return [one for _, one in await landed.after(client, namespace, "stream", block_ms=0) if one]
+
+
+async def event(client: Redis, namespace: str, nonsense: str) -> Any:
+    await client.xadd(keys.group_events(namespace, "job"), {"event": nonsense})
+    return await events.read(client, namespace, "job")
+
+
+async def profile(client: Redis, namespace: str, nonsense: str) -> Any:
+    key = keys.traffic_profile(namespace, "digest")
+    await client.set(key, nonsense)
+    traffic = Traffic(resource="gpu", source=CsvFile(path="/needs.csv"), foresight=Foresight())
+    return await _kept(client, key, traffic) or []
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda text: text[:30])
+@pytest.mark.parametrize("found", [report, reader_s_report, quarantined, demanded, member, checkpoint, event, profile])
+async def test_what_is_no_record_counts_as_none(client: Redis, namespace: str, found: Reads, nonsense: str) -> None:
+    """And whoever reads it goes on."""
+    assert not await found(client, namespace, nonsense)

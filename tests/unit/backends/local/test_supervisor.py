@@ -1,0 +1,42 @@
+"""What a supervisor answers to those who connect."""
+
+from __future__ import annotations
+
+import asyncio
+from unittest.mock import create_autospec
+
+import msgspec
+import pytest
+
+from edl_runtime.backends.local.job import Job
+from edl_runtime.backends.local.messages import Delete, Request
+from edl_runtime.backends.local.supervisor import _serve
+
+
+def asking(content: bytes) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    reader.feed_data(content)
+    reader.feed_eof()
+    return reader
+
+
+@pytest.mark.parametrize("nonsense", [b"", b"{", b"null", b'{"type":"\xff"}', b'{"type":"delete","x":' + b"[" * 5000])
+async def test_who_asks_nonsense_gets_no_answer(nonsense: bytes) -> None:
+    """The connection is closed, and nothing is done."""
+    job = create_autospec(Job, instance=True)
+    writer = create_autospec(asyncio.StreamWriter, instance=True)
+    await _serve(job, asking(nonsense), writer)
+    job.answer.assert_not_called()
+    writer.write.assert_not_called()
+    writer.close.assert_called_once_with()
+
+
+async def test_a_failure_of_the_job_closes_the_connection() -> None:
+    """Nobody waits for an answer that does not come."""
+    job = create_autospec(Job, instance=True)
+    job.answer.side_effect = OSError("disk full")
+    request: Request = Delete(token="t")
+    writer = create_autospec(asyncio.StreamWriter, instance=True)
+    with pytest.raises(OSError, match="disk full"):
+        await _serve(job, asking(msgspec.json.encode(request)), writer)
+    writer.close.assert_called_once_with()
