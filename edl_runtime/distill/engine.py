@@ -17,7 +17,8 @@ from edl_runtime.distill.cache import AnswerCache
 from edl_runtime.distill.discovery import follow_pool
 from edl_runtime.distill.epoch import Epoch
 from edl_runtime.distill.feeds import Plan
-from edl_runtime.distill.formats import Format, cut, pieces
+from edl_runtime.distill.formats import Format, cut
+from edl_runtime.distill.gathering import Gathering
 from edl_runtime.distill.lane import Asking, Connect
 from edl_runtime.distill.loop import LoopThread
 from edl_runtime.distill.needs import Needs
@@ -238,21 +239,35 @@ class Engine:
     def _put_all(self, epoch: Epoch) -> None:
         plans: list[Plan] = []
         first = 0
+
+        def put(piece: list[Any]) -> bool:
+            nonlocal plans, first
+            if not plans:
+                signatures = self.pipeline.await_signatures(epoch)
+                if signatures is None:
+                    return False
+                plans = self._agreed_plans(signatures)
+            for batch, requests in self._cut(piece, plans, first):
+                if not self.pipeline.put(epoch, batch, requests):
+                    return False
+                self._measure(batch, requests)
+            first += len(piece)
+            return True
+
         items = processes.Pass(self._source)
+        gathering = Gathering(self._least_items, self._most_items, put)
+        epoch.gathering = gathering
+
+        def given() -> Iterator[Any]:
+            try:
+                yield from items
+            except Exception:
+                gathering.end()  # what came before the error is delivered before it
+                raise
+
         ended = False
         try:
-            for piece in pieces(items, self._least_items, self._most_items):
-                if not plans:
-                    signatures = self.pipeline.await_signatures(epoch)
-                    if signatures is None:
-                        return
-                    plans = self._agreed_plans(signatures)
-                for batch, requests in self._cut(piece, plans, first):
-                    if not self.pipeline.put(epoch, batch, requests):
-                        return
-                    self._measure(batch, requests)
-                first += len(piece)
-            ended = True
+            ended = all(map(gathering.add, given())) and gathering.end()
         finally:
             if not ended:
                 items.close()

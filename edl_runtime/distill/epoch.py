@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections import deque
 
 from edl_runtime.distill.batches import Batch, Request
+from edl_runtime.distill.gathering import Gathering
 
 
 class Epoch:
     """One pass over the source: the batches that were put in and not yet taken, in order.
 
     - `awaited`: the script waits for news of it.
+    - `gathering`: the items that the source gave and nobody is asked about yet, once it is fed.
     - `over`: the script has left it, at its end or before.
     """
 
-    __slots__ = ("awaited", "batches", "ended", "error", "over", "waits_for_signature")
+    __slots__ = ("awaited", "batches", "ended", "error", "gathering", "over", "waits_for_signature")
 
     def __init__(self) -> None:
         self.batches: deque[Batch] = deque()
         self.awaited = False
         self.ended = False
         self.error: BaseException | None = None  # of the source; raised after the batches before it
+        self.gathering: Gathering | None = None
         self.over = False
         self.waits_for_signature = False
 

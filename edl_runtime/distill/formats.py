@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any, Literal, cast
@@ -25,45 +24,9 @@ from edl_runtime.protocol.tensors import Array, Tensor
 
 Format = Literal["sample", "sample_list", "batch"]
 
-GATHERING_S = 0.002
-"""More items than the least are cut together only if the source has them at once: nobody waits for those to come."""
-
 Cut = tuple[Sequence[Any], Mapping[Feed, Tensor], Sequence[int]]
 """All slots of the samples in a piece (in format "batch", of each item), those that are sent as the teachers take them,
 and how many rows each item has."""
-
-
-def pieces(source: Iterable[Any], least: int, most: Callable[[], int]) -> Iterator[list[Any]]:
-    """Return the source's items in the pieces that are cut together, of `least` items to `most`.
-
-    They have the least times a power of two, so that few batch sizes occur: a new one costs a teacher several runs.
-    """
-    gathered: list[Any] = []
-    enough, began = _whole(most(), least), time.monotonic()
-    try:
-        for item in source:
-            gathered.append(item)
-            if len(gathered) >= enough or (len(gathered) >= least and time.monotonic() - began > GATHERING_S):
-                while size := _whole(len(gathered), least):
-                    yield gathered[:size]
-                    gathered = gathered[size:]
-                enough, began = _whole(most(), least), time.monotonic()
-    except Exception:
-        yield from _rest(gathered, least)  # what came before the error is delivered before it
-        raise
-    yield from _rest(gathered, least)
-
-
-def _rest(gathered: list[Any], least: int) -> Iterator[list[Any]]:
-    while gathered:
-        size = _whole(len(gathered), least) or len(gathered)
-        yield gathered[:size]
-        gathered = gathered[size:]
-
-
-def _whole(count: int, least: int) -> int:
-    """Return the largest number up to `count` that is `least` times a power of two; 0 if there is none."""
-    return least << ((count // least).bit_length() - 1) if count >= least else 0
 
 
 def cut(

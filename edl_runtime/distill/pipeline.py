@@ -30,6 +30,9 @@ MOST_AHEAD = 8
 WORTH_SAYING = 0.05
 """Share of its time that the script waits for epochs to begin, from which on the log says how to avoid it."""
 
+HURRY_S = 0.02
+"""So long a script waits for the source before it has teachers asked about items that are held back."""
+
 log = get_logger(__name__)
 
 
@@ -153,9 +156,13 @@ class Pipeline:
             late = [pool for number, pool in enumerate(self.dispatchers) if epoch.batches[0].lacks(number)]
         else:
             late = [pool for pool in self.dispatchers if epoch.waits_for_signature and pool.signature is None]
-        pauses = [pool.pause_s(now, waiting_since) for pool in late]
+        pauses = [pool.pause_s(now, waiting_since) for pool in late] or [self._source_wait.pause_s(now, waiting_since)]
         epoch.awaited = True
-        self._done.wait(min(pauses) if pauses else self._source_wait.pause_s(now, waiting_since))
+        gathering = epoch.gathering
+        held_back = gathering is not None and gathering.holds_back and not late
+        self._done.wait(min([*pauses, HURRY_S] if held_back else pauses))
+        if held_back and gathering is not None and not epoch.batches:
+            gathering.hurry()
         epoch.awaited = False
 
     # The feeder

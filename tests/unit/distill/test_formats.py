@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from support.teachers.fakes import SIGNATURE, arithmetic
 
-from edl_runtime.distill import formats
 from edl_runtime.distill.batches import Batch, Request
 from edl_runtime.distill.feeds import SMALL_ROW, Plan
-from edl_runtime.distill.formats import GATHERING_S, Format, cut, join, pieces
+from edl_runtime.distill.formats import Format, cut, join
 from edl_runtime.errors import ProtocolError, SampleError, SpecError
 from edl_runtime.protocol.oip import Datatype, ModelSignature, Normalise, TensorSpec, TopK
 from edl_runtime.protocol.tensors import Array, dtype_of
@@ -68,12 +65,11 @@ def test_a_list_of_samples_keeps_its_length(container: type) -> None:
     np.testing.assert_array_equal([sample[3] for sample in samples], x.sum(axis=1))
 
 
-def test_single_samples_fill_requests() -> None:
-    """In format sample a request takes samples of several items, and only the last may be smaller."""
+def test_single_samples_share_a_request() -> None:
+    """In format sample a request takes samples of several items."""
     x = images(10)
-    groups = list(pieces([(row, number) for number, row in enumerate(x)], 4, lambda: 4))
-    assert [len(group) for group in groups] == [4, 4, 2]
-    batch, requests = cut_one("sample", groups[1])
+    batch, requests = cut_one("sample", [(row, number) for number, row in enumerate(x)][4:8])
+    assert [request.rows for request in requests] == [4]
     items = list(join("sample", answered(batch, requests)))
     np.testing.assert_array_equal([item[2] for item in items], x[4:8] * 2)
 
@@ -129,43 +125,6 @@ def test_items_of_several_shapes_are_not_asked_about_together(kind: Format) -> N
         items = [[(row,) for row in slots[0]] for slots in items]
     with pytest.raises(SampleError):
         cut(kind, items, [plan], 0)
-
-
-@pytest.mark.parametrize(
-    ("items", "least", "parts"), [(30, 1, [16, 8, 4, 2]), (300, 64, [256, 44]), (100, 64, [64, 36])]
-)
-def test_few_batch_sizes_occur(monkeypatch: pytest.MonkeyPatch, items: int, least: int, parts: list[int]) -> None:
-    """Pieces have the least times a power of two, since a new size costs a teacher several runs."""
-    monkeypatch.setattr(formats, "GATHERING_S", 60.0)
-    assert [len(piece) for piece in pieces(range(items), least, lambda: 400)] == parts
-
-
-def test_more_items_are_taken_only_from_a_source_that_has_them() -> None:
-    """One that takes its time is asked about at once; the least is always waited for."""
-    wait = threading.Event()
-
-    def source(waits: bool) -> Iterator[int]:  # noqa: FBT001
-        for number in range(12):
-            if waits:
-                wait.wait(1.1 * GATHERING_S)
-            yield number
-
-    assert [len(piece) for piece in pieces(source(waits=True), 2, lambda: 6)] == [2] * 6
-    assert [number for piece in pieces(source(waits=False), 2, lambda: 6) for number in piece] == list(range(12))
-
-
-def test_samples_before_an_error_come_before_it() -> None:
-    """A source that raises in the middle of a request's samples loses none of those before."""
-
-    def source() -> Iterator[int]:
-        yield from range(6)
-        raise OSError("no more")
-
-    found = pieces(source(), 4, lambda: 4)
-    assert next(found) == [0, 1, 2, 3]
-    assert next(found) == [4, 5]
-    with pytest.raises(OSError, match="no more"):
-        next(found)
 
 
 def test_large_rows_are_not_copied() -> None:

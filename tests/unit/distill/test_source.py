@@ -15,7 +15,7 @@ from support.students.fake_readers import BATCHES, ROWS, batches, numbers, patie
 from support.teachers.fakes import SIGNATURE, Behaviour, FakeTeachers, arithmetic
 from support.teachers.process import wait_until
 
-from edl_runtime.distill import DistillReader, engine, formats, patience
+from edl_runtime.distill import DistillReader, engine, gathering, patience
 from edl_runtime.distill.pipeline import MOST_AHEAD
 from edl_runtime.distill.sizing import MOST_ROWS, Sizing
 from edl_runtime.distill.stats import Tally
@@ -266,7 +266,7 @@ def asked_much_at_once(
     **options: Any,
 ) -> tuple[DistillReader, FakeTeachers]:
     """A reader that asks one of our teachers about several items at once, and the teacher."""
-    monkeypatch.setattr(formats, "GATHERING_S", 60.0)
+    monkeypatch.setattr(gathering, "GATHERING_S", 60.0)
     monkeypatch.setattr(Sizing, "note", lambda *_: None)
     ours = msgspec.structs.replace(SIGNATURE, extensions=extensions)
     teachers = FakeTeachers({"a:1": teacher}, signatures={"a:1": ours})
@@ -319,3 +319,22 @@ def test_a_wrong_item_among_others_is_named_in_its_turn(monkeypatch: pytest.Monk
         assert numbers([next(epoch) for _ in ALL]) == ALL
         with pytest.raises(SampleError, match=f"'x' of batch {BATCHES}: got float64"):
             next(epoch)
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_a_source_may_wait_for_the_script(monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
+    """One that gives so many items and the next only when the script has trained on one: none is held back for ever."""
+    room = threading.Semaphore(ahead)
+
+    def source() -> Iterator[Any]:
+        for batch in batches():
+            room.acquire()
+            yield batch
+
+    reader, _ = asked_much_at_once(monkeypatch, arithmetic, source)
+    with reader:
+        found = []
+        for item in reader:
+            found.append(item)
+            room.release()
+    assert numbers(found) == ALL

@@ -1,0 +1,90 @@
+"""Which items of a source teachers are asked about together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from edl_runtime.distill import gathering
+from edl_runtime.distill.gathering import GATHERING_S, Gathering
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, the sources here count as quick."""
+    monkeypatch.setattr(gathering, "GATHERING_S", 60.0)
+
+
+def pieces(items: Iterable[Any], least: int, most: int) -> list[int]:
+    given: list[list[Any]] = []
+
+    def give(piece: list[Any]) -> bool:
+        given.append(piece)
+        return True
+
+    gathers = Gathering(least, lambda: most, give)
+    items = list(items)
+    assert all(map(gathers.add, items))
+    assert gathers.end()
+    assert [item for piece in given for item in piece] == items
+    return [len(piece) for piece in given]
+
+
+@pytest.mark.parametrize(
+    ("items", "least", "most", "sizes"),
+    [
+        (30, 1, 400, [16, 8, 4, 2]),
+        (30, 1, 10, [8, 8, 8, 4, 2]),
+        (3, 1, 1, [1, 1, 1]),
+        (300, 64, 400, [256, 44]),
+        (100, 64, 64, [64, 36]),
+        (10, 4, 4, [4, 4, 2]),
+        (0, 1, 8, []),
+    ],
+)
+def test_few_batch_sizes_occur(items: int, least: int, most: int, sizes: list[int]) -> None:
+    """Pieces have the least times a power of two, since a new size costs a teacher several runs."""
+    assert pieces(range(items), least, most) == sizes
+
+
+def test_a_source_that_takes_its_time_is_asked_about_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No item waits for another; the least is always waited for."""
+    monkeypatch.setattr(gathering, "GATHERING_S", GATHERING_S)
+    wait = threading.Event()
+
+    def slow() -> Iterable[int]:
+        for number in range(6):
+            wait.wait(1.1 * GATHERING_S)
+            yield number
+
+    given: list[list[int]] = []
+    gathers = Gathering(2, lambda: 8, lambda piece: given.append(piece) is None)
+    assert all(map(gathers.add, slow()))
+    assert given == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_what_is_held_back_goes_when_the_script_waits() -> None:
+    """But no less than the least."""
+    given: list[list[int]] = []
+    gathers = Gathering(2, lambda: 8, lambda piece: given.append(piece) is None)
+    assert gathers.holds_back
+    for number in range(5):
+        gathers.add(number)
+    assert given == []
+    gathers.hurry()
+    gathers.hurry()
+    assert given == [[0, 1, 2, 3]]
+    assert gathers.end()
+    assert given[1:] == [[4]]
+    assert not Gathering(2, lambda: 3, lambda _: True).holds_back
+
+
+def test_nothing_is_given_that_nobody_wants() -> None:
+    """When the script has left the epoch, the source is told."""
+    given: list[list[int]] = []
+    gathers = Gathering(1, lambda: 4, lambda piece: given.append(piece) is not None)
+    assert [gathers.add(number) for number in range(4)] == [True, True, True, False]
+    assert given == [[0, 1, 2, 3]]
