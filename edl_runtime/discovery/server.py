@@ -98,6 +98,8 @@ class _Server(uvicorn.Server):
 class _Connection(H11Protocol):
     """A connection that is one of a limited number, and that has to ask something soon, and again when answered."""
 
+    stands_still = 0  # TCP_USER_TIMEOUT ends those that don't read
+
     def __init__(self, config: uvicorn.Config, state: ServerState, connections: Connections[_Connection]) -> None:
         super().__init__(config, state, {WELCOME: self._welcome})
         self._all = connections

@@ -41,6 +41,11 @@ class Client(Protocol):
         """Whether the server owes it nothing: it asks nothing, or has yet to send what it asks."""
         ...
 
+    @property
+    def stands_still(self) -> int:
+        """For how long it has kept the server waiting for its part, in the server's own measure; 0 if not for long."""
+        ...
+
     def abort(self) -> None:
         """Disconnect at once."""
         ...
@@ -53,9 +58,9 @@ class Connections(Generic[AnyClient]):
     """The open connections of a server, those in a TLS handshake included: at most `most`.
 
     A client is a stranger until its first good request, and at most `most_strangers` are. Where a new one is too many,
-    the oldest stranger goes; if there is no other, the client that has been idle the longest; and if all are busy, the
-    new one. The log says how many had to go, at most once in `TURNED_AWAY_TOLD_S`. Its length is the number of all, and
-    iteration has those whose handshake is over.
+    the oldest stranger goes; if there is no other, the client that has stood still the longest; if none has, the one
+    that has been idle the longest; and if all are busy, the new one. The log says how many had to go, at most once in
+    `TURNED_AWAY_TOLD_S`. Its length is the number of all, and iteration has those whose handshake is over.
     """
 
     def __init__(self, most: int, most_strangers: int = MOST_STRANGERS) -> None:
@@ -77,7 +82,7 @@ class Connections(Generic[AnyClient]):
         if len(self) <= self.most and len(self._strangers) <= self._most_strangers:
             return
         oldest = next(iter(self._strangers))
-        self._turn_away(oldest if oldest is not client else next((one for one in self._known if one.idle), client))
+        self._turn_away(oldest if oldest is not client else self._least_missed() or client)
 
     def enter(self, client: AnyClient) -> None:
         """Its handshake is over, or it needs none."""
@@ -99,6 +104,13 @@ class Connections(Generic[AnyClient]):
         """Disconnect those that have yet to begin TLS."""
         for accepted in self._strangers.values():
             _shut(accepted)
+
+    def _least_missed(self) -> AnyClient | None:
+        """Return which of those that are known may go; None if all are busy."""
+        stillest = max(self._known, key=lambda one: one.stands_still, default=None)
+        if stillest is not None and stillest.stands_still:
+            return stillest
+        return next((one for one in self._known if one.idle), None)
 
     def _turn_away(self, client: AnyClient) -> None:
         if not self._turned_away:

@@ -126,6 +126,12 @@ class Connection(asyncio.BufferedProtocol):
         """Whether the teacher owes it nothing: it asks nothing, or has yet to send what it asks."""
         return self._phase in (_Phase.HEAD, _Phase.ARRIVING)
 
+    @property
+    def stands_still(self) -> int:
+        """How many looks in a row have found that it does not do its part, up to now; 0 if fewer than AWAITED_LOOKS."""
+        looks = self._stall.lasts(self._progress())
+        return looks if looks >= AWAITED_LOOKS else 0
+
     def end(self) -> None:
         """Disconnect, when what has been written is sent."""
         self._transport.close()

@@ -16,7 +16,8 @@ STALL_LOOKS = 30
 more of a request nor taken more of an answer, nor yet made a request (with the token, if one is asked for)."""
 
 AWAITED_LOOKS = 3
-"""In place of these for one that holds a slot while others wait for one: then it has to move `AWAITED_BYTES` a look."""
+"""In place of these for one that holds a slot while others wait for one: then it has to move `AWAITED_BYTES` a look.
+And after so many in which it has done nothing, it goes when a new client is one too many."""
 
 AWAITED_BYTES = 256 * 1024
 
@@ -40,10 +41,18 @@ class Stall:
 
         `progress` is None while it is not the client's turn.
         """
-        seen, self._seen = self._seen, progress
-        stays = progress and seen and progress.turn == seen.turn and progress.moved - seen.moved < least
-        self._looks = self._looks + 1 if stays else 0
+        self._looks = self._looks + 1 if self._stays(progress, least) else 0
+        self._seen = progress
         return self._looks
+
+    def lasts(self, progress: Progress | None) -> int:
+        """Return what the last look found, or 0 if a byte has moved since."""
+        return self._looks if self._stays(progress, 1) else 0
+
+    def _stays(self, progress: Progress | None, least: int) -> bool:
+        if progress is None or self._seen is None or progress.turn != self._seen.turn:
+            return False
+        return progress.moved - self._seen.moved < least
 
 
 def untaken(transport: asyncio.Transport) -> int:

@@ -526,6 +526,38 @@ def test_idle_clients_lock_out_nobody() -> None:
         assert idle.ready()
 
 
+def test_clients_that_do_not_read_lock_out_nobody() -> None:
+    """After a few looks they go for newcomers, before idle clients; who waits for a slow model never does."""
+    size = 24 << 20
+    with ExitStack() as stack:
+        served = stack.enter_context(serving("echo", HeldRunner, limit=32 << 20, most_connections=3))
+        waits, never = stack.enter_context(served.connect()), stack.enter_context(late_reader(served.port))
+        idle, newest, next_one = (stack.enter_context(closing(TeacherConnection(served.address))) for _ in range(3))
+        never.sendall(echo_request(size))
+        wait_until(lambda: len(served.held) == 1)
+        served.on_loop(served.held.pop())
+        waits.sendall(echo_request(1))
+        wait_until(lambda: len(served.held) == 1)
+        assert idle.ready()
+        served.look(1)
+
+        def is_still() -> bool:
+            served.look()
+            return served.on_loop(lambda: any(one.stands_still for one in served.front.connections))
+
+        wait_until(is_still)  # the network may take more a few times
+        never.recv(1 << 20)
+        wait_until(lambda: not served.on_loop(lambda: any(one.stands_still for one in served.front.connections)))
+        wait_until(is_still)
+        assert newest.ready()
+        assert idle.ready()
+        assert len(served.front.connections) == 3
+        served.look(AWAITED_LOOKS + 1)
+        assert next_one.ready()
+        served.on_loop(served.held.pop())
+        assert waits.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_draining_teacher_answers_what_it_has_and_refuses_the_rest() -> None:
     """In flight: answered. New: 503, which another teacher may answer. Health says not ready, then all is closed."""
     with serving(runner=HeldRunner) as served, ThreadPoolExecutor(1) as thread, served.connect() as idle:

@@ -20,8 +20,9 @@ from edl_runtime.protocol.listener import Connections, accepting, listen, room_f
 class Client(asyncio.Protocol):
     """A client that keeps what happens to it."""
 
-    def __init__(self, *, idle: bool = True) -> None:
+    def __init__(self, *, idle: bool = True, stands_still: int = 0) -> None:
         self.idle = idle
+        self.stands_still = stands_still
         self.aborted = False
 
     def abort(self) -> None:
@@ -90,6 +91,21 @@ async def test_then_goes_who_has_been_idle_the_longest(accepted: socket.socket) 
     connections.used(first)
     arrived(connections, accepted)
     assert [busy.aborted, first.aborted, second.aborted] == [False, False, True]
+
+
+async def test_before_that_goes_who_has_stood_still_the_longest(accepted: socket.socket) -> None:
+    """Who keeps the server waiting takes no place of those that do their part; strangers go first all the same."""
+    connections = Count(4)
+    known = [arrived(connections, accepted, known=True, idle=idle) for idle in (True, False, False)]
+    stranger = arrived(connections, accepted)
+    for client, looks in zip(known, (0, 3, 5), strict=True):
+        client.stands_still = looks
+    gone = []
+    for _ in range(4):
+        newest = arrived(connections, accepted, known=True)
+        gone.append([one for one in (stranger, *known) if one.aborted])
+        assert not newest.aborted
+    assert gone == [[stranger], [stranger, known[2]], [stranger, *known[1:]], [stranger, *known]]
 
 
 async def test_where_all_are_busy_the_new_one_goes(accepted: socket.socket) -> None:
