@@ -15,6 +15,7 @@ from edl_runtime.errors import (
     EX_CONFIG,
     CheckpointHeldError,
     EdlError,
+    InitNotCalledError,
     ModelError,
     PoolMismatchError,
     SpecError,
@@ -42,7 +43,7 @@ SUMMARIES = {
 }
 """Every subcommand and what `edl --help` says of it."""
 
-_NOT_MENDED_BY_A_RESTART = (SpecError, ModelError, PoolMismatchError, CheckpointHeldError)
+_NOT_MENDED_BY_A_RESTART = (SpecError, ModelError, PoolMismatchError, CheckpointHeldError, InitNotCalledError)
 
 
 class _LazyGroup(click.Group):

@@ -28,7 +28,7 @@ from edl_runtime.elastic.job import elastic_job
 from edl_runtime.elastic.membership import request_stop
 from edl_runtime.elastic.messages import GEARS, Gear
 from edl_runtime.elastic.script import read_script
-from edl_runtime.errors import EX_CONFIG, RegistryUnavailableError, SpecError, UnknownJobError
+from edl_runtime.errors import EX_CONFIG, InitNotCalledError, RegistryUnavailableError, SpecError, UnknownJobError
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import NAME_LIMIT, Bounds, Checkpoint, JobSpec
@@ -104,7 +104,8 @@ def run(
         weight=weight,
     )
     spec = elastic_job(script, bounds, gear=gear, start=start, grace_s=grace_s)
-    read_script(command)
+    if read_script(command).forgets and bounds.max > 1:
+        raise InitNotCalledError
     if keeping:
         _check_place(keeping)
     sys.exit(asyncio.run(_run(spec, settings, detach=detach, as_json=as_json)))

@@ -32,7 +32,7 @@ from edl_runtime.elastic.script import Script
 from edl_runtime.elastic.steps import Steps
 from edl_runtime.elastic.trainers import Heard
 from edl_runtime.elastic.vigil import Vigil
-from edl_runtime.errors import EX_DATAERR, CheckpointHeldError, EdlError, RegistryUnavailableError
+from edl_runtime.errors import EX_DATAERR, EdlError, InitNotCalledError, RegistryUnavailableError
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds
@@ -119,6 +119,8 @@ class Agent:
             async with asyncio.TaskGroup() as tasks:
                 crew = Crew(self._script, self._me.id, environ, self._communication, tasks=tasks, heard=self._heard)
                 self._places.add(self._settings.checkpoint)
+                if self._script.forgets and self._bounds.max > 1:
+                    self._refuse(InitNotCalledError())
                 loops = (self._watch(), self._reports.run(), self._places.run())
                 helpers = [tasks.create_task(loop) for loop in loops]
                 try:
@@ -243,8 +245,11 @@ class Agent:
         if self._verdict and self._leaving_since is None:
             self._leaving_since = time.monotonic()
 
-    def _refuse(self, error: CheckpointHeldError) -> None:
-        """Fail the job, which is to write where another does; one that trains there has lost the place, and goes on."""
+    def _refuse(self, error: EdlError) -> None:
+        """Fail the job as one whose input is wrong, as where it is to write where another does.
+
+        One that trains there has lost the place, and goes on.
+        """
         others = Others.of(self._view, self._me.id, self._bounds, self._me.step, stepped=bool(self._me.stepped))
         if others.train:
             self._reports.tell(Note(text=f"{error}. This job goes on, for it has trained there before that one"))

@@ -17,6 +17,15 @@ WORTH_LOADING = ("numpy", "paddle", "torch")
 
 ELASTIC = "edl_runtime.elastic"
 
+_IMPORTERS = {"builtins", "code", "codeop", "imp", "importlib", "pickle", "pkgutil", "runpy", "unittest", "zipimport"}
+"""Modules by which a script can run others that it does not import."""
+
+_CALL_NO_INIT = (sys.stdlib_module_names - _IMPORTERS) | {*WORTH_LOADING, "edl_runtime"}
+"""Modules known not to call `elastic.init` for a script."""
+
+_BY_OTHER_WAYS = {"exec", "eval", "compile", "globals", "locals", "vars", "__import__", "__builtins__"}
+"""By these a script can call what it does not name."""
+
 _TAKE_A_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -29,6 +38,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     - `imports`: modules to import ahead.
     - `elastic`: it joins generations by itself, live ones too; others are started for each generation anew. A script
       that does so by way of another module is only known when it runs.
+    - `forgets`: it imports this project's elastic and surely never calls `init`; False where that can't be told.
     """
 
     command: tuple[str, ...]
@@ -37,6 +47,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     elastic: bool = False
+    forgets: bool = False
 
     def that_joins(self) -> Script:
         """Return this script as one that joins generations by itself."""
@@ -66,7 +77,8 @@ def read_script(command: Sequence[str]) -> Script:
         source = Path(file).read_bytes()
     except OSError as error:
         raise SpecError("command", file, f"a script that can be read ({error.strerror})") from None
-    modules = list(_imported(source))
+    tree = _parsed(source)
+    modules = list(_imported(tree))
     elastic = any(module == ELASTIC or module.startswith(f"{ELASTIC}.") for module in modules)
     if not elastic and not _is_this(words[0]):
         return Script(command=tuple(words))
@@ -77,6 +89,7 @@ def read_script(command: Sequence[str]) -> Script:
         options=tuple(words[1:first]),
         arguments=tuple(words[first + 1 :]),
         imports=tuple(worth),
+        forgets=elastic and _calls_no_init(tree, modules, Path(file).parent),
     )
     return script.that_joins() if elastic else script
 
@@ -101,15 +114,42 @@ def _script_at(words: Sequence[str]) -> int | None:
     return at if at < len(words) else None
 
 
-def _imported(source: bytes) -> Iterator[str]:
-    """Yield the modules that the source imports anywhere; none if it is no Python, which is for Python to say."""
+def _parsed(source: bytes) -> ast.Module:
+    """Return the source's tree, an empty one if it is no Python, which is for Python to say."""
     try:
-        tree = ast.parse(source)
+        return ast.parse(source)
     except (SyntaxError, ValueError):
-        return
+        return ast.Module(body=[], type_ignores=[])
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the modules that the source imports anywhere."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
             yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def _calls_no_init(tree: ast.Module, modules: Sequence[str], folder: Path) -> bool:
+    """Whether a script in this folder uses nothing of the elastic that it imports, and no module that may do so."""
+    roots = {module.partition(".")[0] for module in modules}
+    if not roots <= _CALL_NO_INIT or any(
+        (folder / root).exists() or (folder / f"{root}.py").exists() for root in roots
+    ):
+        return False
+    bound = set(_BY_OTHER_WAYS)
+    used = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            ours = [name for name in node.names if name.name.partition(".")[0] == "edl_runtime"]
+            bound.update(name.asname or "edl_runtime" for name in ours)
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            return False
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "edl_runtime":
+            is_elastic = (node.module or "").startswith(ELASTIC)
+            bound.update(name.asname or name.name for name in node.names if is_elastic or name.name in ("elastic", "*"))
+        elif isinstance(node, ast.Name):
+            used.add(node.id)
+    return "*" not in bound and not bound & used

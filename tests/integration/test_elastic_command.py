@@ -24,7 +24,7 @@ from edl_runtime.backends.local import LocalBackend
 from edl_runtime.cli.run import _name_of, _only_run_at, _run, _shell, _Show, run
 from edl_runtime.elastic.events import Event
 from edl_runtime.elastic.membership import Membership
-from edl_runtime.errors import CheckpointHeldError, SpecError
+from edl_runtime.errors import CheckpointHeldError, InitNotCalledError, SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
 from edl_runtime.store.client import connect
@@ -393,4 +393,15 @@ def test_what_can_not_be_run_is_refused_at_once(
     ran = CliRunner().invoke(run, ["--instances", "1:2", *arguments], env=environ)
     assert isinstance(ran.exception, SpecError) or ran.exit_code == 2
     assert said in f"{ran.stderr} {ran.exception}"
+    assert not work_dir.exists()
+
+
+def test_a_script_that_can_not_call_init_is_refused_at_once(
+    tmp_path: Path, work_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of several instances would train everything alone, and the job fail at its end."""
+    (tmp_path / "train.py").write_text("from edl_runtime import elastic")
+    monkeypatch.chdir(tmp_path)
+    ran = CliRunner().invoke(run, ["--instances", "2:2", "train.py"], env={"EDL_WORK_DIR": str(work_dir)})
+    assert isinstance(ran.exception, InitNotCalledError)
     assert not work_dir.exists()

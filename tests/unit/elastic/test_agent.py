@@ -1,4 +1,4 @@
-"""What an agent says while Redis is away."""
+"""What an agent says while Redis is away, and what it refuses without asking."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from edl_runtime.elastic.agent import Agent
+from edl_runtime.elastic.agent import Agent, Ending
 from edl_runtime.elastic.script import read_script
+from edl_runtime.errors import EX_DATAERR, InitNotCalledError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds
 from edl_runtime.store.client import connect
@@ -41,3 +42,30 @@ async def test_an_agent_says_again_and_again_that_redis_is_away(
             assert (await running).status == -signal.SIGTERM
     assert told == sorted(told)
     assert told[-1] >= 1
+
+
+@pytest.mark.parametrize("most", [1, 2])
+async def test_a_script_that_can_not_call_init_is_refused_before_it_runs_where_there_may_be_others(
+    tmp_path: Path, most: int
+) -> None:
+    """Its job has wrong input; an only instance may train alone, and runs it."""
+    script = tmp_path / "train.py"
+    script.write_text("from edl_runtime import elastic")
+    with capture_logs() as logs:
+        async with connect("redis://127.0.0.1:1/0") as nobody, asyncio.timeout(60):
+            agent = Agent(
+                read_script([str(script)]),
+                RuntimeSettings(job="training"),
+                nobody,
+                bounds=Bounds(1, most),
+                gear="live",
+                communication="gloo",
+            )
+            running = asyncio.ensure_future(agent.run(os.environ))
+            while not running.done() and not any(log["event"] == "trainer.begun" for log in logs):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            agent.leave(signal.SIGTERM)
+            ending = await running
+    begun = any(log["event"] == "trainer.begun" for log in logs)
+    refused = Ending(EX_DATAERR, f"instance 0: {InitNotCalledError()}")
+    assert (begun, ending) == ((True, Ending(-signal.SIGTERM)) if most == 1 else (False, refused))
