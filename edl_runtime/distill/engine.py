@@ -257,18 +257,21 @@ class Engine:
         items = processes.Pass(self._source)
         gathering = Gathering(self._least_items, self._most_items, put)
         epoch.gathering = gathering
-
-        def given() -> Iterator[Any]:
-            try:
-                yield from items
-            except Exception:
-                gathering.end()  # what came before the error is delivered before it
-                raise
-
-        ended = False
+        ended = giving = False
         try:
-            ended = all(map(gathering.add, given())) and gathering.end()
+            for item in items:
+                giving = True
+                if not gathering.add(item):
+                    return
+                giving = False
+            giving = True
+            ended = gathering.end()
+        except Exception:
+            if not giving:  # it is the source's, and what came before it is delivered before it
+                gathering.end()
+            raise
         finally:
+            epoch.gathering = None  # which refers to the epoch
             if not ended:
                 items.close()
 
