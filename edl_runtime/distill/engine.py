@@ -257,19 +257,9 @@ class Engine:
         items = processes.Pass(self._source)
         gathering = Gathering(self._least_items, self._most_items, put)
         epoch.gathering = gathering
-        ended = giving = False
+        ended = False
         try:
-            for item in items:
-                giving = True
-                if not gathering.add(item):
-                    return
-                giving = False
-            giving = True
-            ended = gathering.end()
-        except Exception:
-            if not giving:  # it is the source's, and what came before it is delivered before it
-                gathering.end()
-            raise
+            ended = gathering.add_all(items)
         finally:
             epoch.gathering = None  # which refers to the epoch
             if not ended:

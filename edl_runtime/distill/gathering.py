@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 GATHERING_S = 0.002
@@ -32,6 +32,25 @@ class Gathering:
     def holds_back(self) -> bool:
         """Whether it may hold back items that could be asked about."""
         return self._enough > self._least
+
+    def add_all(self, items: Iterable[Any]) -> bool:
+        """Take all items of the source; return whether all were wanted.
+
+        What came before an error of the source is given before that is raised.
+        """
+        giving = False
+        try:
+            for item in items:
+                giving = True
+                if not self.add(item):
+                    return False
+                giving = False
+            giving = True
+            return self.end()
+        except Exception:
+            if not giving:
+                self.end()
+            raise
 
     def add(self, item: Any) -> bool:
         """Take an item of the source; return whether more are wanted."""

@@ -88,3 +88,25 @@ def test_nothing_is_given_that_nobody_wants() -> None:
     gathers = Gathering(1, lambda: 4, lambda piece: given.append(piece) is not None)
     assert [gathers.add(number) for number in range(4)] == [True, True, True, False]
     assert given == [[0, 1, 2, 3]]
+
+
+def test_what_came_before_an_error_is_given_before_it() -> None:
+    """A source that raises in the middle of a piece loses nothing; of a piece that is refused nothing more is given."""
+
+    def source() -> Iterable[int]:
+        yield from range(6)
+        raise OSError("no more")
+
+    given: list[list[int]] = []
+    with pytest.raises(OSError, match="no more"):
+        Gathering(4, lambda: 4, lambda piece: given.append(piece) is None).add_all(source())
+    assert given == [[0, 1, 2, 3], [4, 5]]
+
+    def refuse(piece: list[int]) -> bool:
+        given.append(piece)
+        raise ValueError("wrong")
+
+    given.clear()
+    with pytest.raises(ValueError, match="wrong"):
+        Gathering(1, lambda: 4, refuse).add_all(range(6))
+    assert given == [[0, 1, 2, 3]]
