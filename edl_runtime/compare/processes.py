@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import msgspec
 
 from edl_runtime.backends.local.processes import KILL_S, start_wrapped
 from edl_runtime.compare.ways import RunError
+from edl_runtime.exit_status import ending
 
 LAST_LINES = 15
 LOOK_EVERY_S = 0.2
@@ -64,8 +64,7 @@ def run_script(command: Sequence[str], env: Mapping[str, str], log: Path, tell: 
             except subprocess.TimeoutExpired:
                 tell(next(iter(last_lines(log)[-1:]), ""))
     if code:
-        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-        raise RunError(f"the script {ended}", last_lines(log))
+        raise RunError(f"the script {ending(code)}", last_lines(log))
 
 
 def last_lines(log: Path, count: int = LAST_LINES) -> list[str]:

@@ -91,7 +91,7 @@ def row(way: Way, *runs: Measured, reason: str = "") -> Row:
 
 ALONE = row("none", Measured(0.8, 1000, 32), Measured(0.9, 3000, 32))
 SERVED = row("service", Measured(0.95, 1500, 32))
-FAILED = row("inprocess", reason="the script ended with exit status 1")
+FAILED = row("inprocess", reason="the script exited with 1")
 
 
 def test_speeds_are_shown_beside_those_without_distillation() -> None:
