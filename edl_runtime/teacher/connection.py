@@ -2,6 +2,7 @@
 
 Bodies are received straight into shared memory and answers sent straight from it, so that large tensors are not
 copied; except over TLS, and before Python 3.12 what of an answer the network does not take at once: asyncio copies it.
+A body that comes slowly while others wait for its slot goes on into memory of its own, and is copied when it is there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _LINGER_S = 2.0
 _SMALL_ANSWER = 128 * 1024  # bytes; copying these behind their head is cheaper than a second system call
-
+_NOTHING = memoryview(b"")
 
 _TLS_PIECE = 64 * 1024
 """Bytes of an answer that are given to TLS at a time: it encrypts at once, and keeps, all that it is given."""
@@ -37,6 +38,7 @@ class _Phase(enum.Enum):
     ARRIVING = enum.auto()  # reading as much of a body as there is room for without a slot
     WAITING = enum.auto()  # for a slot
     BODY = enum.auto()  # reading a body into the slot
+    ASIDE = enum.auto()  # reading a body into memory of its own
     RUNNING = enum.auto()  # the runner has the request
     SENDING = enum.auto()  # the answer has not all been taken by the network
     LINGERING = enum.auto()  # answered and done; what the client still sends is dropped until it has read that
@@ -57,7 +59,7 @@ class Connection(asyncio.BufferedProtocol):
         self._slot = -1
         self._shared = SharedBy(front.regions)
         self._registers = self._alone = False
-        self._body = self._unsent = memoryview(b"")
+        self._body = self._unsent = _NOTHING
         self._heads = self._size = self._received = self._answer_size = 0
         self._json_size: int | None = None
         self._keep_alive = True
@@ -77,7 +79,7 @@ class Connection(asyncio.BufferedProtocol):
         self._front.connections.enter(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        if self._phase is _Phase.BODY:
+        if self._phase is _Phase.BODY or self._phase is _Phase.ASIDE:
             return self._body[self._received :]
         return self._ahead.room()
 
@@ -86,6 +88,11 @@ class Connection(asyncio.BufferedProtocol):
             self._received += nbytes
             if self._received == self._size:
                 self._run()
+            return
+        if self._phase is _Phase.ASIDE:
+            self._received += nbytes
+            if self._received == self._size:
+                self._take_slot()
             return
         if self._phase is _Phase.LINGERING:
             return
@@ -104,8 +111,8 @@ class Connection(asyncio.BufferedProtocol):
         self.alive = False
         self._front.connections.leave(self)
         self._shared.close()
-        if self._phase in (_Phase.ARRIVING, _Phase.WAITING):
-            self._front.slots.leave(self)
+        if self._phase in (_Phase.ARRIVING, _Phase.WAITING, _Phase.ASIDE):
+            self._forget_body()
         elif self._phase in (_Phase.BODY, _Phase.SENDING):
             self._return_slot()
         elif self._phase is _Phase.RUNNING:
@@ -124,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def idle(self) -> bool:
         """Whether the teacher owes it nothing: it asks nothing, or has yet to send what it asks."""
-        return self._phase in (_Phase.HEAD, _Phase.ARRIVING)
+        return self._phase in (_Phase.HEAD, _Phase.ARRIVING, _Phase.ASIDE)
 
     @property
     def stands_still(self) -> int:
@@ -140,12 +147,70 @@ class Connection(asyncio.BufferedProtocol):
         """Disconnect at once."""
         self._transport.abort()
 
-    def end_if_stalled(self) -> None:
-        """Look at the client, and disconnect it if it has not done its part for too long."""
+    @property
+    def slow(self) -> bool:
+        """Whether less than AWAITED_BYTES have moved from the last look but one to the last, in which it had to."""
+        return self._stall.moved is not None and self._stall.moved < AWAITED_BYTES
+
+    @property
+    def to_come(self) -> int:
+        """Bytes of a body, which it has begun to send, that have yet to come."""
+        return self._size - self._received
+
+    def look(self) -> bool:
+        """Look at the client, and disconnect it if it has not done its part for too long.
+
+        Return whether its body comes too slowly for a slot that others wait for.
+        """
         awaited = self._slot >= 0 and self._front.slots.contested
         looks = self._stall.look(self._progress(), AWAITED_BYTES if awaited else 1)
+        if awaited and self._phase is _Phase.BODY:
+            return looks > 0
         if looks >= (AWAITED_LOOKS if awaited else STALL_LOOKS):
             self._transport.abort()
+        return False
+
+    def set_aside(self) -> None:
+        """Receive the body beside its slot from now on; without room disconnect the client, if it stays too slow.
+
+        The slot is its own until `leave_slot`.
+        """
+        if not self._set_aside(self._body[: self._received]) and self._stall.looks >= AWAITED_LOOKS:
+            self._transport.abort()
+
+    def leave_slot(self) -> None:
+        """Give back the slot if the body is received into it no more."""
+        if self._phase is not _Phase.BODY:
+            slot, self._slot = self._slot, -1
+            self._front.slots.give_back(slot, self._size, 0)
+
+    def set_aside_if_waiting(self) -> None:
+        """Receive a body that waits for a slot in the socket beside the slots, if there is room."""
+        if self._phase is _Phase.WAITING and not self._body and len(self._ahead) < self._size and self._set_aside():
+            self._received = self._ahead.take_into(self._body)
+            self._pause_while_full()
+
+    def _set_aside(self, received: memoryview = _NOTHING) -> bool:
+        """Receive the body, with what of it lies in its slot, into memory of its own; return whether there is room."""
+        memory = self._front.aside.take(self, self._size)
+        if memory is None:
+            return False
+        memory[: len(received)] = received
+        self._body = memory
+        self._phase = _Phase.ASIDE
+        self._front.slots.expect(self)
+        return True
+
+    def refuse_body(self) -> None:
+        """Answer that there is no room for a body that comes slowly."""
+        self._forget_body()
+        self._close_with(refusal(503, "the body comes too slowly: others wait, and there is no memory to keep it in"))
+
+    def _forget_body(self) -> None:
+        """Neither receive the body any more nor wait for a slot for it."""
+        self._body = _NOTHING
+        self._front.aside.give_back(self)
+        self._front.slots.leave(self)
 
     def _progress(self) -> Progress | None:
         """Return how far the client is with its part; None when it has none, for it may be idle if known."""
@@ -154,13 +219,19 @@ class Connection(asyncio.BufferedProtocol):
             return None
         sends = self._phase is _Phase.SENDING
         moved = -len(self._unsent) - untaken(self._transport) if sends else self._received + len(self._ahead)
-        return Progress((self._phase, self._heads), moved)
+        phase = _Phase.BODY if self._phase is _Phase.ASIDE else self._phase
+        return Progress((phase, self._heads), moved)
 
     def begin_body(self, slot: int) -> None:
-        """Receive the body into `slot`, with what of it came along with the head."""
+        """Receive the body into `slot`, with what of it has come; or copy it there, if all of it was set aside."""
         self._slot = slot
-        self._body = self._front.arena.request(slot)[: self._size]
-        self._received = self._ahead.take_into(self._body)
+        area = self._front.arena.request(slot)[: self._size]
+        if self._body:
+            area[:] = self._body
+            self._front.aside.give_back(self)
+        else:
+            self._received = self._ahead.take_into(area)
+        self._body = area
         self._phase = _Phase.BODY
         self._pause_while_full()
         if self._received == self._size:
@@ -228,8 +299,11 @@ class Connection(asyncio.BufferedProtocol):
     def _take_slot_if_due(self) -> None:
         """Wait for a slot once the body is there, or more of it than there is room for: who sends slowly holds none."""
         if self._ahead.full or len(self._ahead) >= self._size:
-            self._phase = _Phase.WAITING
-            self._front.slots.take(self)
+            self._take_slot()
+
+    def _take_slot(self) -> None:
+        self._phase = _Phase.WAITING
+        self._front.slots.take(self)
 
     def _run(self) -> None:
         self._phase = _Phase.RUNNING
@@ -301,7 +375,7 @@ class Connection(asyncio.BufferedProtocol):
     def _return_slot(self) -> None:
         if self._slot >= 0:
             slot, self._slot = self._slot, -1
-            self._body = self._unsent = memoryview(b"")
+            self._body = self._unsent = _NOTHING
             self._front.slots.give_back(slot, self._size, self._answer_size)
 
     def _pause_while_full(self) -> None:

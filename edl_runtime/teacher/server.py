@@ -11,6 +11,7 @@ from edl_runtime.log import get_logger
 from edl_runtime.protocol.listener import Connections
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.teacher.arena import Arena
+from edl_runtime.teacher.aside import MOST_ASIDE, Aside
 from edl_runtime.teacher.connection import Connection
 from edl_runtime.teacher.metrics import Metrics
 from edl_runtime.teacher.regions import Regions
@@ -40,6 +41,7 @@ class Front:
         token: str = "",
         look_s: float = LOOK_S,
         most_connections: int = MOST_CONNECTIONS,
+        most_aside: int = MOST_ASIDE,
     ) -> None:
         """Serve `signature` by `runner`, whose requests lie in `arena`: its areas are the limit of a body.
 
@@ -56,6 +58,7 @@ class Front:
         self.runner = runner
         self.arena = arena
         self.slots = Slots(arena)
+        self.aside = Aside(most_aside)
         self.draining = False
         self.connections: Connections[Connection] = Connections(most_connections)
         self._look_s = look_s
@@ -81,6 +84,16 @@ class Front:
             self.end_stalled()
 
     def end_stalled(self) -> None:
-        """Look at all clients, and disconnect those that have not done their part for too long."""
-        for connection in self.connections:
-            connection.end_if_stalled()
+        """Look at all clients, and disconnect those that have not done their part for too long.
+
+        Where bodies come too slowly for slots that others wait for, they go on beside these, and so do those that wait:
+        so the slots are for who has sent all, however many are slow.
+        """
+        slow = [connection for connection in self.connections if connection.look()]
+        for connection in slow:
+            connection.set_aside()
+        if slow:
+            for connection in self.connections:
+                connection.set_aside_if_waiting()
+        for connection in slow:
+            connection.leave_slot()

@@ -38,7 +38,8 @@ class Slots:
         return len(self._expected) + len(self._waiting) + self._arena.slots - len(self._free)
 
     def expect(self, asker: Asker) -> None:
-        """Count one who will `take` a slot, or `leave` before."""
+        """Count one who will `take` a slot, or `leave` before; and who may wait for one up to now."""
+        self._waiting.pop(asker, None)
         self._expected.add(asker)
 
     def take(self, asker: Asker) -> None:

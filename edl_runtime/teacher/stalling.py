@@ -17,7 +17,8 @@ more of a request nor taken more of an answer, nor yet made a request (with the 
 
 AWAITED_LOOKS = 3
 """In place of these for one that holds a slot while others wait for one: then it has to move `AWAITED_BYTES` a look.
-And after so many in which it has done nothing, it goes when a new client is one too many."""
+Of a request it moves less only once: then the body is received beside the slots, and it goes if there is no room. And
+after so many in which it has done nothing, it goes when a new client is one too many."""
 
 AWAITED_BYTES = 256 * 1024
 
@@ -30,29 +31,36 @@ class Progress(NamedTuple):
 
 
 class Stall:
-    """What the looks at one client tell."""
+    """What the looks at one client tell.
+
+    - `looks`: how many in a row have found less than they ask for, up to the last.
+    - `moved`: bytes between the last two; None if the client had no part then, or another one.
+    """
 
     def __init__(self) -> None:
+        self.looks = 0
+        self.moved: int | None = None
         self._seen: Progress | None = None
-        self._looks = 0
 
     def look(self, progress: Progress | None, least: int = 1) -> int:
         """Return how many looks in a row have found less than `least` bytes moved.
 
         `progress` is None while it is not the client's turn.
         """
-        self._looks = self._looks + 1 if self._stays(progress, least) else 0
+        self.moved = self._moved_since(progress)
+        self.looks = self.looks + 1 if self.moved is not None and self.moved < least else 0
         self._seen = progress
-        return self._looks
+        return self.looks
 
     def lasts(self, progress: Progress | None) -> int:
         """Return what the last look found, or 0 if a byte has moved since."""
-        return self._looks if self._stays(progress, 1) else 0
+        moved = self._moved_since(progress)
+        return self.looks if moved is not None and moved < 1 else 0
 
-    def _stays(self, progress: Progress | None, least: int) -> bool:
+    def _moved_since(self, progress: Progress | None) -> int | None:
         if progress is None or self._seen is None or progress.turn != self._seen.turn:
-            return False
-        return progress.moved - self._seen.moved < least
+            return None
+        return progress.moved - self._seen.moved
 
 
 def untaken(transport: asyncio.Transport) -> int:
