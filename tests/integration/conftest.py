@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ from support.backends.local_processes import wait_until_gone
 from support.slow_redis import redis_may_be_slow  # noqa: F401
 
 from edl_runtime.backends.local import LocalBackend
+from edl_runtime.protocol.tls import Trust, shown_by, trust_of
+from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.client import connect
 
 if TYPE_CHECKING:
@@ -47,6 +50,20 @@ def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     empty(s3_url)
     return f"s3://{BUCKET}/nightly"
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> tuple[ssl.SSLContext, Trust]:
+    """What a teacher at 127.0.0.1 shows, and who believes it."""
+    from support.network.certificates import Authority
+
+    authority = Authority(tmp_path / "ours")
+    shown = authority.sign("127.0.0.1")
+    made = RuntimeSettings(tls_cert=str(shown.cert), tls_key=str(shown.key), teacher_ca=str(authority.ca))
+    context, trust = shown_by(made), trust_of(made)
+    assert context is not None
+    assert trust is not None
+    return context, trust
 
 
 @pytest.fixture

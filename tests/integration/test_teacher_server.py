@@ -12,20 +12,17 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.network.certificates import Authority
 from support.teachers.process import PATIENCE_S, wait_until
-from support.teachers.serving import LIMIT, HeldRunner, LaterRunner, Served, serving
+from support.teachers.serving import LIMIT, HeldRunner, LaterRunner, Served, echo_request, serving
 
 from edl_runtime.errors import InferenceError
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.requests import REQUEST_JSON_LIMIT
-from edl_runtime.protocol.tls import Trust, shown_by, trust_of
-from edl_runtime.settings import RuntimeSettings
+from edl_runtime.protocol.tls import Trust
 from edl_runtime.teacher.stalling import AWAITED_LOOKS, STALL_LOOKS, untaken
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -228,16 +225,6 @@ def test_a_client_that_waits_for_continue_is_told_to(served: Served) -> None:
         assert raw.recv(65536).startswith(b"HTTP/1.1 400 ")
 
 
-def echo_request(size: int) -> bytes:
-    """A request of the model `echo`, whose answer is as large."""
-    tensor = b'{"name":"x","datatype":"UINT8","shape":[1,%d],"parameters":{"binary_data_size":%d}}' % (size, size)
-    header = b'{"inputs":[%b],"parameters":{"binary_data_output":true}}' % tensor
-    head = b"POST /v2/models/teacher/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n" % (
-        len(header) + size
-    )
-    return head + b"Inference-Header-Content-Length: %d\r\n\r\n" % len(header) + header + b"\x09" * size
-
-
 @contextmanager
 def late_reader(port: int) -> Iterator[socket.socket]:
     """A client into which hardly anything fits that it has not read."""
@@ -276,18 +263,6 @@ def test_an_answer_keeps_its_slot_until_the_network_has_taken_it() -> None:
         while part := late.recv(65536):
             answer += part
         assert answer.endswith(b"\x09" * size)
-
-
-@pytest.fixture
-def tls(tmp_path: Path) -> tuple[ssl.SSLContext, Trust]:
-    """What a teacher at 127.0.0.1 shows, and who believes it."""
-    authority = Authority(tmp_path / "ours")
-    shown = authority.sign("127.0.0.1")
-    made = RuntimeSettings(tls_cert=str(shown.cert), tls_key=str(shown.key), teacher_ca=str(authority.ca))
-    context, trust = shown_by(made), trust_of(made)
-    assert context is not None
-    assert trust is not None
-    return context, trust
 
 
 def test_an_idle_client_holds_no_slot_over_tls(tls: tuple[ssl.SSLContext, Trust]) -> None:

@@ -6,17 +6,14 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
-from support.network.certificates import Authority
 from support.teachers.process import wait_until
-from support.teachers.serving import HeldRunner, Served, serving
+from support.teachers.serving import HeldRunner, Served, echo_request, serving
 
 from edl_runtime.protocol.client import TeacherConnection
-from edl_runtime.protocol.tls import Trust, shown_by, trust_of
-from edl_runtime.settings import RuntimeSettings
+from edl_runtime.protocol.tls import Trust
 from edl_runtime.teacher.stalling import AWAITED_LOOKS, STALL_LOOKS
 
 SIZE = 1 << 20
@@ -26,25 +23,15 @@ BEGUN = 100_000
 SLOTS = 16
 
 
-def request(size: int, value: int) -> tuple[bytes, bytes]:
-    """Return the head and the body of a request of the model `echo`, whose answer has the same `size` bytes."""
-    tensor = b'{"name":"x","datatype":"UINT8","shape":[1,%d],"parameters":{"binary_data_size":%d}}' % (size, size)
-    header = b'{"inputs":[%b],"parameters":{"binary_data_output":true}}' % tensor
-    head = b"POST /v2/models/teacher/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n" % (
-        len(header) + size
-    )
-    return head + b"Inference-Header-Content-Length: %d\r\n\r\n" % len(header), header + bytes([value]) * size
-
-
 class Slow:
     """A client that sends the first part of a large body at once, and then what it is told to."""
 
     def __init__(self, connected: socket.socket, size: int = SIZE, value: int = 0) -> None:
         self.connected = connected
-        head, body = request(size, value)
+        wanted = echo_request(size, value)
         self._answer = bytes([value]) * size
-        connected.sendall(head + body[:BEGUN])
-        self._rest = memoryview(body)[BEGUN:]
+        connected.sendall(wanted[:BEGUN])
+        self._rest = memoryview(wanted)[BEGUN:]
 
     def send(self, size: int) -> None:
         self.connected.sendall(self._rest[:size])
@@ -122,18 +109,6 @@ def a_teacher(
         yield Teacher(served, stack, trust)
 
 
-@pytest.fixture
-def tls(tmp_path: Path) -> tuple[ssl.SSLContext, Trust]:
-    """What a teacher at 127.0.0.1 shows, and who believes it."""
-    authority = Authority(tmp_path / "ours")
-    shown = authority.sign("127.0.0.1")
-    made = RuntimeSettings(tls_cert=str(shown.cert), tls_key=str(shown.key), teacher_ca=str(authority.ca))
-    context, trust = shown_by(made), trust_of(made)
-    assert context is not None
-    assert trust is not None
-    return context, trust
-
-
 @pytest.mark.parametrize(("clients", "secured"), [(SLOTS, False), (40, False), (SLOTS, True)])
 def test_large_bodies_that_come_slowly_hold_no_slot(
     tls: tuple[ssl.SSLContext, Trust], *, clients: int, secured: bool
@@ -168,7 +143,7 @@ def test_a_body_that_is_set_aside_waits_for_a_slot_when_it_is_there() -> None:
         teacher.look()
         others = [stack.enter_context(served.connect()) for _ in range(2)]
         for other in others:
-            other.sendall(b"".join(request(1, 7)))
+            other.sendall(echo_request(1))
         wait_until(lambda: teacher.waiting == 2)
         teacher.look()
         wait_until(lambda: len(served.held) == 1)
@@ -189,7 +164,7 @@ def contested(teacher: Teacher, waits: int) -> None:
     for _ in range(waits):
         other = teacher.served.connect()
         teacher._stack.enter_context(other)
-        other.sendall(b"".join(request(1, 7)))
+        other.sendall(echo_request(1))
     wait_until(lambda: teacher.waiting == waits)
     teacher.look()
 

@@ -26,6 +26,16 @@ LIMIT = 1 << 20
 """Bytes of a body."""
 
 
+def echo_request(size: int, value: int = 9) -> bytes:
+    """Return a request of the model `echo`: `size` bytes of this value, which the answer has, too."""
+    tensor = b'{"name":"x","datatype":"UINT8","shape":[1,%d],"parameters":{"binary_data_size":%d}}' % (size, size)
+    header = b'{"inputs":[%b],"parameters":{"binary_data_output":true}}' % tensor
+    head = b"POST /v2/models/teacher/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n" % (
+        len(header) + size
+    )
+    return head + b"Inference-Header-Content-Length: %d\r\n\r\n" % len(header) + header + bytes([value]) * size
+
+
 class HeldRunner(InlineRunner):
     """Holds requests until they are let go."""
 
