@@ -231,6 +231,21 @@ class RegistrySilentError(RegistryUnavailableError):
     """Raised when Redis does not answer in time; it may be away, or slow for a moment."""
 
 
+class MalformedRecordError(RegistryError, ValueError):
+    """Raised when Redis holds something that this version can't read, and can't do without. `key`: where."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(key, problem)
+        self.key = key
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"what Redis holds at {self.key!r} can't be read ({self.problem}): another version of edl-airflow has "
+            "written it, or it is damaged; stop the job or pool that it belongs to, or delete the key if none runs"
+        )
+
+
 class DiscoveryUnavailableError(RegistryError, ConnectionError):
     """Raised when a discovery endpoint does not answer, or has no registry to ask."""
 

@@ -16,6 +16,7 @@ import msgspec
 from airflow.sdk import BaseHook
 
 from edl_airflow.work import KubernetesPlace, LocalPlace, Place
+from edl_runtime.decoding import Decoder
 from edl_runtime.errors import EdlError, RegistryUnavailableError, SpecError
 from edl_runtime.pods import Pod
 from edl_runtime.settings import RuntimeSettings
@@ -200,7 +201,7 @@ def _pod(fields: _Fields) -> Pod:
     field = f"{fields.where}, field 'Pod'"
     allowed = 'JSON of what `Pod` has, as in {"image": "registry.example/edl-runtime:gpu"}'
     try:
-        return msgspec.json.decode(given, type=Pod) if isinstance(given, str) else msgspec.convert(given, Pod)
+        return Decoder(Pod).decode(given) if isinstance(given, str) else msgspec.convert(given, Pod)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, SpecError):
             raise SpecError(

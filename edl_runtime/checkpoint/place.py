@@ -27,6 +27,7 @@ from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
 from edl_runtime.store.client import connect, run_script, unavailable_if_lost
+from edl_runtime.store.records import decoded
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -118,7 +119,10 @@ class PlaceLease:
         job, lease_ms = f"{settings.namespace}/{settings.job}", max(1, round(settings.lease_ttl_s * 1000))
         words: list[str | int] = [self._member, lease_ms, job, msgspec.json.encode(about).decode()]
         answer = await run_script(self._client, "place_hold", self._keys, words)
-        return (msgspec.json.decode(answer[0], type=PlaceHolder), float(answer[1])) if answer else None
+        if not answer:
+            return None
+        unknown = PlaceHolder(namespace="unknown", job="one of another version", since=about.since)
+        return decoded(answer[0], PlaceHolder) or unknown, float(answer[1])
 
 
 def hold_until_exit(settings: RuntimeSettings, url: str) -> None:
@@ -137,7 +141,8 @@ def hold_until_exit(settings: RuntimeSettings, url: str) -> None:
     end = begun.result()
 
     def let_go() -> None:
-        end()
+        with suppress(RuntimeError):  # the thread has ended, and its loop with it
+            end()
         thread.join(LETS_GO_WITHIN_S)
 
     atexit.register(let_go)

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.errors import EdlError, SpecError
 
 Way = Literal["none", "inprocess", "offline", "service"]
@@ -24,6 +25,10 @@ TITLES: dict[Way, str] = {
 
 PUBLISHED = ("accuracy", "samples_per_s", "batch_size")
 """What is read of the metrics that a script leaves with `write_result`; the last may be absent."""
+
+
+class _Result(msgspec.Struct, frozen=True):
+    metrics: dict[str, object] = {}
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -93,7 +98,10 @@ def measured_from(content: bytes | None) -> Measured:
     wanted = 'edl_runtime.result.write_result(metrics={"accuracy": …, "samples_per_s": …, "batch_size": …})'
     if not content:
         raise RunError(f"the script left no result; at its end, call {wanted}")
-    metrics = msgspec.json.decode(content).get("metrics", {})
+    try:
+        metrics = Decoder(_Result).decode(content).metrics
+    except msgspec.DecodeError as error:
+        raise RunError(f"the script's result can't be read ({error}); at its end, call {wanted}") from None
     if missing := [name for name in PUBLISHED[:2] if name not in metrics]:
         there = ", ".join(metrics) or "none"
         raise RunError(f"the script's metrics have no {' and no '.join(missing)} (there are: {there}); call {wanted}")

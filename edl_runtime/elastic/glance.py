@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.elastic.generation import Outcome
 from edl_runtime.elastic.roll import index_of
 from edl_runtime.store import keys
 from edl_runtime.store.client import unavailable_if_lost
+from edl_runtime.store.records import has_to_be_readable
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -48,17 +50,18 @@ async def is_anybody_there(client: Redis, namespace: str, job: str) -> bool:
 async def glance(client: Redis, namespace: str, job: str) -> Glance | None:
     """Return what Redis knows of a job's trainers for a day after the last, None if nothing.
 
-    Raises RegistryUnavailableError.
+    Raises MalformedRecordError, RegistryUnavailableError.
     """
     with unavailable_if_lost(client):
-        fields = ["run", "formed", "members", "stop", "outcome", "wall"]
-        found: Any = client.hmget(keys.group_state(namespace, job), fields)
+        key, fields = keys.group_state(namespace, job), ["run", "formed", "members", "stop", "outcome", "wall"]
+        found: Any = client.hmget(key, fields)
         run, formed, members, stop, outcome, wall = await found
     if run is None:
         return None
-    return Glance(
-        members=tuple(map(index_of, members.split())) if formed == "active" else (),
-        stop=stop or None,
-        outcome=msgspec.json.decode(outcome, type=Outcome) if outcome else None,
-        heard_at=int(wall) / 1000,
-    )
+    with has_to_be_readable(key):
+        return Glance(
+            members=tuple(map(index_of, members.split())) if formed == "active" else (),
+            stop=stop or None,
+            outcome=Decoder(Outcome).decode(outcome) if outcome else None,
+            heard_at=int(wall) / 1000,
+        )

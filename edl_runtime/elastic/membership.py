@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.elastic.events import Event
 from edl_runtime.elastic.generation import Generation, GroupView, Outcome, Presence, Suspicion, TrainerMember
 from edl_runtime.errors import InstanceSupersededError, JobTakenError
 from edl_runtime.store import keys
 from edl_runtime.store.client import run_script, unavailable_if_lost
+from edl_runtime.store.records import has_to_be_readable
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -35,9 +37,9 @@ BLOCK_S = 0.7
 """Longest single wait inside Redis; below the client's time limit for an answer."""
 
 # Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
-_member_decoder = msgspec.json.Decoder(TrainerMember)
-_generation_decoder = msgspec.json.Decoder(Generation)
-_outcome_decoder = msgspec.json.Decoder(Outcome)
+_member_decoder = Decoder(TrainerMember)
+_generation_decoder = Decoder(Generation)
+_outcome_decoder = Decoder(Outcome)
 
 
 class Membership:
@@ -79,7 +81,8 @@ class Membership:
         Registering waits for another submission's leases to run out, if need be: its instances may be dead.
 
         Raises InstanceSupersededError when a later agent has this instance's number, JobTakenError when another
-        submission of the job is alive, RegistryUnavailableError.
+        submission of the job is alive, MalformedRecordError when what Redis has of the group can't be read,
+        RegistryUnavailableError.
         """
         self._id = member.id
         answer = await self._beat(member)
@@ -92,7 +95,8 @@ class Membership:
         if answer[0] == "taken":
             raise JobTakenError(self._job)
         _, self._fence, now_ms, self._newest_event, *parts = answer
-        self._seen = _view(now_ms, *(dict(zip(part[::2], part[1::2], strict=True)) for part in parts))
+        with has_to_be_readable(self._group[3]):
+            self._seen = _view(now_ms, *(dict(zip(part[::2], part[1::2], strict=True)) for part in parts))
         return self._seen
 
     async def propose(self, draft: Generation) -> Generation | None:

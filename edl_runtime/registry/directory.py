@@ -18,6 +18,7 @@ from edl_runtime.registry.members import Member
 from edl_runtime.store import keys
 from edl_runtime.store.client import run_script, unavailable_if_lost
 from edl_runtime.store.keys import Role, Service
+from edl_runtime.store.records import decoded
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -40,7 +41,6 @@ log = get_logger(__name__)
 
 # Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
 _member_decoder = Decoder(Member)
-_signature_decoder = msgspec.json.Decoder(ModelSignature)
 
 
 class Directory:
@@ -113,7 +113,7 @@ class Directory:
         records, contract, runs_out_ms, oldest, newest = answer
         return _Snapshot(
             members=sorted((m for m in map(_member, records) if m), key=lambda member: member.id),
-            contract=_signature_decoder.decode(contract) if contract else None,
+            contract=decoded(contract or None, ModelSignature),
             runs_out_in_s=runs_out_ms / 1000 if runs_out_ms >= 0 else math.inf,
             oldest_event=_event(oldest),
             newest_event=_event(newest),

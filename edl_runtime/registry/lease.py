@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.errors import PoolMismatchError, RegistryError, RegistryUnavailableError, SpecError, SupersededError
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature
@@ -25,6 +26,7 @@ from edl_runtime.registry.directory import list_pool
 from edl_runtime.registry.members import Member, differences
 from edl_runtime.store import keys
 from edl_runtime.store.client import run_script
+from edl_runtime.store.records import has_to_be_readable
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -127,7 +129,8 @@ class Lease:
             if granted:
                 self.fence = answer[0]
                 break
-            theirs, runs_out_ms = msgspec.json.decode(answer[0], type=ModelSignature), answer[1]
+            with has_to_be_readable(keys.contract(self._service)):
+                theirs, runs_out_ms = Decoder(ModelSignature).decode(answer[0]), answer[1]
             different = differences(theirs, ours) if ours else []
             if not different:
                 contract = answer[0]  # the same in other words

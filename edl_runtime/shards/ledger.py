@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.errors import (
     LeaseLostError,
     LedgerMissingError,
@@ -30,6 +31,7 @@ from edl_runtime.shards.cursor import order
 from edl_runtime.shards.state import Failure, LedgerReport, LedgerState, Plan, SetAside, Shard, digest_of
 from edl_runtime.store import keys
 from edl_runtime.store.client import run_script, unavailable_if_lost
+from edl_runtime.store.records import has_to_be_readable
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -171,7 +173,7 @@ class Ledger:
             next=following,
             dropped=dropped,
             pending=tuple(sorted((int(ticket), int(offset)) for ticket, offset in _pairs(pending))),
-            failures=tuple(_failures(failures).items()),
+            failures=tuple(self._failures(failures).items()),
         )
         if self._shards is not None:
             return state
@@ -196,7 +198,7 @@ class Ledger:
         answer = await self._run("ledger_report")
         generation, added, closed, epochs, epoch, following, dropped, limit, committed, *counts, failures = answer
         doing, back, acked = counts
-        aside = {ticket: one for ticket, one in _failures(failures).items() if len(one.reasons) >= limit}
+        aside = {ticket: one for ticket, one in self._failures(failures).items() if len(one.reasons) >= limit}
         places = {ticket: self._place(ticket, added if closed else None) for ticket in aside}
         names = await self._names({number for _, number in places.values()})
         return LedgerReport(
@@ -245,6 +247,10 @@ class Ledger:
             names |= dict(zip(some, found, strict=True))
         return names
 
+    def _failures(self, flat: Sequence[str]) -> dict[int, Failure]:
+        with has_to_be_readable(self._keys[4]):
+            return {int(ticket): Decoder(Failure).decode(record) for ticket, record in _pairs(flat)}
+
     async def _run(self, script: str, *args: str | int) -> list[Any]:
         answer: list[Any]
         said, *answer = await run_script(self._client, script, self._keys, args)
@@ -276,7 +282,3 @@ def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 def _flat(positions: Mapping[int, int]) -> list[int]:
     return [number for pair in positions.items() for number in pair]
-
-
-def _failures(flat: Sequence[str]) -> dict[int, Failure]:
-    return {int(ticket): msgspec.json.decode(record, type=Failure) for ticket, record in _pairs(flat)}

@@ -30,7 +30,8 @@ def connect(url: str, *, connections: int | None = None) -> Redis:
     """Return a client of the Redis at `url` (redis://, rediss:// or unix://, with user and password in it).
 
     Connects with the first command, tries each command once and gives up within `ANSWER_TIMEOUT_S`: retrying is the
-    caller's business. Texts come back as str. Close it (`async with`). Raises SpecError for what is no such URL.
+    caller's business. Texts come back as str, with escapes for bytes that are no UTF-8. Close it (`async with`).
+    Raises SpecError for what is no such URL.
 
     At most so many `connections` are opened, and commands wait for a free one; by default 100, beyond which commands
     fail.
@@ -44,6 +45,7 @@ def connect(url: str, *, connections: int | None = None) -> Redis:
         raise SpecError("redis_url", _without_secrets(url), allowed)
     options = {
         "decode_responses": True,
+        "encoding_errors": "backslashreplace",  # what is no UTF-8 is no record of ours, and no reason to fail here
         "retry": Retry(NoBackoff(), 0),
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": ANSWER_TIMEOUT_S,

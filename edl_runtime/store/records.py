@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
 
 from edl_runtime.decoding import Decoder
+from edl_runtime.errors import MalformedRecordError
 
 Record = TypeVar("Record")
 
@@ -19,3 +22,12 @@ def decoded(content: str | bytes | None, kind: type[Record]) -> Record | None:
         return Decoder(kind).decode(content)
     except msgspec.DecodeError:
         return None
+
+
+@contextmanager
+def has_to_be_readable(key: str) -> Iterator[None]:
+    """Turn a msgspec.DecodeError in the block, about what `key` holds, into a MalformedRecordError."""
+    try:
+        yield
+    except msgspec.DecodeError as error:
+        raise MalformedRecordError(key, str(error)) from None

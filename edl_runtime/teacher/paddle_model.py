@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.errors import ModelError
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import Datatype, ModelSignature, TensorSpec
@@ -73,7 +74,7 @@ def outputs_in(folder: Path, options: ModelOptions) -> list[str]:
     """
     program, _ = _find(folder, options)
     try:
-        content = msgspec.json.decode(program.read_bytes())
+        content: Any = Decoder(Any).decode(program.read_bytes())
         operations = content["program"]["regions"][0]["blocks"][0]["ops"]
         attributes = [each for one in operations if one["#"] == "1.fetch" for each in one["A"]]
         return [each["AT"]["D"] for each in attributes if each["N"] == "name"]

@@ -188,3 +188,12 @@ async def test_a_place_that_can_not_be_used_is_said_to_be(client: Redis, namespa
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointStoreError, match="file"):
         await PlaceLease(client, job("nightly", namespace), str(tmp_path / "file")).take()
+
+
+async def test_a_holder_of_another_version_is_a_holder(client: Redis, namespace: str, tmp_path: Path) -> None:
+    """Who it is nobody knows, but its place is not taken from it."""
+    async with held(client, job("first", namespace), tmp_path):
+        place_keys = keys.of_place(storage_at(str(tmp_path)).identity())
+        await client.hset(place_keys[1], "about", '{"owner": "first"}')
+        with pytest.raises(CheckpointHeldError, match="one of another version"):
+            await PlaceLease(client, job("second", namespace), str(tmp_path)).take()

@@ -23,6 +23,7 @@ from edl_runtime.errors import (
     ForkedLedgerError,
     LeaseLostError,
     LedgerMissingError,
+    MalformedRecordError,
     RegistryUnavailableError,
     ShardsChangedError,
     StaleGenerationError,
@@ -570,3 +571,16 @@ def test_a_forked_child_is_told_that_the_ledger_is_its_parent_s(redis_url: str, 
             os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
         assert ledger.report().todo == 3
+
+
+async def test_a_failure_that_can_not_be_read_is_said_to_be(client: Redis, namespace: str, ledger_of: Make) -> None:
+    """A checkpoint without it would forget what was set aside."""
+    ledger = ledger_of()
+    await ledger.restore(None, 1)
+    [first] = await leased(ledger)
+    await ledger.fail(first, "torn")
+    failures = keys.of_ledger(namespace, "job")[4]
+    [ticket] = await client.hkeys(failures)
+    await client.hset(failures, ticket, '{"reasons": 1}')
+    with pytest.raises(MalformedRecordError, match="failures"):
+        await ledger.report()

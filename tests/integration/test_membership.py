@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -17,9 +18,14 @@ from edl_runtime.elastic.agreement import decide
 from edl_runtime.elastic.events import Event, follow, read
 from edl_runtime.elastic.falls import MOST_FALLS
 from edl_runtime.elastic.generation import Generation, GroupView, Outcome, TrainerMember
-from edl_runtime.elastic.glance import is_anybody_there
+from edl_runtime.elastic.glance import glance, is_anybody_there
 from edl_runtime.elastic.membership import Membership, request_stop
-from edl_runtime.errors import InstanceSupersededError, JobTakenError, RegistryUnavailableError
+from edl_runtime.errors import (
+    InstanceSupersededError,
+    JobTakenError,
+    MalformedRecordError,
+    RegistryUnavailableError,
+)
 from edl_runtime.specs import Bounds
 from edl_runtime.store import client as store_client
 from edl_runtime.store import keys
@@ -633,3 +639,19 @@ async def test_who_leaves_a_redis_that_was_emptied_leaves_nothing_there_for_ever
     await agent.membership.leave()
     left = [key for key in keys.of_group(namespace, JOB) if await client.exists(key)]
     assert [key for key in left if not 0 < await client.ttl(key) <= 86_400] == []
+
+
+@pytest.mark.parametrize("field", ["generation", "outcome"])
+@pytest.mark.parametrize("content", ["{", '{"number": "none"}', "\udcff", "[" * 3000])
+async def test_a_group_that_can_not_be_read_is_said_to_be(
+    client: Redis, namespace: str, field: str, content: str
+) -> None:
+    """By an error that names the key, to its agents and to whoever looks at it."""
+    (agent,) = await group(client, namespace, 1)
+    key = keys.group_state(namespace, JOB)
+    await client.hset(key, field, content.encode(errors="surrogateescape"))
+    with pytest.raises(MalformedRecordError, match=f"what Redis holds at '{re.escape(key)}' can't be read"):
+        await agent.beat()
+    if field == "outcome":
+        with pytest.raises(MalformedRecordError, match="stop the job or pool"):
+            await glance(client, namespace, JOB)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from support.depth import examples
 
-from edl_runtime.errors import PoolMismatchError, RegistryUnavailableError, SupersededError
+from edl_runtime.errors import MalformedRecordError, PoolMismatchError, RegistryUnavailableError, SupersededError
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.registry import lease as lease_module
 from edl_runtime.registry.directory import Directory
@@ -273,3 +273,14 @@ async def test_a_redis_that_can_not_be_used_is_said_so_at_once(url: str, redis_u
                 await attempt
             assert f"Redis at {address_of(url)}" in str(caught.value)
             assert "secret" not in str(caught.value)
+
+
+async def test_a_contract_that_nobody_can_read_refuses_teachers_by_its_name(pool: Pool) -> None:
+    """Others see the pool without its model."""
+    async with pool.hold("a"):
+        await pool.client.set(keys.contract(pool.service), '{"name": 7}')
+        assert await pool.directory.contract("pool") is None
+        with pytest.raises(MalformedRecordError, match="contract"):
+            async with pool.hold("b", LETTERS):
+                raise AssertionError
+        assert await pool.ids() == ["a"]

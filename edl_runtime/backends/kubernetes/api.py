@@ -16,6 +16,7 @@ import msgspec
 
 from edl_runtime.backends.kubernetes.names import MANAGER
 from edl_runtime.backends.kubernetes.outage import Outage
+from edl_runtime.decoding import Decoder
 from edl_runtime.errors import BrokenStreamError, ClusterError, ClusterUnavailableError, ConflictError, GoneError
 
 if TYPE_CHECKING:
@@ -266,7 +267,7 @@ class Api:
                     async for line, ends in lines_of(response):
                         if not ends:
                             continue
-                        event = msgspec.json.decode(line)
+                        event = _read(line)
                         if event["type"] == "ERROR":
                             raise _error(event["object"].get("code", 500), event["object"])
                         version = event["object"]["metadata"]["resourceVersion"]
@@ -339,8 +340,7 @@ class Api:
 
     async def _answer(self, request: _Request) -> Manifest:
         async with await self._open(request) as response:
-            answer: Manifest = msgspec.json.decode(await response.read())
-        return answer
+            return _read(await response.read())
 
     async def _open(self, request: _Request) -> ClientResponse:
         response = await self._send(request)
@@ -353,7 +353,7 @@ class Api:
         async with response:
             content = await response.read()
         try:
-            answer = msgspec.json.decode(content)
+            answer = _decoder.decode(content)
         except msgspec.DecodeError:
             answer = {"message": content.decode(errors="replace")}
         raise _error(response.status, answer)
@@ -382,6 +382,17 @@ def _hang_up(response: ClientResponse) -> None:
 
 def _only(*, rehearse: bool) -> dict[str, str]:
     return {"dryRun": "All"} if rehearse else {}
+
+
+def _read(content: bytes) -> Manifest:
+    """Return what a server says. Raises _BusyError for what is none of an API server: it may be a proxy's own page."""
+    try:
+        return _decoder.decode(content)
+    except msgspec.DecodeError as error:
+        raise _BusyError(f"it answers what no API server does: {content[:80]!r}: {error}") from None
+
+
+_decoder = Decoder(Manifest)
 
 
 def _error(status: int, answer: Mapping[str, Any]) -> ClusterError | _BusyError:

@@ -28,6 +28,8 @@ def test_accuracy_speed_and_batch_are_read() -> None:
     [
         (None, "left no result; at its end, call .*write_result"),
         (b"", "left no result"),
+        (b'{"metrics":[]}', "the script's result can't be read .*write_result"),
+        (b"[" * 5000, "the script's result can't be read .*write_result"),
         (b'{"metrics":{}}', r"no accuracy and no samples_per_s \(there are: none\); call .*write_result"),
         (b'{"metrics":{"accuracy":1,"speed":2}}', r"no samples_per_s \(there are: accuracy, speed\)"),
         (b'{"metrics":{"accuracy":"good","samples_per_s":1}}', r"Expected `float`, got `str` - at `\$.accuracy`"),

@@ -52,6 +52,16 @@ async def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
     assert asked == ["/apis/batch/v1/namespaces/here/jobs/job"] * 2
 
 
+@pytest.mark.parametrize("said", ["<html>", "[1]", "[" * 5000])
+async def test_what_no_api_server_says_is_taken_for_one_that_is_away(said: str) -> None:
+    """A proxy in front of it may answer meanwhile."""
+    strange = f"{HEAD}Content-Length: {len(said)}\r\n\r\n{said}"
+    whole = f'{HEAD}Content-Length: 15\r\n\r\n{{"kind": "Job"}}'
+    async with answering(strange, whole) as (api, asked):
+        assert await api.get("Job", "job") == {"kind": "Job"}
+    assert len(asked) == 2
+
+
 async def test_a_server_that_stays_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is an end to patience."""
     monkeypatch.setattr("edl_runtime.backends.kubernetes.api.OUTAGE_S", 0.0)
