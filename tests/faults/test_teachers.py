@@ -78,8 +78,8 @@ def test_a_stopped_teacher_is_not_waited_for(settings: RuntimeSettings, good: Te
         read_until(reader, BATCHES, all_answered(reader, 2))
         read_until(reader, BATCHES, lambda: reader.stats().teachers == 2)
         BATCHES.check(read_epoch(reader, stop))
-        assert reader.stats().hedges > 0
         read_until(reader, BATCHES, lambda: reader.stats().teachers == 1)
+        assert reader.stats().hedges + reader.stats().retries > 0  # by a hedge, or as the lease has run out before one
         answered = reader.stats().answered[teacher.address]
         stopped.close()
         read_until(reader, BATCHES, lambda: reader.stats().answered[teacher.address] > answered)

@@ -85,7 +85,8 @@ class Group:
         """End an instance as a machine that fails does: its agent and its trainer at once."""
         trainer = self.trainer(instance)
         self.agents[instance].kill()
-        trainer.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends with its agent by itself
+            trainer.kill()
         self.forget(instance)
 
     def terminate(self, instance: int) -> None:
