@@ -95,7 +95,7 @@ class Membership:
         if answer[0] == "taken":
             raise JobTakenError(self._job)
         _, self._fence, now_ms, self._newest_event, *parts = answer
-        with has_to_be_readable(self._group[3]):
+        with has_to_be_readable(f"{self._group[3].rpartition(':')[0]}:*"):
             self._seen = _view(now_ms, *(dict(zip(part[::2], part[1::2], strict=True)) for part in parts))
         return self._seen
 

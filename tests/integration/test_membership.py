@@ -650,8 +650,8 @@ async def test_a_group_that_can_not_be_read_is_said_to_be(
     (agent,) = await group(client, namespace, 1)
     key = keys.group_state(namespace, JOB)
     await client.hset(key, field, content.encode(errors="surrogateescape"))
-    with pytest.raises(MalformedRecordError, match=f"what Redis holds at '{re.escape(key)}' can't be read"):
+    with pytest.raises(MalformedRecordError, match=re.escape(f"at '{key.removesuffix('state')}*' can't be read")):
         await agent.beat()
     if field == "outcome":
-        with pytest.raises(MalformedRecordError, match="stop the job or pool"):
+        with pytest.raises(MalformedRecordError, match=re.escape(f"at '{key}' can't be read")):
             await glance(client, namespace, JOB)

@@ -51,5 +51,3 @@ class StreamSource:
         except ResponseError as error:
             allowed = f"the key of a stream; Redis says: {error}"
             raise SpecError("traffic.redis.stream", self._stream, allowed) from None
-        except UnicodeDecodeError:
-            raise SpecError("traffic.redis.stream", self._stream, "a stream of texts, and not of bytes") from None
