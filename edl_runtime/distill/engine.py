@@ -197,6 +197,12 @@ class Engine:
             self.pipeline.fail(group.exceptions[0])
 
     def _feed(self, begun: Epoch) -> None:
+        try:
+            self._feed_epochs(begun)
+        finally:
+            processes.ends_here()
+
+    def _feed_epochs(self, begun: Epoch) -> None:
         epoch: Epoch | None = begun
         while epoch is not None and self._await_source(epoch):
             error: BaseException | None = None

@@ -13,6 +13,7 @@ from edl_runtime.distill.dispatcher import Dispatcher
 from edl_runtime.distill.epoch import Lane
 from edl_runtime.distill.feeds import Answers, Plan
 from edl_runtime.distill.health import Health
+from edl_runtime.distill.processes import ends_here
 from edl_runtime.errors import InferenceError, ProtocolError
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
@@ -116,6 +117,8 @@ class LaneThread(threading.Thread):
                         self._judge(error)
         except Exception as error:  # noqa: BLE001 -- whatever it is, the training script has to know
             self._fail(error)
+        finally:
+            ends_here()  # a teacher within this process may be a model of Paddle
 
     def _await_turn(self) -> None:
         if self.health.reason and self._probes:

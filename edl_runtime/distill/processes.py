@@ -7,13 +7,18 @@ import gc
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
+from pathlib import Path
 from types import FrameType, MethodType, TracebackType
 from typing import Any
 
 WORKERS_END_S = 1.0
 """How long to wait for each worker of a loader to end; one that is in the middle of an item ends after it."""
+
+GONE_WITHIN_S = 5.0
+"""How long a fork waits for threads that end; they take less than a millisecond, on a busy machine some."""
 
 _NEEDS_MAIN_THREAD = "signal only works in main thread"
 
@@ -25,11 +30,36 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def _count() -> None:
+_ending: set[int] = set()
+
+
+def ends_here() -> None:
+    """Say, as the last thing in a thread that has used Paddle, that it ends: this process won't fork until it is gone.
+
+    Paddle cleans up after a thread when Python is done with it and `join` has returned. It holds a lock then that a
+    forked child needs for its first tensor: one that is forked in that moment would wait for ever.
+    """
+    _drop_those_gone()
+    _ending.add(threading.get_native_id())
+
+
+def _drop_those_gone() -> None:
+    for thread in tuple(_ending):
+        if not Path(f"/proc/self/task/{thread}").exists():
+            _ending.discard(thread)
+
+
+def _before_fork() -> None:
     _thread.forks += 1
+    until = time.monotonic() + GONE_WITHIN_S
+    _drop_those_gone()
+    while _ending and time.monotonic() < until:
+        time.sleep(0.001)  # nothing tells when a thread has left the system
+        _drop_those_gone()
+    _ending.clear()
 
 
-os.register_at_fork(before=_count)
+os.register_at_fork(before=_before_fork)
 
 
 def forks() -> int:

@@ -19,8 +19,7 @@ LIMIT_S = 240.0
 @pytest.mark.parametrize(
     ("story", "method"),
     [
-        # may hang on a busy machine: a worker that is forked as an epoch begins waits for a lock of Paddle
-        pytest.param("source", "fork", marks=pytest.mark.deep),
+        ("source", "fork"),
         ("left", "fork"),
         ("wrong", "fork"),
         ("thread", "fork"),

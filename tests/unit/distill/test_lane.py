@@ -74,7 +74,8 @@ def test_a_busy_teacher_is_asked_ever_less_often_until_it_answers(dispatcher: Di
 
     lane = lane_to(behaviour, dispatcher, 0)
     lane.gone = waits = Waits()
-    lane.run()
+    lane.start()
+    lane.join()
     doubled = [FIRST_RETRY_S * 2**times for times in range(4)]
     assert waits.lengths == [*doubled, LAST_RETRY_S, LAST_RETRY_S, FIRST_RETRY_S]
 
@@ -115,7 +116,8 @@ def test_the_oldest_request_ends_the_epoch_when_a_teacher_fails_everything(monke
         dispatcher.part(other)
     lane = lane_to(behaviour, dispatcher, 0)
     lane.gone = Rests()
-    lane.run()
+    lane.start()
+    lane.join()
     assert oldest.failure is not None
     assert (oldest.failure.__cause__, newest.failure) == (failure, None)
     assert {len(x) for x in asked} == {oldest.samples}

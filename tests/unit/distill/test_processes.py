@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -15,7 +17,7 @@ from support.students.fake_readers import batches, reader_of
 from support.teachers.fakes import arithmetic
 from support.teachers.process import wait_until
 
-from edl_runtime.distill import processes
+from edl_runtime.distill import lane, processes
 
 
 class Loading:
@@ -152,3 +154,34 @@ def test_a_source_that_keeps_its_processes_is_called_ahead() -> None:
                 if epoch in (1, 2) and number == 2:
                     wait_until(lambda: len(calls) > epoch + 1)  # noqa: B023
     assert "source.forks" not in [entry["event"] for entry in logs]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_no_child_is_forked_while_a_thread_ends() -> None:
+    """Paddle cleans up after a thread as C does, after `join` has returned, and holds a lock that a child needs."""
+    c = ctypes.CDLL(None)
+    key = ctypes.c_uint()
+    assert c.pthread_key_create(ctypes.byref(key), c.sleep) == 0  # called at the end of each thread with its value
+
+    def use() -> None:
+        c.pthread_setspecific(key, ctypes.c_void_p(1))
+        processes.ends_here()
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    still_ends = Path(f"/proc/self/task/{thread.native_id}")
+    assert still_ends.exists()
+    fork()
+    assert not still_ends.exists()
+    assert c.pthread_key_delete(key) == 0
+
+
+def test_a_reader_has_its_threads_gone_before_it_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that run the source, and teachers that are within this process."""
+    ended: list[str] = []
+    monkeypatch.setattr(processes, "ends_here", lambda: ended.append(threading.current_thread().name))
+    monkeypatch.setattr(lane, "ends_here", processes.ends_here)
+    with reader_of({"a:1": arithmetic}, lambda: islice(batches(), 3)) as reader:
+        list(reader)
+    wait_until(lambda: {name.rsplit(" ", 1)[0] for name in ended} == {"edl", "edl teacher a:1"})
