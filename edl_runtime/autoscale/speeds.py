@@ -7,6 +7,7 @@ With n instances a job does `c n / (1 + a (n - 1))` samples a second, so `n / sp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from edl_runtime.autoscale.jobs import Speedup
@@ -71,7 +72,7 @@ async def speedups(client: Redis, namespace: str, jobs: Sequence[JobStatus], now
         found: dict[str, Speedup] = {}
         async with client.pipeline(transaction=False) as telling:
             for job, report, kept in zip(elastic, answers[::2], answers[1::2], strict=True):
-                known = {int(instances): float(speed) for instances, speed in kept.items()}
+                known = _known(kept)
                 speed = steady_speed(job, decoded(report, Progress), now_s)
                 if speed is not None:
                     known[job.wanted] = (known.get(job.wanted, speed) + speed) / 2
@@ -82,3 +83,12 @@ async def speedups(client: Redis, namespace: str, jobs: Sequence[JobStatus], now
                     found[job.name] = speedup
             await telling.execute()
     return found
+
+
+def _known(kept: Mapping[str, str]) -> dict[int, float]:
+    """Return what is kept of a job's speeds, by size, without what is damaged."""
+    known = {}
+    for instances, speed in kept.items():
+        with suppress(ValueError):
+            known[int(instances)] = float(speed)
+    return known

@@ -127,7 +127,8 @@ async def follow(
     Only those after the event with id `after`, if given: to go on where Redis was lost.
 
     Ends once something has happened, and then no agent has been there for so long: by default never. In a Redis that
-    was emptied it goes on with what happens then. Raises RegistryUnavailableError.
+    was emptied it goes on with what happens then. Raises RegistryUnavailableError; with `deserted_s`
+    MalformedRecordError.
     """
     stream = keys.group_events(namespace, job)
     last, there_at = after, time.monotonic()
@@ -145,10 +146,11 @@ async def follow(
 def _events(entries: list[tuple[str, dict[str, str]]]) -> list[Event]:
     events = []
     for entry_id, fields in entries:
+        content = fields.get("event", "")
         try:
-            event = _decoder.decode(fields["event"])
+            event = _decoder.decode(content)
         except msgspec.DecodeError as error:  # of another version
-            log.warning("event.unreadable", content=fields["event"][:200], cause=str(error))
+            log.warning("event.unreadable", content=content[:200], cause=str(error))
             continue
         events.append(msgspec.structs.replace(event, id=entry_id, at=int(entry_id.partition("-")[0]) / 1000))
     return events

@@ -37,14 +37,19 @@ SILENT_S = 2.0
 
 
 async def is_anybody_there(client: Redis, namespace: str, job: str) -> bool:
-    """Return whether an agent of the job is registered, and has beaten lately. Raises RegistryUnavailableError."""
+    """Return whether an agent of the job is registered, and has beaten lately.
+
+    Raises MalformedRecordError, RegistryUnavailableError.
+    """
     with unavailable_if_lost(client):
         async with client.pipeline(transaction=True) as asked:
             asked.exists(keys.of_group(namespace, job)[0])
             asked.hget(keys.group_state(namespace, job), "wall")
             asked.time()
             registered, wall_ms, (now_s, _) = await asked.execute()
-    return bool(registered) and abs(now_s - int(wall_ms or 0) / 1000) < SILENT_S  # Redis's clock may have been set back
+    with has_to_be_readable(keys.group_state(namespace, job)):
+        heard_at = int(wall_ms or 0) / 1000
+    return bool(registered) and abs(now_s - heard_at) < SILENT_S  # Redis's clock may have been set back
 
 
 async def glance(client: Redis, namespace: str, job: str) -> Glance | None:
@@ -55,13 +60,13 @@ async def glance(client: Redis, namespace: str, job: str) -> Glance | None:
     with unavailable_if_lost(client):
         key, fields = keys.group_state(namespace, job), ["run", "formed", "members", "stop", "outcome", "wall"]
         found: Any = client.hmget(key, fields)
-        run, formed, members, stop, outcome, wall = await found
-    if run is None:
+        state = {field: value for field, value in zip(fields, await found, strict=True) if value is not None}
+    if "run" not in state:
         return None
     with has_to_be_readable(key):
         return Glance(
-            members=tuple(map(index_of, members.split())) if formed == "active" else (),
-            stop=stop or None,
-            outcome=Decoder(Outcome).decode(outcome) if outcome else None,
-            heard_at=int(wall) / 1000,
+            members=tuple(map(index_of, state["members"].split())) if state.get("formed") == "active" else (),
+            stop=state.get("stop") or None,
+            outcome=Decoder(Outcome).decode(state["outcome"]) if state.get("outcome") else None,
+            heard_at=int(state["wall"]) / 1000,
         )

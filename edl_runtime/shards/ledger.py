@@ -87,7 +87,8 @@ class Ledger:
         """
         held = await self._run("ledger_begin", generation, self._worker)
         self.generation = generation
-        return {int(ticket) for ticket in held}
+        with has_to_be_readable(self._keys[1]):
+            return {int(ticket) for ticket in held}
 
     async def restore(self, state: LedgerState | None, generation: int) -> None:
         """Begin a generation with the ledger of a checkpoint, or for None with a new one: nothing is leased.
@@ -115,7 +116,8 @@ class Ledger:
         async with self._leasing:
             answer = await self._run("ledger_lease", self.generation, self._worker, most, self._call)
             more, added, closed, tickets = answer
-            leased = _pairs([int(number) for number in tickets.split()])
+            with has_to_be_readable(self._keys[6]):
+                leased = _pairs([int(number) for number in tickets.split()])
             places = [self._place(ticket, added if closed else None) for ticket, _ in leased]
             names = await self._names({number for _, number in places})
             self._call += 1  # only now is it certain that this answer is not needed again

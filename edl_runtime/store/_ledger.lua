@@ -56,9 +56,15 @@ local function read_state()
   return state
 end
 
--- Whether there is no ledger, or one that may be older than what its workers know.
+-- Whether there is no ledger, or one that lacks a number, or that may be older than what its workers know.
 local function is_missing(state)
-  return not state.generation or redis.call('HGET', KEYS[1], 'history') ~= history()
+  for _, field in ipairs(FIELDS) do
+    if not state[field] then
+      return true
+    end
+  end
+  local kept = redis.call('HMGET', KEYS[1], 'committed', 'history')
+  return not tonumber(kept[1] or nil) or kept[2] ~= history()
 end
 
 -- Answers why the caller may change nothing, or nil.

@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from edl_runtime.errors import RegistrySilentError, RegistryUnavailableError, SpecError
+from edl_runtime.errors import MalformedRecordError, RegistrySilentError, RegistryUnavailableError, SpecError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -24,6 +25,11 @@ _SCHEMES = ("redis://", "rediss://", "unix://")
 
 _NOT_NOW = re.compile(r"\b(MISCONF|NOREPLICAS|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b")
 """How Redis says that it can't serve at the moment. What a command in a script meets comes in mid-sentence."""
+
+_MISREAD = re.compile(
+    r"WRONGTYPE|attempt to|bad argument|command arguments must|but found|not an integer|not a valid float"
+)
+"""How Redis says that a script of ours can't work with what it has read, which is another type or no number."""
 
 
 def connect(url: str, *, connections: int | None = None) -> Redis:
@@ -117,23 +123,38 @@ async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequen
     """Run `name`.lua of this folder on `keys` in one step and return its answer.
 
     What scripts share stands in front: `_clock.lua`; `_history.lua` and `_group.lua` before `group_beat`, if there is
-    such a file; `_purge.lua` before the registry's, which have names of one word. Raises RegistryUnavailableError.
+    such a file; `_purge.lua` before the registry's, which have names of one word. Raises MalformedRecordError,
+    RegistryUnavailableError.
     """
-    with unavailable_if_lost(client):
+    with unavailable_if_lost(client), _malformed_if_misread(keys):
         return await client.register_script(_text(name))(keys=list(keys), args=list(args))
 
 
 async def run_script_on_each(client: Redis, name: str, each: Sequence[Sequence[str]]) -> list[Any]:
     """Run `name`.lua, which takes no arguments, on each of these lists of keys; return its answers, in order.
 
-    All of them travel together, and each is one step of its own. Raises RegistryUnavailableError.
+    All of them travel together, and each is one step of its own. Raises MalformedRecordError, RegistryUnavailableError.
     """
-    with unavailable_if_lost(client):
+    with unavailable_if_lost(client), _malformed_if_misread([key for keys in each for key in keys]):
         script = client.register_script(_text(name))
         async with client.pipeline(transaction=False) as pipeline:
             for keys in each:
                 await script(keys=list(keys), client=pipeline)
             return await pipeline.execute()
+
+
+@contextmanager
+def _malformed_if_misread(keys: Sequence[str]) -> Iterator[None]:
+    """Raise MalformedRecordError for what a script can't work with. It may be at any of its keys."""
+    from redis import exceptions
+
+    try:
+        yield
+    except exceptions.ResponseError as error:
+        if not _MISREAD.search(str(error)):
+            raise
+        where = keys[0] if len(keys) == 1 else f"{commonprefix(keys)}*"  # noqa: RUF071 - as texts
+        raise MalformedRecordError(where, str(error)) from None
 
 
 @functools.cache

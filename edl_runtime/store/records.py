@@ -26,8 +26,13 @@ def decoded(content: str | bytes | None, kind: type[Record]) -> Record | None:
 
 @contextmanager
 def has_to_be_readable(key: str) -> Iterator[None]:
-    """Turn a msgspec.DecodeError in the block, about what `key` holds, into a MalformedRecordError."""
+    """Turn what the block raises about what `key` holds into a MalformedRecordError.
+
+    That is a KeyError for a field that it lacks, a ValueError for what is no number, a msgspec.DecodeError.
+    """
     try:
         yield
-    except msgspec.DecodeError as error:
+    except KeyError as error:
+        raise MalformedRecordError(key, f"it lacks {error}") from None
+    except (msgspec.DecodeError, ValueError) as error:
         raise MalformedRecordError(key, str(error)) from None

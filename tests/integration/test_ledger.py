@@ -584,3 +584,35 @@ async def test_a_failure_that_can_not_be_read_is_said_to_be(client: Redis, names
     await client.hset(failures, ticket, '{"reasons": 1}')
     with pytest.raises(MalformedRecordError, match="failures"):
         await ledger.report()
+
+
+@pytest.mark.parametrize("field", ["added", "limit", "committed", "next"])
+@pytest.mark.parametrize("content", [None, "many"])
+async def test_a_ledger_that_lacks_a_number_is_none(
+    client: Redis, namespace: str, ledger_of: Make, field: str, content: str | None
+) -> None:
+    """A checkpoint has all that it takes to restore it."""
+    ledger = ledger_of()
+    await ledger.restore(None, 1)
+    state = await ledger.commit(0, {})
+    key = keys.of_ledger(namespace, "job")[0]
+    await (client.hdel(key, field) if content is None else client.hset(key, field, content))
+    for attempt in (ledger.report(), ledger.lease(), ledger.commit(1, {})):
+        with pytest.raises(LedgerMissingError):
+            await attempt
+    await ledger.restore(state, 2)
+    assert len(await leased(ledger, 3)) == 3
+
+
+async def test_a_lease_that_can_not_be_read_is_said_to_be(client: Redis, namespace: str, ledger_of: Make) -> None:
+    """Whether the script meets it or the worker."""
+    ledger = ledger_of()
+    await ledger.restore(None, 1)
+    await leased(ledger)
+    doing = keys.of_ledger(namespace, "job")[1]
+    await client.hset(doing, "first", "0 w1")
+    with pytest.raises(MalformedRecordError, match=r"doing.*invalid literal"):
+        await ledger.begin(1)
+    await client.hset(doing, "0", "mine")
+    with pytest.raises(MalformedRecordError, match=r"ledger:\*.*bad argument"):
+        await ledger.commit(1, {})

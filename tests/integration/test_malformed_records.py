@@ -14,6 +14,7 @@ from edl_runtime.autoscale.sources.outlook import _kept
 from edl_runtime.autoscale.sources.spec import CsvFile, Traffic
 from edl_runtime.checkpoint import landed
 from edl_runtime.elastic import events
+from edl_runtime.errors import MalformedRecordError
 from edl_runtime.progress import Progress
 from edl_runtime.registry import quarantine
 from edl_runtime.registry.demands import demands
@@ -69,6 +70,7 @@ async def checkpoint(client: Redis, namespace: str, nonsense: str) -> Any:
 
 async def event(client: Redis, namespace: str, nonsense: str) -> Any:
     await client.xadd(keys.group_events(namespace, "job"), {"event": nonsense})
+    await client.xadd(keys.group_events(namespace, "job"), {"of another version": nonsense})
     return await events.read(client, namespace, "job")
 
 
@@ -84,3 +86,16 @@ async def profile(client: Redis, namespace: str, nonsense: str) -> Any:
 async def test_what_is_no_record_counts_as_none(client: Redis, namespace: str, found: Reads, nonsense: str) -> None:
     """And whoever reads it goes on."""
     assert not await found(client, namespace, nonsense)
+
+
+async def test_a_key_of_another_type_is_named(client: Redis, namespace: str) -> None:
+    """By those of the script that meets it, whether it is asked alone or with others."""
+    service = Service(namespace, "p")
+    async with hold_lease(client, service, Member(id="t0", address="h:1"), ttl_s=600.0):
+        await client.set(keys.records(service), "?")
+        await client.set(keys.said(service), "?")
+        for look in (Directory(client, namespace).members("p"), demands(client, namespace, ["p"])):
+            with pytest.raises(MalformedRecordError, match="WRONGTYPE") as caught:
+                await look
+            assert caught.value.key.startswith(f"edl:{{{namespace}/p}}:")
+        await client.delete(keys.records(service), keys.said(service))

@@ -655,3 +655,39 @@ async def test_a_group_that_can_not_be_read_is_said_to_be(
     if field == "outcome":
         with pytest.raises(MalformedRecordError, match=re.escape(f"at '{key}' can't be read")):
             await glance(client, namespace, JOB)
+
+
+@pytest.mark.parametrize(
+    ("field", "content", "problem"),
+    [
+        ("quiet_until", "", "it lacks 'quiet_until'"),
+        ("since", "lately", "could not convert string to float"),
+        ("number", "none", "attempt to compare"),
+        ("wall", "noon", "attempt to perform arithmetic"),
+    ],
+)
+async def test_a_state_that_lacks_a_number_is_named_to_its_agents(
+    client: Redis, namespace: str, field: str, content: str, problem: str
+) -> None:
+    """Whether its script or the agent itself meets it first."""
+    (agent,) = await group(client, namespace, 1)
+    key = keys.group_state(namespace, JOB)
+    await (client.hset(key, field, content) if content else client.hdel(key, field))
+    with pytest.raises(MalformedRecordError, match=problem) as caught:
+        await agent.beat()
+    assert caught.value.key in (key, f"{key.removesuffix('state')}*")
+
+
+@pytest.mark.parametrize("field", ["members", "wall"])
+async def test_a_state_that_lacks_a_field_is_named_to_who_looks(client: Redis, namespace: str, field: str) -> None:
+    """Also one whose clock is no number."""
+    await group(client, namespace, 1)
+    key = keys.group_state(namespace, JOB)
+    await client.hdel(key, field)
+    with pytest.raises(MalformedRecordError, match=f"it lacks '{field}'") as caught:
+        await glance(client, namespace, JOB)
+    assert caught.value.key == key
+    await client.hset(key, "wall", "noon")
+    for look in (glance, is_anybody_there):
+        with pytest.raises(MalformedRecordError, match=re.escape(key)):
+            await look(client, namespace, JOB)

@@ -13,6 +13,7 @@ from edl_runtime.autoscale.speeds import FRESH_S, STEADY_S, fit, speedups, stead
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.progress import Progress, publish
 from edl_runtime.specs import Bounds
+from edl_runtime.store import keys
 from edl_runtime.store.client import connect
 
 NOW = NOON
@@ -82,3 +83,11 @@ async def test_speeds_are_kept_from_pass_to_pass(redis_url: str, namespace: str)
             if expected is not None:
                 assert found["job"].a == pytest.approx(expected)
         assert await speedups(client, namespace, [], NOW) == {}
+
+
+async def test_a_speed_that_is_no_number_counts_as_none(redis_url: str, namespace: str) -> None:
+    """Those of other sizes are of use."""
+    async with connect(redis_url) as client:
+        kept = {"1": "100.0", "2": "100.0", "3": "fast", "many": "1.0"}
+        await client.hset(keys.speeds(namespace, "job"), mapping=kept)
+        assert list(await speedups(client, namespace, [at_rest(2)], NOW)) == ["job"]
