@@ -231,8 +231,11 @@ class RegistrySilentError(RegistryUnavailableError):
     """Raised when Redis does not answer in time; it may be away, or slow for a moment."""
 
 
-class MalformedRecordError(RegistryError, ValueError):
-    """Raised when Redis holds something that this version can't read, and can't do without. `key`: where."""
+class MalformedRecordError(RegistryError):
+    """Raised when Redis holds something that this version can't read, and can't do without. `key`: where.
+
+    No ValueError, for nobody has given it: by the next try it may have been mended, or have run out.
+    """
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(key, problem)

@@ -34,6 +34,7 @@ from edl_runtime.errors import (
     DatasetChangedError,
     DiscoveryUnavailableError,
     JobFailedError,
+    MalformedRecordError,
     ModelError,
     NoTeacherError,
     OwnedElsewhereError,
@@ -100,6 +101,14 @@ def test_what_passes_is_waited_for(trouble: Exception) -> None:
         decision = decided(trouble, try_number=try_number)
         assert (decision.action, decision.retry_delay) == (RetryAction.RETRY, timedelta(seconds=seconds))
         assert decision.reason == f"it may pass within {seconds} s: {trouble}"
+
+
+def test_what_is_damaged_in_redis_is_tried_again_as_the_task_says() -> None:
+    """Nobody has given it, and by then it may have been mended, or have run out."""
+    damaged = MalformedRecordError("edl:{default/digits}:group:state", "it lacks 'wall'")
+    with pytest.raises(MalformedRecordError), failing_clearly():
+        raise damaged
+    assert decided(damaged).action == RetryAction.DEFAULT
 
 
 def test_the_wait_is_no_longer_at_first_than_the_tasks_own() -> None:
