@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +17,8 @@ import msgspec
 from edl_runtime.decoding import Decoder
 from edl_runtime.elastic.events import Event
 from edl_runtime.elastic.generation import Generation, GroupView, Outcome, Presence, Suspicion, TrainerMember
-from edl_runtime.errors import InstanceSupersededError, JobTakenError
+from edl_runtime.errors import InstanceSupersededError, JobTakenError, MalformedRecordError
+from edl_runtime.log import get_logger
 from edl_runtime.store import keys
 from edl_runtime.store.client import run_script, unavailable_if_lost
 from edl_runtime.store.records import has_to_be_readable
@@ -35,6 +36,8 @@ LOOK_AGAIN_S = 0.1
 """How often it is looked whether another submission's instances are dead."""
 BLOCK_S = 0.7
 """Longest single wait inside Redis; below the client's time limit for an answer."""
+
+log = get_logger(__name__)
 
 # Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
 _member_decoder = Decoder(TrainerMember)
@@ -71,6 +74,7 @@ class Membership:
         self._fence = 0
         self._seen = GroupView(now=0.0)
         self._newest_event = "0-0"
+        self._unreadable: Mapping[str, MalformedRecordError] = {}
 
     async def beat(self, member: TrainerMember) -> GroupView:
         """Register, or renew the lease and replace the record, and return the whole group as it is then.
@@ -78,10 +82,13 @@ class Membership:
         A Redis that is empty, or older than the last view, gets back what that has of the generation, and its members
         leases, so that nobody is taken for dead. The clock never goes back behind a view.
 
+        A member whose record can't be read has a lease like those who have yet to come back, and does with its next
+        beat, which replaces the record. The log says so once.
+
         Registering waits for another submission's leases to run out, if need be: its instances may be dead.
 
         Raises InstanceSupersededError when a later agent has this instance's number, JobTakenError when another
-        submission of the job is alive, MalformedRecordError when what Redis has of the group can't be read,
+        submission of the job is alive, MalformedRecordError when what Redis has of the group itself can't be read,
         RegistryUnavailableError.
         """
         self._id = member.id
@@ -95,8 +102,13 @@ class Membership:
         if answer[0] == "taken":
             raise JobTakenError(self._job)
         _, self._fence, now_ms, self._newest_event, *parts = answer
-        with has_to_be_readable(f"{self._group[3].rpartition(':')[0]}:*"):
-            self._seen = _view(now_ms, *(dict(zip(part[::2], part[1::2], strict=True)) for part in parts))
+        state, leases, *of_members = (dict(zip(part[::2], part[1::2], strict=True)) for part in parts)
+        present, unreadable = _present(self._group, leases, *of_members)
+        for each in unreadable.keys() - self._unreadable.keys():
+            log.warning("member.unreadable", member=each, key=unreadable[each].key, cause=unreadable[each].problem)
+        self._unreadable = unreadable
+        with has_to_be_readable(self._group[3]):
+            self._seen = _view(now_ms, state, leases, present)
         return self._seen
 
     async def propose(self, draft: Generation) -> Generation | None:
@@ -195,15 +207,13 @@ def _view(
     now_ms: int,
     state: Mapping[str, str],
     leases: Mapping[str, str],
-    records: Mapping[str, str],
-    beats: Mapping[str, str],
+    present: Mapping[str, Presence],
 ) -> GroupView:
     generation = _generation_decoder.decode(state["generation"]) if "generation" in state else None
-    present = [_presence(leases[each], record, beats[each]) for each, record in records.items()]
     return GroupView(
         now=_s(now_ms),
-        members=tuple(sorted(present, key=lambda each: each.member.fence)),
-        granted={each: _s(deadline) for each, deadline in leases.items() if each not in records},
+        members=tuple(sorted(present.values(), key=lambda each: each.member.fence)),
+        granted={each: _s(deadline) for each, deadline in leases.items() if each not in present},
         number=int(state["number"]),
         generation=generation,
         state="active" if state.get("formed") == "active" else "forming",
@@ -219,10 +229,24 @@ def _view(
     )
 
 
-def _presence(deadline: str, record: str, beat: str) -> Presence:
-    fence, beaten_at, since, *_ = beat.split()
-    member = msgspec.structs.replace(_member_decoder.decode(record), fence=int(fence))
-    return Presence(member=member, deadline=_s(deadline), beaten_at=_s(beaten_at), since=_s(since))
+def _present(
+    group: Sequence[str], leases: Mapping[str, str], records: Mapping[str, str], beats: Mapping[str, str]
+) -> tuple[dict[str, Presence], dict[str, MalformedRecordError]]:
+    """Return the members by id, and why those can't be read that are not among them. `group`: the keys."""
+    present, unreadable = {}, {}
+    for each, record in records.items():
+        try:
+            with has_to_be_readable(group[0]):
+                deadline = _s(leases[each])
+            with has_to_be_readable(group[1]):
+                member = _member_decoder.decode(record)
+            with has_to_be_readable(group[2]):
+                fence, beaten_at, since, *_ = beats[each].split()
+                member = msgspec.structs.replace(member, fence=int(fence))
+                present[each] = Presence(member=member, deadline=deadline, beaten_at=_s(beaten_at), since=_s(since))
+        except MalformedRecordError as error:
+            unreadable[each] = error
+    return present, unreadable
 
 
 def _suspicion(generation: Generation | None, state: Mapping[str, str]) -> Suspicion | None:

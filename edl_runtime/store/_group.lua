@@ -90,6 +90,7 @@ local function purge(now)
   end
 end
 
+-- What is damaged is none.
 local function beat_of(id)
   local beat = redis.call('HGET', KEYS[3], id)
   if not beat then
@@ -99,6 +100,9 @@ local function beat_of(id)
   of.fence, of.beaten, of.since, of.standing, of.lost, of.up, of.stepped, of.pause, of.paused_in,
     of.late =
     string.match(beat, '^(%d+) (%d+) (%d+) (%a+) (%d+) (%d+) (%d+) (%S+) (%d+) (%S+)$')
+  if not of.fence then
+    return nil
+  end
   for _, field in ipairs({'fence', 'beaten', 'since', 'lost', 'up', 'stepped', 'pause', 'paused_in', 'late'}) do
     of[field] = tonumber(of[field]) -- nil for the pause of one that has not trained before, and before a second beat
   end

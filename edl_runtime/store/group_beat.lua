@@ -128,8 +128,9 @@ if fence == 0 and before then
   fence = before.fence -- it was registered, and did not hear of it
 end
 for _, other in ipairs(before and {} or redis.call('HKEYS', KEYS[3])) do
-  if index_of(other) == tonumber(ARGV[6]) then
-    if fence ~= 0 and beat_of(other).fence >= fence then
+  if other ~= id and index_of(other) == tonumber(ARGV[6]) then
+    local of = beat_of(other)
+    if fence ~= 0 and of and of.fence >= fence then
       return {'superseded'}
     end
     drop(other, 'superseded')

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+import structlog
 from support.redis_clock import later, take_time_from_a_key
 
 from edl_runtime.elastic import membership
@@ -650,7 +651,7 @@ async def test_a_group_that_can_not_be_read_is_said_to_be(
     (agent,) = await group(client, namespace, 1)
     key = keys.group_state(namespace, JOB)
     await client.hset(key, field, content.encode(errors="surrogateescape"))
-    with pytest.raises(MalformedRecordError, match=re.escape(f"at '{key.removesuffix('state')}*' can't be read")):
+    with pytest.raises(MalformedRecordError, match=re.escape(f"at '{key}' can't be read")):
         await agent.beat()
     if field == "outcome":
         with pytest.raises(MalformedRecordError, match=re.escape(f"at '{key}' can't be read")):
@@ -691,3 +692,27 @@ async def test_a_state_that_lacks_a_field_is_named_to_who_looks(client: Redis, n
     for look in (glance, is_anybody_there):
         with pytest.raises(MalformedRecordError, match=re.escape(key)):
             await look(client, namespace, JOB)
+
+
+@pytest.mark.parametrize("what", [1, 2])
+async def test_who_can_not_be_read_is_waited_for_and_comes_back(client: Redis, namespace: str, what: int) -> None:
+    """The others go on, the log says so once, and the next beat replaces what is damaged, or the lease runs out."""
+    one, other = await group(client, namespace, 2, ttl_s=3.0)
+    key, damaged = keys.of_group(namespace, JOB)[what], other.record.id
+    with structlog.testing.capture_logs() as said:
+        for _ in range(3):
+            await client.hset(key, damaged, '{"id": 7}')
+            await later(client, 0.2)
+            view = await one.beat()
+            assert (ids(view), [*view.granted], view.state) == ([one.record.id], [damaged], "active")
+            assert decide(view, BOUNDS, one.record.id) is None
+    assert [(each["event"], each["key"], each["member"]) for each in said] == [("member.unreadable", key, damaged)]
+    assert len(ids(await other.beat())) == len(ids(await one.beat())) == 2
+    assert one.view.generation == other.view.generation
+    await client.hset(key, damaged, "?")
+    for _ in range(20):
+        await later(client, 0.5)
+        await one.beat()
+    assert not one.view.granted
+    assert decide(one.view, BOUNDS, one.record.id)
+    assert (await kinds(client, namespace))[-1] == "gone"
