@@ -10,6 +10,7 @@ import builtins
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -94,6 +95,38 @@ class _Request(msgspec.Struct, frozen=True):
     timeout: Any = None
 
 
+class _ListMetadata(msgspec.Struct, frozen=True):
+    version: str = msgspec.field(name="resourceVersion")
+    more: str = msgspec.field(name="continue", default="")
+
+
+class _List(msgspec.Struct, frozen=True):
+    metadata: _ListMetadata
+    items: list[Manifest]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what are no objects."""
+        for item in self.items:
+            _check(item, "name")
+
+
+class _Event(msgspec.Struct, frozen=True):
+    type: str
+    object: Manifest
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what is about no object."""
+        if self.type != "ERROR":
+            _check(self.object, "resourceVersion", *(() if self.type == "BOOKMARK" else ("name",)))
+
+
+def _check(thing: Manifest, *needed: str) -> None:
+    """Raise ValueError for an object whose metadata lack one of these."""
+    metadata = thing.get("metadata")
+    if not isinstance(metadata, dict) or not all(isinstance(metadata.get(field), str) for field in needed):
+        raise ValueError(f"an object without metadata that have {' and '.join(needed)}")
+
+
 class Api:
     """Objects of one namespace. `client` is open already, and stays the caller's to close.
 
@@ -132,8 +165,8 @@ class Api:
     async def list(self, kind: str, *, labels: str = "", fields: str = "") -> tuple[list[Manifest], str]:
         """Return the objects and the version of the world that they are of."""
         query = {"labelSelector": labels, "fieldSelector": fields}
-        found = await self._ask(_Request("GET", self._path(kind), query))
-        return [{**item, "kind": kind} for item in found["items"]], found["metadata"]["resourceVersion"]
+        found = await self._ask(_Request("GET", self._path(kind), query), _list_decoder)
+        return [{**item, "kind": kind} for item in found.items], found.metadata.version
 
     async def list_everywhere(
         self, kind: str, keep: Callable[[Manifest], Kept], *, fields: str = ""
@@ -153,9 +186,9 @@ class Api:
         query = {"fieldSelector": fields, "limit": str(AT_ONCE)}
         kept: list[Kept] = []
         while True:
-            found = await self._ask(_Request("GET", f"{group}/{plural}", query))
-            kept += map(keep, found["items"])
-            more = found["metadata"].get("continue")
+            found = await self._ask(_Request("GET", f"{group}/{plural}", query), _list_decoder)
+            kept += map(keep, found.items)
+            more = found.metadata.more
             if not more:
                 return kept
             del found
@@ -167,7 +200,7 @@ class Api:
         `rehearse`, here and below: let the server judge it and change nothing.
         """
         query = {"fieldManager": MANAGER, **_only(rehearse=rehearse)}
-        return await self._ask(_Request("POST", self._path(manifest["kind"]), query, manifest))
+        return await self._ask(_Request("POST", self._path(manifest["kind"]), query, manifest), _decoder)
 
     async def apply(
         self, manifest: Mapping[str, Any], *, over: Mapping[str, Any] | None = None, rehearse: bool = False
@@ -180,7 +213,7 @@ class Api:
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
         exactly = {key: over[key] for key in ("uid", "resourceVersion")} if over else {}
         applied = {**manifest, "metadata": {**manifest["metadata"], **exactly}}
-        return await self._ask(_Request("PATCH", path, query, applied, "application/apply-patch+yaml"))
+        return await self._ask(_Request("PATCH", path, query, applied, "application/apply-patch+yaml"), _decoder)
 
     async def patch(self, manifest: Mapping[str, Any], change: Mapping[str, Any]) -> Manifest:
         """Change what `change` says of the object (JSON merge patch).
@@ -189,7 +222,7 @@ class Api:
         """
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
         query = {"fieldManager": MANAGER}
-        return await self._ask(_Request("PATCH", path, query, change, "application/merge-patch+json"))
+        return await self._ask(_Request("PATCH", path, query, change, "application/merge-patch+json"), _decoder)
 
     async def delete(self, manifest: Mapping[str, Any], *, foreground: bool = False, exactly: bool = False) -> None:
         """Delete this object, and no other of its name; `exactly`: only as it is here, or ConflictError.
@@ -267,12 +300,12 @@ class Api:
                     async for line, ends in lines_of(response):
                         if not ends:
                             continue
-                        event = _read(line)
-                        if event["type"] == "ERROR":
-                            raise _error(event["object"].get("code", 500), event["object"])
-                        version = event["object"]["metadata"]["resourceVersion"]
-                        things = [] if event["type"] == "BOOKMARK" else [{**event["object"], "kind": kind}]
-                        yield Change(event["type"], version, things)
+                        event = _read(line, _event_decoder)
+                        if event.type == "ERROR":
+                            raise _error(event.object.get("code", 500), event.object)
+                        version = event.object["metadata"]["resourceVersion"]
+                        things = [] if event.type == "BOOKMARK" else [{**event.object, "kind": kind}]
+                        yield Change(event.type, version, things)
             except (BrokenStreamError, _BusyError):
                 pause_s = AGAIN_AFTER_S
             yield Change("CLOSED", version)
@@ -305,14 +338,14 @@ class Api:
     async def _ask_if_there(self, request: _Request) -> Manifest | None:
         """As `_ask`, with None for what is not there."""
         try:
-            return await self._ask(request)
+            return await self._ask(request, _decoder)
         except ClusterError as error:
             if error.status == 404:
                 return None
             raise
 
-    async def _ask(self, request: _Request) -> Manifest:
-        return await self._patiently(self._answer, request)
+    async def _ask(self, request: _Request, decoder: Decoder[Answer]) -> Answer:
+        return await self._patiently(partial(self._answer, decoder), request)
 
     async def _patiently(self, ask: Callable[[_Request], Awaitable[Answer]], request: _Request) -> Answer:
         """Return what `ask` does, which is repeated while nobody is there to answer it to the end."""
@@ -338,9 +371,9 @@ class Api:
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - to come apart, not to hide
                 pause_s = min(2 * pause_s, PAUSES_S[1])
 
-    async def _answer(self, request: _Request) -> Manifest:
+    async def _answer(self, decoder: Decoder[Answer], request: _Request) -> Answer:
         async with await self._open(request) as response:
-            return _read(await response.read())
+            return _read(await response.read(), decoder)
 
     async def _open(self, request: _Request) -> ClientResponse:
         response = await self._send(request)
@@ -384,15 +417,17 @@ def _only(*, rehearse: bool) -> dict[str, str]:
     return {"dryRun": "All"} if rehearse else {}
 
 
-def _read(content: bytes) -> Manifest:
+def _read(content: bytes, decoder: Decoder[Answer]) -> Answer:
     """Return what a server says. Raises _BusyError for what is none of an API server: it may be a proxy's own page."""
     try:
-        return _decoder.decode(content)
+        return decoder.decode(content)
     except msgspec.DecodeError as error:
         raise _BusyError(f"it answers what no API server does: {content[:80]!r}: {error}") from None
 
 
 _decoder = Decoder(Manifest)
+_list_decoder = Decoder(_List)
+_event_decoder = Decoder(_Event)
 
 
 def _error(status: int, answer: Mapping[str, Any]) -> ClusterError | _BusyError:

@@ -62,6 +62,36 @@ async def test_what_no_api_server_says_is_taken_for_one_that_is_away(said: str) 
     assert len(asked) == 2
 
 
+SHAPELESS = [
+    "{}",
+    '{"items": []}',
+    '{"items": [{}], "metadata": {"resourceVersion": "1"}}',
+    '{"items": 7, "metadata": {}}',
+]
+
+
+@pytest.mark.parametrize("said", SHAPELESS)
+async def test_a_list_of_another_shape_is_taken_for_a_server_that_is_away(said: str) -> None:
+    """As is one of all namespaces."""
+    strange = f"{HEAD}Content-Length: {len(said)}\r\n\r\n{said}"
+    async with answering(strange, _page("a", version="1"), strange, _page("a")) as (api, asked):
+        things, version = await api.list("Pod")
+        assert ([*map(_name, things)], version) == (["a"], "1")
+        assert await api.list_everywhere("Pod", _name) == ["a"]
+    assert len(asked) == 4
+
+
+@pytest.mark.parametrize("event", [{}, {"type": "ADDED"}, {"type": "ADDED", "object": {"metadata": {}}}])
+async def test_a_watch_that_tells_of_another_shape_is_opened_anew(event: dict[str, Any]) -> None:
+    """It goes on where it was."""
+    thing = {"metadata": {"name": "a", "resourceVersion": "2"}}
+    told = [f"{HEAD}\r\n{json.dumps(said)}\n" for said in (event, {"type": "ADDED", "object": thing})]
+    async with answering(_page(version="1"), *told) as (api, asked), aclosing(api.changes("Pod")) as changes:
+        seen = [(one.happened, one.version) for one in [await anext(changes) for _ in range(5)]]
+    assert seen == [("LISTED", "1"), ("OPENED", "1"), ("CLOSED", "1"), ("OPENED", "1"), ("ADDED", "2")]
+    assert len(asked) == 3
+
+
 async def test_a_server_that_stays_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is an end to patience."""
     monkeypatch.setattr("edl_runtime.backends.kubernetes.api.OUTAGE_S", 0.0)
