@@ -459,6 +459,21 @@ class NotRecordedError(DistillError, LookupError):
         )
 
 
+class UnreadableAnswersError(DistillError, ValueError):
+    """Raised for answers on disk that another version has written, or that are damaged."""
+
+    def __init__(self, folder: str, problem: str) -> None:
+        super().__init__(folder, problem)
+        self.folder = folder
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"the answers in {self.folder} can't be read ({self.problem}); go on with the version of edl-airflow that "
+            "wrote them, or let a teacher answer the script into another folder"
+        )
+
+
 class SampleError(DistillError, ValueError):
     """Raised when the source yields something that the teachers can't be asked about."""
 

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from edl_runtime.decoding import Decoder
 from edl_runtime.distill.feeds import Answers
 from edl_runtime.distill.lane import Connection
-from edl_runtime.errors import NotRecordedError
+from edl_runtime.errors import NotRecordedError, UnreadableAnswersError
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.protocol.tensors import Array, Tensor
+
+FORMAT = 0
+"""Of what is kept in a folder: the `user_version` of its database. To be counted up with each change of it."""
 
 _WAIT_S = 60.0
 _SCHEMA = """
@@ -40,18 +45,22 @@ class _Row(NamedTuple):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(dict[str, _Row])
-_signature_decoder = msgspec.json.Decoder(ModelSignature)
+_signature_decoder = Decoder(ModelSignature)
 
 
 class AnswerFolder:
     """The answers kept in a folder, by what was asked. Several threads and processes may each open it."""
 
     def __init__(self, folder: Path) -> None:
-        """Open it; an empty one is made if there is none. Raises OSError."""
+        """Open it; an empty one is made if there is none. Raises OSError, UnreadableAnswersError."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "answers.sqlite"
         self._database = sqlite3.connect(self.path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False)
-        self._database.executescript(_SCHEMA)
+        with _has_to_be_readable(folder):
+            found = self._database.execute("pragma user_version").fetchone()[0]
+            if found != FORMAT:
+                raise ValueError(f"format {found}, this version reads format {FORMAT}")
+            self._database.executescript(_SCHEMA)
 
     def __len__(self) -> int:
         count: int = self._database.execute("select count(*) from answers").fetchone()[0]
@@ -73,9 +82,10 @@ class AnswerFolder:
             self._database.executemany("insert or ignore into answers values (?, ?)", answers.items())
 
     def signature(self) -> ModelSignature | None:
-        """Return what the teachers' model takes and answers."""
+        """Return what the teachers' model takes and answers, None if nobody said. Raises UnreadableAnswersError."""
         found = self._database.execute("select signature from models").fetchone()
-        return _signature_decoder.decode(found[0]) if found else None
+        with _has_to_be_readable(self.path.parent):
+            return _signature_decoder.decode(found[0]) if found else None
 
     def keep_signature(self, signature: ModelSignature) -> None:
         self._database.execute("insert or ignore into models values (?)", [msgspec.json.encode(signature)])
@@ -114,7 +124,7 @@ class Recorder:
         asked = digests(inputs, outputs, normalise)
         known = self._answers.find(asked)
         if len(known) == len(set(asked)):
-            return _joined([known[one] for one in asked])
+            return _joined(self._folder, [known[one] for one in asked])
         answers = self._teacher.infer(inputs, outputs, normalise, alone=alone)
         if all(array.shape[:1] == (len(asked),) for array in answers.values()):  # others are refused by who asked
             self._answers.keep(dict(zip(asked, _rows(answers, len(asked)), strict=True)))
@@ -128,7 +138,7 @@ class Recorded:
         self._folder = folder
 
     def open(self) -> None:
-        """Raise NotRecordedError when nothing was kept there."""
+        """Raise NotRecordedError when nothing was kept there, UnreadableAnswersError when another version kept it."""
         if not self._folder.is_dir():
             raise NotRecordedError(str(self._folder), 0, 0)
         self._answers = AnswerFolder(self._folder)
@@ -158,7 +168,7 @@ class Recorded:
         known = self._answers.find(asked)
         if lacking := [one for one in asked if one not in known]:
             raise NotRecordedError(str(self._folder), len(lacking), len(asked))
-        return _joined([known[one] for one in asked])
+        return _joined(self._folder, [known[one] for one in asked])
 
 
 def digests(
@@ -187,10 +197,22 @@ def _rows(answers: Answers, count: int) -> list[bytes]:
     ]
 
 
-def _joined(rows: Sequence[bytes]) -> dict[str, Array]:
-    """Put such rows together again, as fresh arrays."""
-    decoded = [_decoder.decode(row) for row in rows]
-    return {
-        name: np.stack([np.frombuffer(row[name].data, row[name].dtype).reshape(row[name].shape) for row in decoded])
-        for name in decoded[0]
-    }
+def _joined(folder: Path, rows: Sequence[bytes]) -> dict[str, Array]:
+    """Put such rows together again, as fresh arrays. Raises UnreadableAnswersError."""
+    with _has_to_be_readable(folder):
+        decoded = [_decoder.decode(row) for row in rows]
+        return {
+            name: np.stack([np.frombuffer(row[name].data, row[name].dtype).reshape(row[name].shape) for row in decoded])
+            for name in decoded[0]
+        }
+
+
+@contextmanager
+def _has_to_be_readable(folder: Path) -> Iterator[None]:
+    """Turn what the block raises about what is kept in `folder` into an UnreadableAnswersError."""
+    try:
+        yield
+    except sqlite3.OperationalError:  # a full disk, or another process that takes too long
+        raise
+    except (sqlite3.DatabaseError, msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+        raise UnreadableAnswersError(str(folder), str(error)) from None

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
+import sqlite3
 import threading
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +16,10 @@ from support.teachers.fakes import FakeTeachers, arithmetic
 from support.teachers.process import PATIENCE_S, wait_until
 
 from edl_runtime.distill.inprocess import InProcessTeacher
-from edl_runtime.distill.offline import AnswerFolder, Recorded, Recorder, digests
+from edl_runtime.distill.offline import FORMAT, AnswerFolder, Recorded, Recorder, digests
 from edl_runtime.distill.standins import check_address, connect_with, in_process, recorded, recording
 from edl_runtime.distill.teachers import Discovered, Fixed, teachers_from
-from edl_runtime.errors import InferenceError, ModelError, NotRecordedError, SpecError
+from edl_runtime.errors import InferenceError, ModelError, NotRecordedError, SpecError, UnreadableAnswersError
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.oip import Normalise, TopK
 from edl_runtime.settings import RuntimeSettings
@@ -152,6 +156,31 @@ def test_a_folder_without_answers_is_noticed_at_once(tmp_path: Path) -> None:
     empty.open()
     with pytest.raises(NotRecordedError, match="no answers were written"):
         empty.signature()
+
+
+@pytest.mark.parametrize("use", [AnswerFolder, lambda folder: Recorded(folder).open()])
+def test_a_folder_of_another_version_is_told_apart(use: Callable[[Path], object], tmp_path: Path) -> None:
+    """By both versions, and it is left as it is."""
+    with closing(sqlite3.connect(tmp_path / "answers.sqlite")) as database:
+        database.execute(f"pragma user_version = {FORMAT + 1}")
+        with pytest.raises(UnreadableAnswersError, match=f"format {FORMAT + 1}, this version reads format {FORMAT}"):
+            use(tmp_path)
+        assert not database.execute("select * from sqlite_master").fetchall()
+
+
+def test_answers_that_are_damaged_are_said_to_be(disk: Recorded, tmp_path: Path) -> None:
+    """The model's description, a row, or the file itself."""
+    folder = tmp_path / "answers"
+    with closing(sqlite3.connect(folder / "answers.sqlite", isolation_level=None)) as database:
+        database.execute("update models set signature = ?", [b'{"name": 7}'])
+        database.execute("update answers set tensors = ?", [b"?"])
+    with pytest.raises(UnreadableAnswersError, match=r"Expected `str`, got `int`"):
+        disk.signature()
+    with pytest.raises(UnreadableAnswersError, match=re.escape(str(folder))):
+        disk.infer({"x": X}, ["double", "sum"], {})
+    (folder / "answers.sqlite").write_bytes(b"?" * 4096)
+    with pytest.raises(UnreadableAnswersError, match="not a database"):
+        Recorded(folder).open()
 
 
 def test_rows_are_told_apart_by_all_that_is_asked() -> None:
