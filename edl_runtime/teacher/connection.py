@@ -19,7 +19,7 @@ from edl_runtime.protocol.requests import REQUEST_JSON_LIMIT
 from edl_runtime.teacher.answering import Answer
 from edl_runtime.teacher.read_ahead import ReadAhead
 from edl_runtime.teacher.regions import REGISTRATION_LIMIT, SharedBy
-from edl_runtime.teacher.routes import Reply, head_of, refusal, render
+from edl_runtime.teacher.routes import LEAVING, Reply, head_of, refusal, render
 from edl_runtime.teacher.stalling import AWAITED_BYTES, AWAITED_LOOKS, STALL_LOOKS, Progress, Stall, untaken
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ class _Phase(enum.Enum):
     RUNNING = enum.auto()  # the runner has the request
     SENDING = enum.auto()  # the answer has not all been taken by the network
     LINGERING = enum.auto()  # answered and done; what the client still sends is dropped until it has read that
+
+
+_UNANSWERED = frozenset({_Phase.ARRIVING, _Phase.WAITING, _Phase.BODY, _Phase.ASIDE, _Phase.RUNNING})
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -140,7 +143,10 @@ class Connection(asyncio.BufferedProtocol):
         return looks if looks >= AWAITED_LOOKS else 0
 
     def end(self) -> None:
-        """Disconnect, when what has been written is sent."""
+        """Disconnect, when what has been written is sent; and say so to one whose request has no answer yet."""
+        if self._phase in _UNANSWERED:
+            self._front.metrics.told(LEAVING.status)
+            self._transport.write(render(LEAVING, keep_alive=False))
         self._transport.close()
 
     def abort(self) -> None:

@@ -34,6 +34,9 @@ def refusal(status: int, reason: str, **headers: str) -> Reply:
     return Reply(status, msgspec.json.encode({"error": reason}), headers)
 
 
+LEAVING = refusal(503, "this teacher is leaving; ask another")
+
+
 def render(answer: Reply, *, keep_alive: bool, method: str = "") -> bytes:
     """Return all of `answer` as it is sent to who asked by `method`: nobody reads a body behind the answer to HEAD."""
     head = _head(answer.status, len(answer.body), answer.headers, keep_alive=keep_alive)
@@ -110,7 +113,7 @@ class Routes:
         if head.method != "POST":
             return refusal(405, f"{head.method} is not allowed here", Allow="POST")
         if draining:
-            return refusal(503, "this teacher is leaving; ask another")
+            return LEAVING
         if head.headers.get(b"content-encoding", b"identity") != b"identity":
             return refusal(415, "Content-Encoding is not supported; send the body as it is")
         return None

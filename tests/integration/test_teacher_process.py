@@ -264,7 +264,9 @@ async def test_leaving_takes_no_longer_than_its_limit(tmp_path: Path, monkeypatc
                 await asyncio.wait_for(served, PATIENCE_S)
             finally:
                 os.kill(redis.pid, signal.SIGCONT)
-            assert isinstance(await asyncio.to_thread(answer.exception, PATIENCE_S), OSError)
+            refused = await asyncio.to_thread(answer.exception, PATIENCE_S)
+            assert isinstance(refused, InferenceError)
+            assert (refused.status, refused.retryable) == (503, True)
     [drain] = [log for log in logs if log["event"] == "teacher.not_drained"]
     assert drain["limit_s"] < limit_s - 0.9 * ANSWER_TIMEOUT_S  # Redis had the rest
     assert RuntimeSettings().grace_s - 3 < LEAVE_S < RuntimeSettings().grace_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import numpy as np
 import pytest
-from support.teachers.process import wait_until
+from support.teachers.process import PATIENCE_S, wait_until
 from support.teachers.serving import HeldRunner, Served, echo_request, serving
 
 from edl_runtime.protocol.client import TeacherConnection
@@ -264,3 +265,33 @@ def test_the_answer_of_the_reference_client_is_right_beside_slow_ones() -> None:
         wait_until(lambda: teacher.free == 0)
         contested(teacher, 1)
         assert np.array_equal(client.infer({"x": x}, ["x"])["x"], x)
+
+
+def test_a_draining_teacher_owes_slow_clients_an_answer() -> None:
+    """Who has sent all gets its own; at the limit the others are told to ask another teacher, wherever they stand."""
+    with ExitStack() as stack:
+        served = stack.enter_context(serving("echo", HeldRunner, slots=2, limit=2 * SIZE))
+        teacher = Teacher(served, stack, None)
+        finishes, trickles, waits, in_slot = (teacher.slow() for _ in range(4))
+        wait_until(lambda: teacher.waiting == 2)
+        teacher.look(2)
+        assert teacher.aside > 3 * SIZE
+        late = teacher.slow()  # into the slot that they have left
+        wait_until(lambda: teacher.free == 1)
+        finishes.send(SIZE)
+        wait_until(lambda: len(served.held) == 1)
+        waits.send(SIZE)
+        wait_until(lambda: teacher.waiting == 1)
+        served.front.draining = True
+        served.on_loop(served.held.pop())
+        finishes.finish()
+        for client in (trickles, in_slot, late):
+            client.send(1)
+        wait_until(lambda: len(served.held) == 1)  # what waited runs, and so it has no answer at the limit
+        drained = asyncio.run_coroutine_threadsafe(served.front.drain(0.1), served.loop)
+        assert not drained.result(PATIENCE_S)
+        for client in (trickles, waits, in_slot, late):
+            assert client.read().startswith(b"HTTP/1.1 503 ")
+        wait_until(lambda: not served.front.connections)
+        served.on_loop(served.held.pop())
+        assert (teacher.in_flight, teacher.aside, teacher.free) == (0, 0, 2)
