@@ -169,6 +169,21 @@ def test_the_policy_is_there_again_when_a_worker_reads_the_dag() -> None:
     assert mapped.unmap({"job": "a"}).retry_policy == POLICY
 
 
+@pytest.mark.parametrize(
+    ("given", "mapped", "field"),
+    [({}, {"trainer": "python x"}, "trainer"), ({"priority": "x", "trainer": STUDENT}, {"job": "a"}, "priority")],
+)
+def test_a_mapped_task_fails_by_a_mistake_once(given: dict[str, Any], mapped: dict[str, str], field: str) -> None:
+    """Nobody makes an operator of it when the DAG file is read."""
+    with DAG("nightly", schedule=None):
+        each: Any = EdlTrainOperator.partial(task_id="each", **given).expand(
+            **{name: [value] for name, value in mapped.items()}
+        )
+    with pytest.raises(SpecError, match=f"{field}: got") as caught:
+        each.unmap(mapped)
+    assert decided(caught.value, each.retry_policy).action == RetryAction.FAIL
+
+
 TRACEBACK = (
     "epoch 1",
     "Traceback (most recent call last):",
