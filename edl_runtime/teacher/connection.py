@@ -2,7 +2,8 @@
 
 Bodies are received straight into shared memory and answers sent straight from it, so that large tensors are not
 copied; except over TLS, and before Python 3.12 what of an answer the network does not take at once: asyncio copies it.
-A body that comes slowly while others wait for its slot goes on into memory of its own, and is copied when it is there.
+A body that comes slowly while others wait for its slot goes on into memory of its own, and is copied, a piece at a
+time, when it is there.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from edl_runtime.teacher.stalling import AWAITED_BYTES, AWAITED_LOOKS, STALL_LOO
 if TYPE_CHECKING:
     from edl_runtime.teacher.server import Front
 
+COPY_PIECE = 4 * 1024 * 1024
+"""Bytes of a body that are copied into its slot at a time: a few milliseconds."""
+
 _LINGER_S = 2.0
 _SMALL_ANSWER = 128 * 1024  # bytes; copying these behind their head is cheaper than a second system call
 _NOTHING = memoryview(b"")
@@ -39,12 +43,13 @@ class _Phase(enum.Enum):
     WAITING = enum.auto()  # for a slot
     BODY = enum.auto()  # reading a body into the slot
     ASIDE = enum.auto()  # reading a body into memory of its own
+    COPYING = enum.auto()  # copying it from there into the slot
     RUNNING = enum.auto()  # the runner has the request
     SENDING = enum.auto()  # the answer has not all been taken by the network
     LINGERING = enum.auto()  # answered and done; what the client still sends is dropped until it has read that
 
 
-_UNANSWERED = frozenset({_Phase.ARRIVING, _Phase.WAITING, _Phase.BODY, _Phase.ASIDE, _Phase.RUNNING})
+_UNANSWERED = frozenset(_Phase) - {_Phase.HEAD, _Phase.SENDING, _Phase.LINGERING}
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -116,7 +121,7 @@ class Connection(asyncio.BufferedProtocol):
         self._shared.close()
         if self._phase in (_Phase.ARRIVING, _Phase.WAITING, _Phase.ASIDE):
             self._forget_body()
-        elif self._phase in (_Phase.BODY, _Phase.SENDING):
+        elif self._phase in (_Phase.BODY, _Phase.COPYING, _Phase.SENDING):
             self._return_slot()
         elif self._phase is _Phase.RUNNING:
             self._front.runner.drop(self._slot)
@@ -221,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
     def _progress(self) -> Progress | None:
         """Return how far the client is with its part; None when it has none, for it may be idle if known."""
         is_idle = self._phase is _Phase.HEAD and not self._ahead
-        if self._phase in (_Phase.WAITING, _Phase.RUNNING) or (is_idle and self.known):
+        if self._phase in (_Phase.WAITING, _Phase.COPYING, _Phase.RUNNING) or (is_idle and self.known):
             return None
         sends = self._phase is _Phase.SENDING
         moved = -len(self._unsent) - untaken(self._transport) if sends else self._received + len(self._ahead)
@@ -233,15 +238,28 @@ class Connection(asyncio.BufferedProtocol):
         self._slot = slot
         area = self._front.arena.request(slot)[: self._size]
         if self._body:
-            area[:] = self._body
-            self._front.aside.give_back(self)
-        else:
-            self._received = self._ahead.take_into(area)
+            self._front.aside.give_back(self)  # first, so that it is not refused for another's sake
+            self._phase = _Phase.COPYING
+            self._copy(area, 0)
+            return
+        self._received = self._ahead.take_into(area)
         self._body = area
         self._phase = _Phase.BODY
         self._pause_while_full()
         if self._received == self._size:
             self._run()
+
+    def _copy(self, area: memoryview, start: int) -> None:
+        """Copy a piece of the body, which was set aside, and the rest when others have had their turn."""
+        if not self.alive:  # then the slot is another's
+            return
+        end = start + COPY_PIECE
+        area[start:end] = self._body[start:end]
+        if end < self._size:
+            asyncio.get_running_loop().call_soon(self._copy, area, end)
+            return
+        self._body = area
+        self._run()
 
     # from head to answer
 

@@ -15,6 +15,7 @@ from support.teachers.serving import HeldRunner, Served, echo_request, serving
 
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.tls import Trust
+from edl_runtime.teacher import connection
 from edl_runtime.teacher.stalling import AWAITED_LOOKS, STALL_LOOKS
 
 SIZE = 1 << 20
@@ -237,6 +238,30 @@ def test_a_client_whose_body_was_set_aside_leaves_nothing_behind() -> None:
                 served.on_loop(served.held.pop())
         wait_until(lambda: teacher.in_flight == 0)
         assert teacher.free == 3
+
+
+def test_a_large_body_is_copied_while_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece at a time, the right one; and who leaves meanwhile leaves nothing behind."""
+    monkeypatch.setattr(connection, "COPY_PIECE", 10_000)
+    with ExitStack() as stack:
+        served = stack.enter_context(serving("echo", HeldRunner, slots=2, limit=2 * SIZE))
+        teacher = Teacher(served, stack, None)
+        stays, leaves = teacher.slow(), teacher.slow()
+        wait_until(lambda: teacher.free == 0)
+        contested(teacher, 1)
+        wait_until(lambda: len(served.held) == 1)
+        served.on_loop(served.held.pop())
+        stays.send(SIZE)
+        wait_until(lambda: len(served.held) == 1)
+        served.on_loop(served.held.pop())
+        stays.finish()
+        monkeypatch.setattr(connection, "COPY_PIECE", 0)  # it never comes to its end
+        leaves.send(SIZE)
+        wait_until(lambda: teacher.free == 1)
+        assert not served.held
+        leaves.connected.close()
+        wait_until(lambda: teacher.in_flight == 0)
+        assert (teacher.free, teacher.aside, served.held) == (2, 0, [])
 
 
 def test_a_body_that_comes_fast_is_received_into_its_slot() -> None:
