@@ -343,6 +343,7 @@ async def test_silent_clients_count_before_they_begin_tls(
     """Beyond the most connections the oldest goes; and each goes that has not begun TLS in time."""
     shown = Authority(tmp_path / "ours").sign("127.0.0.1")
     monkeypatch.setattr(server, "CONNECTION_LIMIT", 3)
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 3600.0)
     settings = msgspec.structs.replace(settings, tls_cert=str(shown.cert), tls_key=str(shown.key))
     async with serving(settings) as url, contextlib.AsyncExitStack() as stack:
 
