@@ -39,17 +39,15 @@ def main(arguments: Sequence[str]) -> None:
     flags = parser.parse_args(arguments)
     descriptor, agent = map(int, flags.agent.split(","))
     end_with(agent)
-    nice = flags.nice and _can_undo_niceness()
-    if nice:
-        os.nice(NICENESS)
+    nicer = _give_way() if flags.nice else 0
     link = AgentLink.from_fd(descriptor)
     load(name for name in flags.load.split(",") if name)
     if flags.elastic and "paddle" in sys.modules:
         before_each_step(lambda _: _refuse_unless_called(link))
     link.say(Loaded())
     start = link.wait_for_start()
-    if nice:
-        _forget_niceness()
+    if nicer:
+        _forget_niceness(nicer)
     os.environ.update(start.environ)
     if flags.script:
         run_script(link, flags.command)
@@ -97,6 +95,14 @@ def _below_runpy(error: BaseException) -> TracebackType | None:
     return trace
 
 
+def _give_way() -> int:
+    """Be nicer where that can be undone, and return by how much: less than is meant where 19, the nicest, is near."""
+    if not _can_undo_niceness():
+        return 0
+    before = os.nice(0)
+    return os.nice(NICENESS) - before
+
+
 def _can_undo_niceness() -> bool:
     """Whether who gives way now may stop to do so later: elsewhere than on Linux, and without the right, not."""
     answers: list[bool] = []
@@ -117,10 +123,10 @@ def _can_undo_niceness() -> bool:
     return bool(answers)
 
 
-def _forget_niceness() -> None:
+def _forget_niceness(nicer: int) -> None:
     for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - names only
         with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-            os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, int(thread)) - NICENESS)
+            os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, int(thread)) - nicer)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,28 @@ sys.exit(3)
     assert words.said[1:] == [Failed(reason="exited: 3", final=False), Ended(3)]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread has a niceness of its own")
+async def test_a_loaded_trainer_runs_at_the_niceness_of_its_agent(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also where that is so near to the most that the trainer could not give way by as much as it would."""
+    niceness = max(10, os.getpriority(os.PRIO_PROCESS, 0))
+
+    async def run_one() -> None:
+        source = "import numpy, os; print(os.getpriority(os.PRIO_PROCESS, 0))"
+        async with trainer(script_of(source, tmp_path), nice=True) as (begun, words):
+            await words.wait_for(Loaded)
+            begun.start({})
+            await words.wait_for(Ended)
+
+    def be_its_agent() -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # of this thread, which can't take it back
+        asyncio.run(run_one())
+
+    await asyncio.to_thread(be_its_agent)
+    assert capfd.readouterr().out == f"{niceness}\n"
+
+
 async def test_an_error_is_told_and_shown_from_the_scripts_first_line_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
