@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
 import uuid
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
@@ -40,29 +39,32 @@ log = get_logger(__name__)
 Use = Callable[[Collection[str]], None]
 """Takes the addresses of the teachers to use from now on."""
 
+Lacks = Callable[[str], None]
+"""Takes why teachers can't be found, in words."""
+
 Say = Callable[[], Words]
 """Returns which teachers are asked nothing now, and what the student needs."""
 
 
-async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use, say: Say) -> None:
+async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use, lacks: Lacks, say: Say) -> None:
     """Be a student of the pool and call `use` whenever the teachers to use change, until cancelled.
 
     What `say` returns is told to whoever looks at the pool, about once a second.
 
     While Redis or the endpoint is away, the teachers in use stay in use. Away at the start raises
     RegistryUnavailableError or DiscoveryUnavailableError; an endpoint that refuses, DiscoveryRefusedError. Who is only
-    silent is asked again for half as long as teachers are waited for: one slow answer ends no training.
+    silent is asked again until an answer comes, and `lacks` is called with what is wrong: how long to wait for teachers
+    is the script's to say, and slow answers alone end no training.
     """
     who = f"{settings.job or 'student'}-{settings.instance}-{uuid.uuid4().hex[:8]}"
     me = Member(id=who, address=f"{socket.gethostname()}:{os.getpid()}", want=wish.at_most)
     follow_them = _follow_registry if settings.redis_url else _follow_endpoint
-    see, until = _changes(use), time.monotonic() + settings.teacher_wait_s / 2
+    see = _changes(use)
     while True:
         try:
             await follow_them(wish.pool, me, settings, see, say)
         except (RegistrySilentError, DiscoverySilentError) as error:
-            if time.monotonic() >= until:
-                raise
+            lacks(str(error))
             log.warning("registry.away", pool=wish.pool, cause=str(error))
 
 

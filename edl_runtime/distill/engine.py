@@ -192,7 +192,7 @@ class Engine:
                     if isinstance(wish, Discovered):
                         needs = Needs(partial(self.pipeline.pool_counts, number), wish.at_most)
                         say = partial(_words, pool, needs)
-                        following.create_task(follow_pool(wish, self._settings, pool.use, say))
+                        following.create_task(follow_pool(wish, self._settings, pool.use, pool.lacks, say))
         except* Exception as group:  # noqa: BLE001 -- whatever it is, the training script has to know
             self.pipeline.fail(group.exceptions[0])
 

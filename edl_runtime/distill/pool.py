@@ -34,7 +34,11 @@ class TeacherPool:
         for lane in (lane for lanes in coming for lane in lanes):
             lane.start()
         if not addresses:
-            self._asking.dispatcher.lacks("no teacher is registered")
+            self.lacks("no teacher is registered")
+
+    def lacks(self, trouble: str) -> None:
+        """There are none to use, because of `trouble`."""
+        self._asking.dispatcher.lacks(trouble)
 
     def quarantined(self) -> dict[str, str]:
         """Return the teachers in use that are in quarantine, address → why."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from support.students.readers import (
 from support.teachers.process import Teacher, wait_until
 
 from edl_runtime.distill import Discovered
-from edl_runtime.errors import RegistryUnavailableError
+from edl_runtime.errors import NoTeacherError, RegistryUnavailableError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import client
 from edl_runtime.store.server import RedisServer
@@ -93,22 +94,30 @@ def test_reading_goes_on_and_new_teachers_are_used_when_redis_is_back(
         read_until(reader, BATCHES, lambda: reader.stats().teachers == 3)
 
 
-@pytest.mark.parametrize("fault", [kill, stop])
-def test_no_redis_at_the_start_is_said(
-    fault: Callable[[RedisServer], None],
-    own_redis: RedisServer,
-    settings: RuntimeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_redis_at_the_start_is_said(own_redis: RedisServer, settings: RuntimeSettings) -> None:
     """The first iteration raises what is wrong with which Redis."""
-    monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.1)
-    fault(own_redis)
-    hasty = msgspec.structs.replace(settings, teacher_wait_s=2.0)
+    kill(own_redis)
     with (
-        reader_of(BATCHES, Discovered(POOL), hasty) as reader,
+        reader_of(BATCHES, Discovered(POOL), settings) as reader,
         pytest.raises(RegistryUnavailableError, match=f"Redis at 127.0.0.1:{own_redis.port} can't be used"),
     ):
         list(reader)
+
+
+def test_a_redis_that_is_silent_at_the_start_is_asked_for_as_long_as_teachers_are_waited_for(
+    own_redis: RedisServer, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the first iteration raises that there is no teacher, since which Redis is silent."""
+    monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.1)
+    stop(own_redis)
+    hasty = msgspec.structs.replace(settings, teacher_wait_s=2.0)
+    cause = f"Redis at 127.0.0.1:{own_redis.port} can't be used (it is silent)"
+    with (
+        reader_of(BATCHES, Discovered(POOL), hasty) as reader,
+        pytest.raises(NoTeacherError, match=re.escape(cause)) as ended,
+    ):
+        list(reader)
+    assert ended.value.waited_s >= 2.0
 
 
 def test_a_redis_that_is_slow_for_a_moment_ends_no_student(

@@ -29,10 +29,11 @@ PATIENCE_S = 100.0
 
 
 class Student:
-    """A student; `told` has all that it was told to use, and when."""
+    """A student; `told` has all that it was told to use, and when, `lacks` why it found nobody who tells it."""
 
     def __init__(self) -> None:
         self.told: list[tuple[float, tuple[str, ...]]] = []
+        self.lacks: list[str] = []
         self.quarantined: dict[str, str] = {}
 
     @property
@@ -59,7 +60,7 @@ async def student(settings: RuntimeSettings, at_most: int | None = None) -> Asyn
     one = Student()
     wish = Discovered(POOL, at_most)
     async with asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(follow_pool(wish, settings, one.use, one.say))
+        following = tasks.create_task(follow_pool(wish, settings, one.use, one.lacks.append, one.say))
         yield one
         following.cancel()
 
