@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -265,10 +266,18 @@ def test_a_clip_that_the_optimizer_has_is_of_the_whole_batch_s_gradient() -> Non
         np.testing.assert_allclose(value, trained[1][name], rtol=1e-5, atol=1e-6)
 
 
-def stepped_by_hand(model: Any, optimizer: Any, scheduler: Any = None, scaler: Any = None) -> None:
-    """Train as the script did before it called `run.step`: six steps, in two epochs."""
+def stepped_by_hand(
+    model: Any, optimizer: Any, scheduler: Any = None, scaler: Any = None, each: Callable[[int], object] | None = None
+) -> None:
+    """Train as the script did before it called `run.step`: six steps, in two epochs.
+
+    `each` is done before each forward, and told how many steps there have been.
+    """
+    steps = itertools.count()
     for _ in range(2):
         for first in range(0, len(SAMPLES), 4):
+            if each is not None:
+                each(next(steps))
             inputs = paddle.to_tensor(np.stack([sample for sample, _ in SAMPLES[first : first + 4]]))
             loss = model(inputs).mean()
             (loss if scaler is None else scaler.scale(loss)).backward()
@@ -299,6 +308,150 @@ def test_a_scheduler_that_was_stepped_once_an_epoch_goes_on_so_as_the_advice_say
     train(run, model, run.data(SAMPLES, **BATCHES, shuffle=False))
     assert schedulers[1].get_lr() == schedulers[0].get_lr() == pytest.approx(1e-4)
     assert_same(by_hand, model)
+
+
+Make = Callable[[], tuple[Any, Any]]
+
+
+class LookingUp(paddle.nn.Layer):  # type: ignore[misc]
+    """With gradients of the few rows that a batch names, or with whole ones."""
+
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        self.rows = paddle.nn.Embedding(10, 3, sparse=sparse)
+        self.linear = paddle.nn.Linear(3, 1)
+
+    def forward(self, inputs: Any) -> Any:
+        return self.linear(self.rows(inputs[:, 0].astype("int64")))
+
+
+def looking_up(*, sparse: bool = True, lazy: bool = False) -> tuple[Any, Any]:
+    paddle.seed(7)
+    model = LookingUp(sparse=sparse)
+    return model, paddle.optimizer.Adam(0.1, parameters=model.parameters(), lazy_mode=lazy)
+
+
+anew = paddle.utils.unique_name.guard
+"""As in a new process: it is by names that an optimizer finds its own in what it loads."""
+
+
+def is_still(step: int) -> bool:
+    return step in (2, 3)
+
+
+def hold(model: Any, _optimizer: Any, step: int) -> None:
+    model[0].weight.stop_gradient = is_still(step)
+
+
+def drop_gradient(model: Any, _optimizer: Any, step: int) -> None:
+    if is_still(step):
+        model[0].weight.clear_gradient(False)
+
+
+def set_scheduler(_model: Any, optimizer: Any, _step: int = 0) -> None:
+    optimizer.set_lr_scheduler(paddle.optimizer.lr.ExponentialDecay(0.1, 0.5))
+
+
+def move_scheduler(_model: Any, optimizer: Any, step: int) -> None:
+    if step:
+        optimizer._learning_rate.step()
+
+
+@cache
+def trained_before() -> tuple[Any, Any]:
+    """Return what another training has come to: weights and moments."""
+    with anew():
+        model, optimizer = plain()
+        stepped_by_hand(model, optimizer)
+    return model.state_dict(), optimizer.state_dict()
+
+
+def load_by(way: str) -> Callable[..., None]:
+    """Return what loads that, the moments by this method."""
+
+    def load(model: Any, optimizer: Any, _step: int = 0) -> None:
+        weights, moments = trained_before()
+        getattr(optimizer, way)(moments)
+        model.set_state_dict(weights)
+
+    return load
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+class Advice(NamedTuple):
+    """What a script did while Paddle alone trained, why it may not, and what it does instead.
+
+    - `message`: of the error. `mistake`: makes the pair, `make` if it is None, and `wrong` is done between backward and
+      step, where the error is raised.
+    - `first`: what is done before `run.wrap`, or the loop. `instead`: between backward and step.
+    - `alone`: makes the pair that Paddle trained, `make` if it is None. `once`: what was done there before each
+      forward.
+    """
+
+    message: str
+    make: Make
+    mistake: Make | None = None
+    wrong: Callable[[Any, Any, int], object] = nothing
+    first: Callable[[Any, Any], object] = nothing
+    instead: Callable[[Any, Any, int], object] = nothing
+    alone: Make | None = None
+    once: Callable[[Any, Any, int], object] = nothing
+
+
+LOAD = r"load what a training is to begin with before run\.wrap"
+ADVICE = {
+    "hold still": Advice(
+        r"drop its gradient on all ranks, by parameter\.clear_gradient\(False\) before run\.step",
+        plain,
+        wrong=hold,
+        instead=drop_gradient,
+        once=hold,
+    ),
+    "scheduler": Advice(
+        r"give the optimizer its scheduler before run\.wrap",
+        plain,
+        wrong=set_scheduler,
+        first=set_scheduler,
+        once=move_scheduler,
+    ),
+    "set_state_dict": Advice(LOAD, plain, wrong=load_by("set_state_dict"), first=load_by("set_state_dict")),
+    "load_state_dict": Advice(LOAD, plain, wrong=load_by("load_state_dict"), first=load_by("load_state_dict")),
+    "lazy": Advice(
+        r"allowed is lazy_mode=False: sparse gradients are added up over ranks as whole ones",
+        looking_up,
+        mistake=partial(looking_up, lazy=True),
+        alone=partial(looking_up, sparse=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("advice", ADVICE.values(), ids=ADVICE)
+def test_a_script_that_does_as_it_is_told_trains_as_before(advice: Advice) -> None:
+    """What its error says comes to the same weights as what it did where Paddle alone trained."""
+    with anew():
+        before, own = (advice.alone or advice.make)()
+        advice.first(before, own)
+        untrained = arrays_of(before)
+        stepped_by_hand(before, own, each=lambda step: advice.once(before, own, step))
+    assert all(not np.array_equal(value, untrained[name]) for name, value in arrays_of(before).items())
+
+    run, _ = begin()
+    with anew(), pytest.raises((StepError, SpecError), match=advice.message):  # noqa: PT012 -- at wrap, or later
+        model, optimizer = (advice.mistake or advice.make)()
+        run.wrap(model, optimizer)
+        loop(run, model, between=lambda: advice.wrong(model, optimizer, run.step_number))
+
+    run, _ = begin()
+    with anew():
+        model, optimizer = advice.make()
+        advice.first(model, optimizer)
+        run.wrap(model, optimizer)
+        data = run.data(SAMPLES, **BATCHES, shuffle=False)
+        train(run, model, data, between=lambda: advice.instead(model, optimizer, run.step_number))
+    assert_same(before, model)
 
 
 MakeScaler = Callable[[float], Any]
