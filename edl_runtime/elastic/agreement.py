@@ -26,18 +26,20 @@ from edl_runtime.elastic.roll import (
     instances,
     is_over,
 )
+from edl_runtime.errors import InitNotCalledError
 from edl_runtime.specs import Bounds
 
 
 class Wait(msgspec.Struct, frozen=True):
     """Why there is no new generation, "" when none is needed; and in how many seconds there may be one without news.
 
-    `told`: it is an event also when it ends by itself.
+    `told`: it is an event also when it ends by itself. `warns`: it may never end, so the log has it, too.
     """
 
     why: str = ""
     for_s: float = math.inf
     told: bool = False
+    warns: bool = False
 
 
 def decide(view: GroupView, bounds: Bounds, me: str, times: Times = TIMES) -> Generation | None:
@@ -101,7 +103,7 @@ def _plan(view: GroupView, bounds: Bounds, times: Times) -> _Plan | Wait:
         if {each.id for each in chosen} in (set(), set(view.generation.members if view.generation else ())):
             return _to_finish(view)
     if not chosen or len(chosen) < fewest:
-        return _too_few(chosen, bounds)
+        return _too_few(view, chosen, bounds, times)
     unready = [each.id for each in chosen if not each.ready]
     if unready:
         limit_s = view.since + times.limit_s(view.generation) - view.now if view.generation else math.inf
@@ -156,7 +158,7 @@ def _nothing_due(view: GroupView, roll: Roll, bounds: Bounds, times: Times) -> W
         return None
     if dues:
         return Wait("others may come or go at the same time", min(dues))
-    return Wait() if stay else _too_few([], bounds)
+    return Wait() if stay else _too_few(view, [], bounds, times)
 
 
 def _to_finish(view: GroupView) -> Wait:
@@ -279,5 +281,18 @@ def _reason(view: GroupView, roll: Roll, chosen: Sequence[TrainerMember], times:
     return "; ".join(said)
 
 
-def _too_few(chosen: Sequence[TrainerMember], bounds: Bounds) -> Wait:
+def _too_few(view: GroupView, chosen: Sequence[TrainerMember], bounds: Bounds, times: Times) -> Wait:
+    if _nobody_calls_init(view, times):
+        so_far = "the script runs in several instances, and none has called elastic.init so far"
+        return Wait(f"{so_far}. That is well if it loads data first; if not, {InitNotCalledError()}", warns=True)
     return Wait(f"{len(chosen)} of at least {bounds.min} instances {'is' if len(chosen) == 1 else 'are'} ready")
+
+
+def _nobody_calls_init(view: GroupView, times: Times) -> bool:
+    """Whether the script runs for long in two instances or more, is to call `elastic.init` there, and has in none.
+
+    Where there has been a generation, it has.
+    """
+    members = [each.member for each in view.members]
+    silent = [each for each in members if each.uncalled_since and view.now >= each.uncalled_since + times.init_s]
+    return view.generation is None and len(silent) > 1 and not any(each.called for each in members)

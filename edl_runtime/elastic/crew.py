@@ -91,6 +91,11 @@ class Crew:
         return self._script.elastic
 
     @property
+    def called(self) -> bool:
+        """Whether the trainer has called `elastic.init`."""
+        return self._called
+
+    @property
     def pid(self) -> int:
         """The trainer's process id, 0 without one."""
         return self._trainer.pid if self._trainer else 0

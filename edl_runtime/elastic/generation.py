@@ -22,6 +22,8 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
       `paddle.distributed` takes for its own endpoint.
     - `ready`: its trainer is loaded and can be, or is, in a generation. `leaving`: it has been told to go.
     - `elastic`: its script is known to join generations by itself, so those of all instances do.
+    - `called`: its trainer has called `elastic.init`. `uncalled_since`: since when, by the group's clock, the script of
+      its trainer runs that is to call it and has not; 0 where there is none.
     - `live`: its trainer can go on to the next generation by itself. `standby`: another process is loaded.
     - `gear`: the fastest gear that the job's owner allows.
     - `up`: the last generation that its trainer was up in, 0 for none: a new trainer has been in none.
@@ -51,6 +53,8 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = False
     leaving: bool = False
     elastic: bool = False
+    called: bool = False
+    uncalled_since: float = 0.0
     live: bool = False
     standby: bool = False
     gear: Gear = "live"

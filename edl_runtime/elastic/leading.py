@@ -11,7 +11,10 @@ from edl_runtime.elastic.agreement import decide, outcome_of, waits_for
 from edl_runtime.elastic.events import Event
 from edl_runtime.elastic.generation import GroupView, Outcome
 from edl_runtime.elastic.membership import BEAT_EVERY_S, Membership
+from edl_runtime.log import get_logger
 from edl_runtime.specs import Bounds
+
+log = get_logger(__name__)
 
 
 async def lead(membership: Membership, view: GroupView, bounds: Bounds, me: str, failed: Outcome | None) -> float:
@@ -30,5 +33,7 @@ async def lead(membership: Membership, view: GroupView, bounds: Bounds, me: str,
         return 0.0
     wait = waits_for(view, bounds)
     if wait.why and (wait.told or wait.for_s == math.inf):
-        await membership.announce(Event(kind="waiting", reason=wait.why))
+        is_news = await membership.announce(Event(kind="waiting", reason=wait.why))
+        if is_news and wait.warns:
+            log.warning("job.waits", reason=wait.why)
     return wait.for_s

@@ -145,13 +145,13 @@ class Membership:
         """
         return int(await self._run("fall", generation, step, int(progress)))
 
-    async def announce(self, event: Event) -> None:
-        """Add to the job's events; "waiting" and "saved" only when it was not the last such said.
+    async def announce(self, event: Event) -> bool:
+        """Add to the job's events, and return True; "waiting" and "saved" only when it was not the last such said.
 
         Raises RegistryUnavailableError.
         """
         text = msgspec.json.encode(msgspec.structs.replace(event, id="", at=0.0)).decode()
-        await self._run("announce", text, event.kind, event.reason)
+        return bool(await self._run("announce", text, event.kind, event.reason))
 
     async def changed(self, timeout_s: float = BEAT_EVERY_S) -> bool:
         """Wait until there are events that the last `beat` did not know of, and return whether there are.

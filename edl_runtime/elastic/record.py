@@ -23,6 +23,7 @@ def record_of(before: TrainerMember, crew: Crew, post: Post, view: GroupView, po
     can_join = phase in ("ready", "member", "leaving", "done") or (phase == "loaded" and not crew.elastic)
     lost = max(before.lost, crew.mine.told) if crew.falling else before.lost
     in_none_yet = phase in ("loaded", "ready")
+    is_to_call = crew.elastic and phase == "starting" and not crew.called
     return msgspec.structs.replace(
         before,
         store_port=ports.store,
@@ -30,6 +31,8 @@ def record_of(before: TrainerMember, crew: Crew, post: Post, view: GroupView, po
         ready=not crew.falling and (can_join or crew.finished or (on_its_way and not is_ending(post, view))),
         leaving=post.leaving_since is not None,
         elastic=crew.elastic,
+        called=crew.called,
+        uncalled_since=(before.uncalled_since or view.now) if is_to_call else 0.0,
         live=crew.live,
         standby=crew.mine.spare == "loaded" or in_none_yet,
         up=crew.mine.up,

@@ -44,6 +44,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     - `say_s`: for the survivors of a loss to say at which step they stand.
     - `setback_s`: from one generation to the next once two in a row have lost a member before they got anywhere;
       doubled with each more, up to 16 times.
+    - `init_s`: for a script to call `elastic.init`, until it is told that no instance has. Before that it imports what
+      it needs, which takes seconds on a busy machine, though Paddle is loaded before. Loading data may take longer.
     - `plain_s`: how long a generation of scripts that tell of no steps has to be up to have got somewhere.
     """
 
@@ -55,6 +57,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     standby_s: float = 15.0
     say_s: float = 1.0
     setback_s: float = 3.0
+    init_s: float = 10.0
     plain_s: float = 60.0
 
     def limit_s(self, generation: Generation) -> float:

@@ -128,6 +128,26 @@ def _refused(group: Group) -> bool:
     return any(event.instance == 1 and "goes on" in event.reason for event in group.events() if event.kind == "note")
 
 
+FORGETS = """
+import helper
+from edl_runtime import elastic
+helper.train()
+"""
+
+
+def test_a_script_that_runs_in_two_instances_and_calls_no_init_is_told_of(
+    tmp_path: Path, settings: RuntimeSettings
+) -> None:
+    """While it runs, and not only as it ends: by an event, and in the log of one of them."""
+    (tmp_path / "helper.py").write_text("import time\ndef train():\n    time.sleep(600)")
+    (tmp_path / "train.py").write_text(FORGETS)
+    with running_group(tmp_path / "out", settings, instances="2:2", command=[str(tmp_path / "train.py")]) as group:
+        group.start(0, 1)
+        told = group.await_event("waiting", lambda event: "never calls elastic.init" in event.reason)
+        group.await_that(lambda: "job.waits" in group.log(0) + group.log(1), "the log says so")
+        assert (group.log(0) + group.log(1)).count(told.reason) == 1
+
+
 ELASTIC_PLACE = """
 import sys
 from edl_runtime import elastic

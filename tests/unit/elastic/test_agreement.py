@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 from support.elastic import generations
 
 from edl_runtime.elastic.agreement import Wait, decide, outcome_of, waits_for
@@ -15,6 +16,7 @@ from edl_runtime.elastic.events import Event
 from edl_runtime.elastic.generation import Generation, GroupView, Outcome, Presence, Suspicion, TrainerMember
 from edl_runtime.elastic.leading import lead
 from edl_runtime.elastic.membership import Membership
+from edl_runtime.errors import InitNotCalledError
 from edl_runtime.specs import Bounds
 
 NOW = 1000.0
@@ -401,6 +403,46 @@ async def test_what_a_generation_waits_for_after_setbacks_is_an_event() -> None:
     assert await lead(membership, view(*up(0), of=of), BOUNDS, "0-a", None) == 5.0
     assert await lead(membership, view(there(0, since=NOW), of=None), BOUNDS, "0-a", None) > 0.0
     assert told == [f"{SETBACKS} at the soonest"]
+
+
+def runs(index: int, for_s: float, **fields: Any) -> Presence:
+    """A member whose script runs, and has not called `elastic.init`."""
+    return there(index, ready=False, elastic=True, uncalled_since=NOW - for_s, **fields)
+
+
+@pytest.mark.parametrize(
+    ("seen", "bounds", "warns"),
+    [
+        (view(runs(0, 600), of=None), Bounds(1, 2), False),
+        (view(runs(0, 600), runs(1, 9.9), of=None), Bounds(2, 2), False),
+        (view(runs(0, 600), runs(1, 10), of=None), Bounds(2, 2), True),
+        (view(runs(0, 600), runs(1, 10), of=None), Bounds(1, 2), True),
+        (view(runs(0, 600), runs(1, 10), there(2, ready=False), of=None), Bounds(1, 4), True),
+        (view(runs(0, 600), runs(1, 10), there(2, ready=False, called=True), of=None), Bounds(1, 4), False),
+        (view(runs(0, 600), runs(1, 10), of=generation(0, 1)), Bounds(2, 2), False),
+    ],
+    ids=["alone", "just begun", "two", "two of one or more", "a third that loads", "a third that called", "trained"],
+)
+def test_a_script_that_runs_twice_and_calls_no_init_is_told_of(seen: GroupView, bounds: Bounds, *, warns: bool) -> None:
+    """Not at once, for what it imports and loads before takes a while; nor where any instance has called it."""
+    wait = held(seen, bounds)
+    assert (wait.warns, str(InitNotCalledError()) in wait.why) == (warns, warns)
+    assert wait.for_s == math.inf, "nothing ends it by itself"
+
+
+async def test_the_log_warns_once_that_no_instance_calls_init() -> None:
+    """Of all agents that say so the first, as Redis has it; the others' waits are in no log."""
+    told: list[str] = []
+
+    async def announce(event: Event) -> bool:
+        told.append(event.reason)
+        return told.count(event.reason) == 1
+
+    membership = cast("Membership", SimpleNamespace(announce=announce))
+    with capture_logs() as logs:
+        for since in (1, 10, 11):
+            await lead(membership, view(runs(0, since), runs(1, since), of=None), Bounds(2, 2), "0-a", None)
+    assert [(entry["event"], entry["reason"]) for entry in logs] == [("job.waits", told[-1])]
 
 
 def test_nobody_is_added_to_a_job_that_is_to_stop() -> None:

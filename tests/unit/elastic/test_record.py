@@ -30,6 +30,7 @@ def record(
     stands = {
         "mine": Mine(phase=phase),
         "elastic": True,
+        "called": True,
         "live": True,
         "seen": 0,
         "waits_for": 0,
@@ -86,6 +87,17 @@ def test_a_script_that_joins_by_itself_is_told_of() -> None:
     turned_out = Mine(phase="starting", told=7)
     assert not record("starting", group(7, ME.id), mine=turned_out).ready
     assert record("starting", group(8, ME.id), mine=turned_out).ready
+
+
+def test_a_script_that_runs_and_has_not_called_init_is_told_of() -> None:
+    """Since when by the group's clock; not while it loads, nor one that stays as it is."""
+    begun, later = (msgspec.structs.replace(group(7), now=now) for now in (5.0, 9.0))
+    silent = record("starting", later, called=False, before=record("starting", begun, called=False))
+    assert (silent.called, silent.uncalled_since) == (False, 5.0)
+    calls = record("starting", later, before=silent)
+    assert (calls.called, calls.uncalled_since) == (True, 0.0)
+    assert not record("loading", later, called=False, before=silent).uncalled_since
+    assert not record("starting", later, called=False, elastic=False).uncalled_since
 
 
 def test_a_process_that_is_in_no_generation_yet_counts_as_a_standby() -> None:
