@@ -74,15 +74,18 @@ class PlaceLease:
     async def take(self) -> None:
         """Hold the place, once leases of another job whose processes may have died have run out.
 
-        Raises CheckpointHeldError when another job renews its own, CheckpointStoreError when the place can't be used,
-        RegistryUnavailableError.
+        Says in the log whom it waits for. Raises CheckpointHeldError when another job renews its own,
+        CheckpointStoreError when the place can't be used, RegistryUnavailableError.
         """
         if not self._keys:
             self._keys = keys.of_place(await asyncio.to_thread(trying, self._url, storage_at(self._url).identity))
         first: float | None = None
         while found := await self._hold():
-            holder, deadline = found
-            if first is not None and deadline > first:
+            holder, deadline, left_s = found
+            if first is None:
+                whose = {"job": holder.job, "namespace": holder.namespace, "task": holder.task}
+                log.info("checkpoint.place_awaited", url=self._url, **whose, at_most_s=left_s)
+            elif deadline > first:
                 self._is_others = True
                 raise holder.error(self._url)
             first = deadline
@@ -110,19 +113,23 @@ class PlaceLease:
             with suppress(RegistryUnavailableError), unavailable_if_lost(self._client):  # it will run out by itself
                 await self._client.zrem(self._keys[0], self._member)
 
-    async def _hold(self) -> tuple[PlaceHolder, float] | None:
-        """Take or renew the lease. Return whose the place is instead, and the last deadline of its leases in ms."""
+    async def _hold(self) -> tuple[PlaceHolder, float, float] | None:
+        """Take or renew the lease. Return whose the place is instead, the last deadline of its leases, and s until it.
+
+        The deadline is only there to be compared with another one.
+        """
         settings = self._settings
-        about = PlaceHolder(
+        mine = PlaceHolder(
             namespace=settings.namespace, job=settings.job, task=settings.checkpoint_stream, since=time.time()
         )
         job, lease_ms = f"{settings.namespace}/{settings.job}", max(1, round(settings.lease_ttl_s * 1000))
-        words: list[str | int] = [self._member, lease_ms, job, msgspec.json.encode(about).decode()]
+        words: list[str | int] = [self._member, lease_ms, job, msgspec.json.encode(mine).decode()]
         answer = await run_script(self._client, "place_hold", self._keys, words)
         if not answer:
             return None
-        unknown = PlaceHolder(namespace="unknown", job="one of another version", since=about.since)
-        return decoded(answer[0], PlaceHolder) or unknown, float(answer[1])
+        unknown = PlaceHolder(namespace="unknown", job="one of another version", since=mine.since)
+        about, deadline, left_ms = answer
+        return decoded(about, PlaceHolder) or unknown, float(deadline), left_ms / 1000
 
 
 def hold_until_exit(settings: RuntimeSettings, url: str) -> None:

@@ -21,8 +21,8 @@ script touches one slot and Redis Cluster works.
 | begun by | string, the token of the try whose training it is | 30 days | Airflow | Airflow |
 | log position | string, JSON of how much of the job's log is in a task's | a day from the last | Airflow | Airflow |
 | checkpoints | stream of those that landed, as JSON; the last 1,000 or so | 30 days from the last | agents | Airflow |
-| place leases | sorted set, instances whose job keeps checkpoints there → deadline in ms | a lease | Lua | Lua |
-| place holder | hash: that job, and JSON of whose it is and since when | as place leases | Lua | Lua |
+| place leases | sorted set, instances whose job keeps checkpoints there → deadline in ms | as holder | Lua | Lua |
+| place holder | hash: that job, JSON of whose it is and since when, clock | a day from the last use | Lua | Lua |
 | plan | string, JSON of the last rescaling's plan | a day | who rescales | `edl monitor`, Airflow |
 | rescaling | string, the lock of who rescales | a minute | who rescales | who rescales |
 | shrink answer | string, whether a job may shrink: yes or no | as long as the answer holds | Airflow | Airflow |

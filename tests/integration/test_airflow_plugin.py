@@ -22,6 +22,7 @@ from edl_runtime.store.client import connect
 with warnings.catch_warnings():  # of a test client that Airflow's own imports drag in
     warnings.simplefilter("ignore")
     from airflow.api_fastapi import app as airflow_app
+    from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
     from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
     from airflow.models.dag import DagModel
@@ -29,13 +30,15 @@ with warnings.catch_warnings():  # of a test client that Airflow's own imports d
 
 
 class Roles(SimpleAuthManager):
-    """Viewers may read all DAGs but one; `readable` narrows that to those named."""
+    """Viewers may read all DAGs but one; `readable` narrows that to those named, of which `hidden` may not be read."""
 
     readable: Container[str | None] = ("nightly", None)
+    hidden: Container[DagAccessEntity | None] = ()
 
-    def is_authorized_dag(self, *, details: Any = None, **given: Any) -> bool:
+    def is_authorized_dag(self, *, access_entity: Any = None, details: Any = None, **given: Any) -> bool:
         asked = details.id if details else None
-        return asked in self.readable and super().is_authorized_dag(details=details, **given)
+        may = asked in self.readable and access_entity not in self.hidden
+        return may and super().is_authorized_dag(access_entity=access_entity, details=details, **given)
 
 
 @pytest.fixture
@@ -112,6 +115,21 @@ def test_a_task_s_job_is_for_those_who_may_read_the_logs_of_its_dag(
     assert "a word" in _get("/jobs/edl_default/payroll/log", token).text
     monkeypatch.setattr(Roles, "readable", ("nightly",))
     assert _get("/jobs/edl_default/payroll/log", token).status_code == 403
+
+
+@pytest.mark.parametrize("entity", [None, DagAccessEntity.TASK_LOGS])
+def test_who_may_read_a_dag_and_not_its_logs_sees_no_job_of_it(
+    world: World, token: str, monkeypatch: pytest.MonkeyPatch, entity: DagAccessEntity | None
+) -> None:
+    """Nor does who may read the logs and not the DAG; and the same of what no task has started, by all DAGs'."""
+    words = ("python", "-c", "print('a word')")
+    spec = JobSpec(name="night", kind="trainer", command=words, bounds=Bounds(1, 1), instances=1)
+    asyncio.run(world.backend.submit(spec, token="nightly/night-1234/1", secrets={}))
+    until(lambda: world.jobs()["night"] == "succeeded")
+    paths = [f"/jobs/edl_default/{page}" for page in ("night", "night/log", "student", "student/log")]
+    assert [_get(path, token).status_code for path in paths] == [200] * 4
+    monkeypatch.setattr(Roles, "hidden", (entity,))
+    assert [_get(path, token).status_code for path in paths] == [403] * 4
 
 
 def test_of_a_pool_that_no_task_has_started_only_the_log_is_for_few(

@@ -97,13 +97,18 @@ async def test_the_processes_of_a_job_hold_a_place_together(client: Redis, names
 async def test_what_a_dead_job_has_held_is_free_when_its_lease_has_run_out(
     client: Redis, namespace: str, tmp_path: Path
 ) -> None:
-    """Who comes before that waits, and is not refused. No key is left for ever."""
-    dead = job("dead", namespace, lease_ttl_s=0.3)
+    """Who comes before that waits, says whom for, and is not refused. No key is left for ever."""
+    dead = job("dead", namespace, lease_ttl_s=0.3, checkpoint_stream="dag/train")
     await PlaceLease(client, dead, str(tmp_path)).take()
+    with capture_logs() as logs:
+        async with held(client, job("other", namespace), tmp_path):
+            pass
     for key in keys.of_place(storage_at(str(tmp_path)).identity()):
-        assert 0 < await client.pttl(key) <= 300
-    async with held(client, job("other", namespace), tmp_path):
-        pass
+        assert await client.ttl(key) != -1
+    (said,) = logs
+    assert 0 < said.pop("at_most_s") <= 0.3
+    whose = {"job": "dead", "namespace": namespace, "task": "dag/train"}
+    assert said == {"event": "checkpoint.place_awaited", "log_level": "info", "url": str(tmp_path), **whose}
 
 
 async def test_a_place_that_redis_has_lost_is_held_again(client: Redis, namespace: str, tmp_path: Path) -> None:

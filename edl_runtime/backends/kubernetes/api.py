@@ -155,7 +155,8 @@ class Api:
     async def metadata(self, manifest: Mapping[str, Any]) -> Manifest | None:
         """Return the metadata of what has that kind and name, None if nothing has.
 
-        That takes the verb patch, and so is to be had of Secrets, which are written and never read.
+        That takes the verb patch, and so is to be had of Secrets, which we may not get. Metadata are all that is asked
+        for here; but a patch's answer is what the object holds, so whoever may patch a Secret can be shown that, too.
         """
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
         query, content_type = {"fieldManager": MANAGER, "dryRun": "All"}, "application/merge-patch+json"

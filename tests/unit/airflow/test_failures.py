@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundExceptio
 from airflow.serialization.serialized_objects import DagSerialization
 from support.airflow.templates import STUDENT, distill
 
+from edl_airflow.cluster_policy import task_policy
 from edl_airflow.failures import (
     GoneError,
     JobInterruptedError,
@@ -169,18 +170,17 @@ def test_the_policy_is_there_again_when_a_worker_reads_the_dag() -> None:
     assert mapped.unmap({"job": "a"}).retry_policy == POLICY
 
 
-@pytest.mark.parametrize(
-    ("given", "mapped", "field"),
-    [({}, {"trainer": "python x"}, "trainer"), ({"priority": "x", "trainer": STUDENT}, {"job": "a"}, "priority")],
-)
-def test_a_mapped_task_fails_by_a_mistake_once(given: dict[str, Any], mapped: dict[str, str], field: str) -> None:
-    """Nobody makes an operator of it when the DAG file is read."""
+def test_a_mapped_task_fails_once_by_what_an_upstream_task_returns() -> None:
+    """Nobody can know it when the DAG file is read."""
     with DAG("nightly", schedule=None):
-        each: Any = EdlTrainOperator.partial(task_id="each", **given).expand(
-            **{name: [value] for name, value in mapped.items()}
-        )
-    with pytest.raises(SpecError, match=f"{field}: got") as caught:
-        each.unmap(mapped)
+
+        @task
+        def scripts() -> list[str]: ...  # type: ignore[empty-body]
+
+        each: Any = EdlTrainOperator.partial(task_id="each").expand(trainer=scripts())
+    task_policy(each)
+    with pytest.raises(SpecError, match="trainer: got") as caught:
+        each.unmap({"trainer": "python x"})
     assert decided(caught.value, each.retry_policy).action == RetryAction.FAIL
 
 

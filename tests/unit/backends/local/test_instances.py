@@ -1,0 +1,57 @@
+"""What is said of an instance that has failed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from edl_runtime.backends.local.disks import NO_SPACE
+from edl_runtime.backends.local.folders import JobFolder
+from edl_runtime.backends.local.instances import Instances
+from edl_runtime.backends.local.processes import Processes
+from edl_runtime.backends.local.slots import Trouble
+from edl_runtime.specs import Bounds, JobSpec
+
+FULL = f"OSError: [Errno 28] {NO_SPACE}"
+
+
+@pytest.mark.parametrize(
+    ("line", "full", "where"),
+    [
+        (FULL, ("kept",), "; no space is left in {0}/kept"),
+        (FULL, ("run", "kept", "work"), "; no space is left in {0}/work, {0}/kept, {0}/run"),
+        (FULL, ("other",), ""),
+        ("ValueError: loss is not a number", ("kept",), ""),
+    ],
+)
+def test_a_failure_for_want_of_space_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, full: tuple[str, ...], where: str
+) -> None:
+    """Of those that the instance writes in: where it starts, its checkpoints' and its log's."""
+    usage = {True: SimpleNamespace(free=0), False: SimpleNamespace(free=1 << 30)}
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage[folder.name in full])
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "3.log").write_text(f"at step 7\n{line}\n")
+    instances = Instances(
+        JobSpec(
+            name="student",
+            kind="trainer",
+            command=("python", "train.py"),
+            bounds=Bounds(1, 1),
+            instances=1,
+            cwd=str(tmp_path / "work"),
+            env={"EDL_CHECKPOINT": str(tmp_path / "kept")},
+        ),
+        folder=JobFolder(tmp_path / "jobs" / "student"),
+        run_folder=run,
+        processes=Processes(lock=-1),  # none is started
+        environ={},
+        secrets={},
+    )
+    assert instances.trouble(3, "exited with code 1") == Trouble(
+        f"instance 3 exited with code 1{where.format(tmp_path)}", ("at step 7", line)
+    )
