@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from edl_runtime.distill.batches import Batch, Request
 from edl_runtime.distill.dispatcher import Dispatcher
 from edl_runtime.distill.epoch import Epoch
+from edl_runtime.distill.gathering import Gathering
 from edl_runtime.distill.needs import PoolCounts
 from edl_runtime.distill.patience import Patience, SourceWait
 from edl_runtime.distill.seams import Seams
@@ -63,6 +64,7 @@ class Pipeline:
         self._source_wait = SourceWait()
         self._failure: BaseException | None = None
         self._closed = False
+        self._hurries = False
         self._tally = Tally(time.monotonic())
         self._waited_s = [0.0] * len(patiences)  # for each pool's teachers
         self.dispatchers = tuple(Dispatcher(self._seams, patience) for patience in patiences)
@@ -162,8 +164,21 @@ class Pipeline:
         held_back = gathering is not None and gathering.holds_back and not late
         self._done.wait(min([*pauses, HURRY_S] if held_back else pauses))
         if held_back and gathering is not None and not epoch.batches:
-            gathering.hurry()
+            self._hurry(epoch, gathering)
         epoch.awaited = False
+
+    def _hurry(self, epoch: Epoch, gathering: Gathering) -> None:
+        """Have teachers asked about what is held back, more than there is room for: only the script could make that.
+
+        What is wrong with it ends the epoch, as it would in the feeder.
+        """
+        self._hurries = True
+        try:
+            gathering.hurry()
+        except Exception as error:  # noqa: BLE001 - the training script's to handle, in its turn
+            epoch.ended, epoch.error = True, error
+        finally:
+            self._hurries = False
 
     # The feeder
 
@@ -173,11 +188,11 @@ class Pipeline:
         return min(pool.most_rows for pool in self.dispatchers)
 
     def put(self, epoch: Epoch, batch: Batch, requests: Sequence[Sequence[Request]]) -> bool:
-        """Add a batch and its requests to each pool when there is room; False when the epoch is over."""
+        """Add a batch and its requests to each pool when there is room; False when the epoch takes no more."""
         with self._lock:
-            while not epoch.over and self._unfinished >= self._window():
+            while not epoch.over and not self._hurries and self._unfinished >= self._window():
                 self._room.wait()
-            if epoch.over:
+            if epoch.over or epoch.ended:
                 return False
             batch.awaited = epoch.awaited and not epoch.batches
             epoch.batches.append(batch)
@@ -216,10 +231,10 @@ class Pipeline:
         """
         with self._lock:
             epoch.ended = True
-            epoch.error = error
+            epoch.error = epoch.error or error
             self._may_go_ahead = ahead
             self._done.notify_all()
-            if error is not None or epoch.over or not ahead:
+            if epoch.error is not None or epoch.over or not ahead:
                 return None
             begun = self._begun
             while len(self._ahead) >= MOST_AHEAD and not self._closed:

@@ -338,3 +338,40 @@ def test_a_source_may_wait_for_the_script(monkeypatch: pytest.MonkeyPatch, ahead
             found.append(item)
             room.release()
     assert numbers(found) == ALL
+
+
+def test_more_than_the_window_holds_is_asked_about_while_the_source_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the script could make room, and it is the script that has what is held back asked about."""
+    wait = threading.Event()
+
+    def source() -> Iterator[Any]:
+        for number in range(127):
+            yield np.full((1, 4), number, np.float32), np.arange(1)
+        wait.wait()
+
+    reader, _ = asked_much_at_once(monkeypatch, arithmetic, source)
+    with reader:
+        epoch = iter(reader)
+        assert numbers([next(epoch) for _ in range(127)]) == list(range(127))
+        wait.set()
+        assert list(epoch) == []
+
+
+def test_what_is_wrong_while_the_source_waits_is_raised_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that came before is delivered, and the source is not waited for."""
+    wait = threading.Event()
+
+    def source() -> Iterator[Any]:
+        yield from few(6)
+        yield np.zeros((4, 4)), np.arange(4)
+        yield from few(1)
+        wait.wait()
+
+    reader, _ = asked_much_at_once(monkeypatch, arithmetic, source)
+    with reader:
+        epoch = iter(reader)
+        assert numbers([next(epoch) for _ in range(6)]) == ALL[:6]
+        with pytest.raises(SampleError, match="'x' of batch 6: got float64"):
+            next(epoch)
+        wait.set()
+        assert len(numbers([batch for _, batch in zip(range(6), reader, strict=False)])) == 6
