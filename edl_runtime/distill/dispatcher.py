@@ -22,10 +22,10 @@ from edl_runtime.distill.feeds import Answers
 from edl_runtime.distill.hedging import Hedging
 from edl_runtime.distill.patience import Patience
 from edl_runtime.distill.seams import Seams
-from edl_runtime.distill.sizing import USUAL_ROWS, Sizing
+from edl_runtime.distill.sizing import Sizing
 from edl_runtime.errors import DeadlyRequestError, InferenceError, ProtocolError
 from edl_runtime.meter import BusyTime
-from edl_runtime.protocol.oip import JOIN, ModelSignature
+from edl_runtime.protocol.oip import ModelSignature
 
 MOST_DEATHS = 2
 """A request under which so many predictors died is given up: the second was asked nothing else at that time."""
@@ -75,9 +75,8 @@ class Dispatcher:
 
     @property
     def most_rows(self) -> int:
-        """How many rows a request should have at most."""
-        joins = self._signature is not None and JOIN in self._signature.extensions
-        return self._sizing.rows if joins else USUAL_ROWS
+        """How many rows a request should have at most, where its teachers' answers don't depend on that."""
+        return self._sizing.rows
 
     @property
     def queued(self) -> int:

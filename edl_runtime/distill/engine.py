@@ -77,6 +77,7 @@ class Engine:
         self._format: Format = format
         self._size = teacher_batch_size
         self._fit_together = True  # as far as is known, items of the source do
+        self._joins = False  # teachers answer a row alike beside any others; known once one was seen
         self._item_rows = self._row_bytes = 1.0  # about so many
         self._settings = settings
         self._questions = questions
@@ -275,9 +276,13 @@ class Engine:
     def _least_items(self) -> int:
         return self._size or USUAL_ROWS if self._format == "sample" else 1
 
+    @property
+    def _most_rows(self) -> int:
+        return self.pipeline.most_rows if self._joins else USUAL_ROWS
+
     def _most_items(self) -> int:
         """Return how many items to ask about at once if they are like the last ones; more than usual if that pays."""
-        rows = self.pipeline.most_rows
+        rows = self._most_rows
         if self._size or self._cache is not None or rows == USUAL_ROWS or not self._fit_together:
             return self._least_items
         rows = min(rows, int(MOST_BYTES / self._row_bytes))
@@ -295,7 +300,7 @@ class Engine:
         """Return batches of these items and their requests: one batch, unless the items don't fit together."""
         asked = partial(cut, self._format, plans=plans, size=self._size, recall=self._recall)
         try:
-            yield asked(piece, first=first, most_rows=self.pipeline.most_rows)
+            yield asked(piece, first=first, most_rows=self._most_rows)
         except SampleError:
             if self._format == "sample" or len(piece) == 1:
                 raise
@@ -305,6 +310,7 @@ class Engine:
 
     def _agreed_plans(self, signatures: Sequence[ModelSignature]) -> list[Plan]:
         plans = [plan_of(signature) for plan_of, signature in zip(self._plans_of, signatures, strict=True)]
+        self._joins = all(plan.joins for plan in plans)
         if self._cache is not None and self._recall is None:
             self._recall = Recall(self._cache, signatures, plans)
         return plans

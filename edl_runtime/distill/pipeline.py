@@ -184,7 +184,7 @@ class Pipeline:
 
     @property
     def most_rows(self) -> int:
-        """How many rows a request should have at most."""
+        """How many rows a request should have at most, where answers don't depend on that."""
         return min(pool.most_rows for pool in self.dispatchers)
 
     def put(self, epoch: Epoch, batch: Batch, requests: Sequence[Sequence[Request]]) -> bool:

@@ -20,7 +20,7 @@ from edl_runtime.distill.pipeline import MOST_AHEAD
 from edl_runtime.distill.sizing import MOST_ROWS, Sizing
 from edl_runtime.distill.stats import Tally
 from edl_runtime.errors import SampleError
-from edl_runtime.protocol.oip import JOIN
+from edl_runtime.protocol.oip import JOIN, TensorSpec
 
 ALL = list(range(BATCHES))
 
@@ -263,12 +263,14 @@ def asked_much_at_once(
     teacher: Behaviour,
     source: Callable[[], Iterator[Any]],
     extensions: tuple[str, ...] = (JOIN,),
+    double: tuple[int, ...] = (-1, 4),
     **options: Any,
 ) -> tuple[DistillReader, FakeTeachers]:
     """A reader that asks one of our teachers about several items at once, and the teacher."""
     monkeypatch.setattr(gathering, "GATHERING_S", 60.0)
     monkeypatch.setattr(Sizing, "note", lambda *_: None)
     ours = msgspec.structs.replace(SIGNATURE, extensions=extensions)
+    ours = msgspec.structs.replace(ours, outputs=(TensorSpec("double", "FP32", double), *ours.outputs[1:]))
     teachers = FakeTeachers({"a:1": teacher}, signatures={"a:1": ours})
     reader = reader_of(teachers, source, **{"teacher_batch_size": None, **options})
     reader._own_engine.pipeline.dispatchers[0]._sizing.rows = MOST_ROWS
@@ -283,7 +285,7 @@ def test_items_are_asked_about_together_and_come_in_order(monkeypatch: pytest.Mo
         assert numbers(list(reader)) == ALL
         stats = reader.stats()
     assert stats.batches == 2 * BATCHES
-    assert sorted(teachers.rows) == [20, 20, 40, 40, 80, 80, 160, 160]
+    assert sorted(teachers.rows) == [10, 10, 20, 40, 40, 80, 80, 160, 160]  # the very first is not held back
 
 
 def test_large_items_are_asked_about_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,9 +299,9 @@ def test_large_items_are_asked_about_one_by_one(monkeypatch: pytest.MonkeyPatch)
     assert teachers.rows == [ROWS] * BATCHES
 
 
-@pytest.mark.parametrize("options", [{"teacher_batch_size": ROWS}, {"extensions": ("top_k",)}])
+@pytest.mark.parametrize("options", [{"teacher_batch_size": ROWS}, {"extensions": ("top_k",)}, {"double": (-1, -1)}])
 def test_batches_are_asked_about_alone(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    """However fast the teacher is, if a size is given, or the teacher can't join requests."""
+    """If a size is given, the teacher can't join requests, or its answers may be others for more rows."""
     reader, teachers = asked_much_at_once(monkeypatch, arithmetic, batches, **options)
     with reader:
         assert numbers(list(reader)) == ALL
@@ -345,14 +347,14 @@ def test_more_than_the_window_holds_is_asked_about_while_the_source_waits(monkey
     wait = threading.Event()
 
     def source() -> Iterator[Any]:
-        for number in range(127):
+        for number in range(128):
             yield np.full((1, 4), number, np.float32), np.arange(1)
         wait.wait()
 
     reader, _ = asked_much_at_once(monkeypatch, arithmetic, source)
     with reader:
         epoch = iter(reader)
-        assert numbers([next(epoch) for _ in range(127)]) == list(range(127))
+        assert numbers([next(epoch) for _ in range(128)]) == list(range(128))
         wait.set()
         assert list(epoch) == []
 
