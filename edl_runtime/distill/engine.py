@@ -299,14 +299,24 @@ class Engine:
     ) -> Iterator[tuple[Batch, list[list[Request]]]]:
         """Return batches of these items and their requests: one batch, unless the items don't fit together."""
         asked = partial(cut, self._format, plans=plans, size=self._size, recall=self._recall)
+        least = self._least_items
+
+        def as_usual() -> Iterator[tuple[Batch, list[list[Request]]]]:
+            for start in range(0, len(piece), least):
+                yield asked(piece[start : start + least], first=first + start)
+
         try:
-            yield asked(piece, first=first, most_rows=self._most_rows)
+            batch, requests = asked(piece, first=first, most_rows=self._most_rows)
         except SampleError:
-            if self._format == "sample" or len(piece) == 1:
+            if len(piece) <= least:
                 raise
             self._fit_together = False
-            for number, item in enumerate(piece, first):
-                yield asked([item], first=number)
+            yield from as_usual()
+            return
+        is_more = any(request.rows > USUAL_ROWS for of_pool in requests for request in of_pool)
+        if len(piece) > least or (is_more and not self._size):
+            batch.anew = as_usual
+        yield batch, requests
 
     def _agreed_plans(self, signatures: Sequence[ModelSignature]) -> list[Plan]:
         plans = [plan_of(signature) for plan_of, signature in zip(self._plans_of, signatures, strict=True)]

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import count
 
 from edl_runtime.distill.batches import Batch, Request
 from edl_runtime.distill.dispatcher import Dispatcher
@@ -49,12 +50,13 @@ class Pipeline:
     def __init__(self, patiences: Sequence[Patience], epochs: int | None = None) -> None:
         lock = threading.RLock()  # reentrant: the garbage collector may close the reader from inside
         self._lock = lock
-        self._seams = Seams(lock, self._begin_watch)
+        self._seams = Seams(lock, self._begin_watch, self._ask_anew)
         self._room = self._seams.room
         self._done = self._seams.done
         self._asked = threading.Condition(lock)  # for who watches how long teachers take
         self._watching = True
         self._known_epochs = epochs or 0
+        self._turns = count()  # of batches
         self._begun = 0  # epochs that are fed or were
         self._unfinished = 0  # weight of the batches between put and take_batch
         self._reading: Epoch | None = None
@@ -195,6 +197,7 @@ class Pipeline:
             if epoch.over or epoch.ended:
                 return False
             batch.awaited = epoch.awaited and not epoch.batches
+            batch.turn = (next(self._turns),)
             epoch.batches.append(batch)
             self._unfinished += batch.weight
             now = time.monotonic()
@@ -205,6 +208,28 @@ class Pipeline:
             if batch.awaited and not (batch.missing and all(pool.connected for pool in self.dispatchers)):
                 self._done.notify()
             return True
+
+    def _ask_anew(self, failed: Request) -> bool:
+        """Have parts of the usual size asked about in place of a batch of more; False if it is none."""
+        batch = failed.batch
+        if batch.anew is None:
+            return False
+        epoch = next(one for one in [self._reading, *self._ahead] if one is not None and batch in one.batches)
+        place = epoch.batches.index(batch)
+        del epoch.batches[place]
+        batch.dropped = True
+        self._unfinished -= batch.weight
+        now = time.monotonic()
+        for number, (part, requests) in enumerate(batch.anew()):
+            part.turn = (*batch.turn, number)
+            epoch.batches.insert(place + number, part)
+            self._unfinished += part.weight
+            for one in requests[failed.pool] if failed.deaths else ():
+                one.deaths, one.hedged = failed.deaths, True
+            for dispatcher, asked in zip(self.dispatchers, requests, strict=True):
+                dispatcher.add(asked, now)
+        self._done.notify_all()
+        return True
 
     def await_signatures(self, epoch: Epoch) -> list[ModelSignature] | None:
         """Return what each pool's teachers take, once that is known of all; None when the epoch is over."""
