@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ class Batch:
     `plans` say what is asked of each pool. A batch holds no reference to its requests, which hold one to it: without
     a cycle, large arrays are freed at their last use and need no garbage collector.
 
+    - `anew`: cuts its items into batches and requests of the usual size; None for one that is of that size.
     - `answers`: of each pool's requests, in order; None for those to come. `missing` counts these.
     - `answered_at`: when each pool answered last, in monotonic seconds.
     - `items`: how many rows each item of the source has; in format "sample" all rows are one piece.
@@ -34,10 +35,12 @@ class Batch:
     - `dropped`: its epoch is over; nobody wants it any more.
     - `failure`: what to raise in its place.
     - `name`: which it is of its epoch, in words.
+    - `turn`: its place among all batches; that of a part of one begins with that one's.
     - `weight`: how much of the window it takes: the number of its requests, at least 1.
     """
 
     __slots__ = (
+        "anew",
         "answered_at",
         "answered_by",
         "answers",
@@ -51,6 +54,7 @@ class Batch:
         "plans",
         "recalled",
         "samples",
+        "turn",
         "weight",
     )
 
@@ -79,6 +83,8 @@ class Batch:
         self.awaited = False
         self.dropped = False
         self.failure: BaseException | None = None
+        self.turn: tuple[int, ...] = ()
+        self.anew: Callable[[], Iterable[tuple[Batch, Sequence[Sequence[Request]]]]] | None = None
 
     @property
     def cached(self) -> int:
@@ -103,10 +109,9 @@ class Request:
     - `deaths`: the teachers whose predictors died under it.
     - `hedged`: a second teacher is asked since the first takes long; no third one is for that reason.
     - `memo`: where its answers are to be kept, if anywhere.
-    - `turn`: its place among the requests to the pool, in the order of the source; its dispatcher counts.
     """
 
-    __slots__ = ("batch", "deaths", "failures", "hedged", "index", "inputs", "memo", "pool", "rows", "turn")
+    __slots__ = ("batch", "deaths", "failures", "hedged", "index", "inputs", "memo", "pool", "rows")
 
     def __init__(
         self, batch: Batch, pool: int, index: int, inputs: Mapping[str, Tensor], rows: int, *, memo: Memo | None = None
@@ -118,7 +123,6 @@ class Request:
         self.rows = rows
         self.memo = memo
         self.hedged = False
-        self.turn = 0
         self.deaths: tuple[str, ...] = ()
         self.failures: Failures | None = None
 
@@ -127,6 +131,11 @@ class Request:
         """Which it is of its epoch, in words."""
         parts = len(self.batch.answers[self.pool])
         return f"part {self.index + 1} of {parts} of {self.batch.name}" if parts > 1 else self.batch.name
+
+    @property
+    def turn(self) -> tuple[tuple[int, ...], int]:
+        """Its place among the requests to the pool, in the order of the source."""
+        return self.batch.turn, self.index
 
     @property
     def row_bytes(self) -> float:

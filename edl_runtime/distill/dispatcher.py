@@ -13,7 +13,6 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import count
 from operator import attrgetter
 
 from edl_runtime.distill.batches import Batch, Request
@@ -24,8 +23,9 @@ from edl_runtime.distill.patience import Patience
 from edl_runtime.distill.seams import Seams
 from edl_runtime.distill.sizing import USUAL_ROWS, Sizing
 from edl_runtime.errors import DeadlyRequestError, InferenceError, ProtocolError
+from edl_runtime.log import get_logger
 from edl_runtime.meter import BusyTime
-from edl_runtime.protocol.oip import JOIN, ModelSignature
+from edl_runtime.protocol.oip import ModelSignature
 
 MOST_DEATHS = 2
 """A request under which so many predictors died is given up: the second was asked nothing else at that time."""
@@ -34,6 +34,8 @@ REQUESTS_A_LANE = 2
 """One that is being answered and one that waits, so that a lane never waits for the source."""
 
 _TURN = attrgetter("turn")
+
+log = get_logger(__name__)
 
 
 class Dispatcher:
@@ -51,7 +53,6 @@ class Dispatcher:
         self._lock = seams.lock
         self._patience = patience
         self._work = threading.Condition(seams.lock)  # for lanes
-        self._turns = count()
         self._todo: deque[Request] = deque()  # by turn
         self._slow: list[Request] = []  # to be asked of a second teacher; by turn
         self._busy: dict[Lane, None] = {}  # those that are asked something, the longest first
@@ -75,9 +76,8 @@ class Dispatcher:
 
     @property
     def most_rows(self) -> int:
-        """How many rows a request should have at most."""
-        joins = self._signature is not None and JOIN in self._signature.extensions
-        return self._sizing.rows if joins else USUAL_ROWS
+        """How many rows a request should have at most, where its teachers' answers don't depend on that."""
+        return self._sizing.rows
 
     @property
     def queued(self) -> int:
@@ -94,12 +94,11 @@ class Dispatcher:
         return self._asked.total_s(now)
 
     def add(self, requests: Sequence[Request], now: float) -> None:
-        """Have these asked, after those before."""
+        """Have these asked, in their turn."""
         if not self._todo and not self._busy:
             self._patience.restart(now)
         for request in requests:
-            request.turn = next(self._turns)
-        self._todo += requests
+            insort(self._todo, request, key=_TURN)
         self._work.notify(len(requests))
 
     def drop_unwanted(self) -> None:
@@ -219,21 +218,28 @@ class Dispatcher:
             request.answer(lane.address, answers, now)
             self._tell_script(request.batch)
 
-    def fail_request(self, lane: Lane, failure: Exception) -> None:
-        """The lane's teacher can't answer what it is asked; another may, unless the request is hopeless."""
+    def fail_request(self, lane: Lane, failure: Exception) -> bool:
+        """The lane's teacher can't answer what it is asked; another may, unless the request is hopeless.
+
+        Return whether it may have been asked too much, and is asked anew.
+        """
         with self._lock:
             request = lane.pending
             if request is None:
-                return
+                return False
+            if self._asks_anew(lane, request, failure):
+                return True
             now = time.monotonic()
             request.fail(lane.address, now)
             if request.is_hopeless({*self.connected, *self._patience.heard_of(now)}, now):
                 self._give_up(lane, failure)
+            return False
 
     def note_death(self, lane: Lane, error: InferenceError) -> None:
         """The predictor of the lane's teacher died under what it is asked.
 
         That is asked once more, alone and of one teacher; the second time it is given up, or it would end all of them.
+        Of what was more than usual, each part is.
         """
         with self._lock:
             request = lane.pending
@@ -241,23 +247,37 @@ class Dispatcher:
                 return
             request.deaths += (lane.address,)
             request.hedged = True
+            if self._asks_anew(lane, request, error):
+                return
             if len(request.deaths) >= MOST_DEATHS:
                 self._give_up(lane, DeadlyRequestError(request.name, request.deaths, error.reason))
 
     def refuse_request(self, lane: Lane, refusal: Exception) -> bool:
         """The lane's teacher says that what it is asked is wrong; return whether that is so.
 
-        It is when all teachers in use say so, each asked once.
+        It is when all teachers in use say so, each asked once. What was more than usual is asked anew first.
         """
         with self._lock:
             request = lane.pending
             if request is None:
                 return False
+            if self._asks_anew(lane, request, refusal):
+                return True
             request.fail(lane.address, time.monotonic())
             is_wrong = request.failed_by >= self.connected
             if is_wrong:
                 self._give_up(lane, refusal)
             return is_wrong
+
+    def _asks_anew(self, lane: Lane, request: Request, failure: Exception) -> bool:
+        """Have what failed asked in parts of the usual size, if it was more; that tells what is wrong with which."""
+        if not self._seams.ask_anew(request):
+            return False
+        self._release(lane)
+        if self._sizing.rows > USUAL_ROWS:
+            log.warning("requests.too_large", rows=request.rows, most_rows=USUAL_ROWS, cause=str(failure))
+        self._sizing.fail()
+        return True
 
     def _give_up(self, lane: Lane, failure: Exception) -> None:
         """Raise `failure` in the training script when the turn of what the lane is asked has come."""

@@ -77,6 +77,7 @@ class Engine:
         self._format: Format = format
         self._size = teacher_batch_size
         self._fit_together = True  # as far as is known, items of the source do
+        self._joins = False  # teachers answer a row alike beside any others; known once one was seen
         self._item_rows = self._row_bytes = 1.0  # about so many
         self._settings = settings
         self._questions = questions
@@ -275,9 +276,13 @@ class Engine:
     def _least_items(self) -> int:
         return self._size or USUAL_ROWS if self._format == "sample" else 1
 
+    @property
+    def _most_rows(self) -> int:
+        return self.pipeline.most_rows if self._joins else USUAL_ROWS
+
     def _most_items(self) -> int:
         """Return how many items to ask about at once if they are like the last ones; more than usual if that pays."""
-        rows = self.pipeline.most_rows
+        rows = self._most_rows
         if self._size or self._cache is not None or rows == USUAL_ROWS or not self._fit_together:
             return self._least_items
         rows = min(rows, int(MOST_BYTES / self._row_bytes))
@@ -294,17 +299,28 @@ class Engine:
     ) -> Iterator[tuple[Batch, list[list[Request]]]]:
         """Return batches of these items and their requests: one batch, unless the items don't fit together."""
         asked = partial(cut, self._format, plans=plans, size=self._size, recall=self._recall)
+        least = self._least_items
+
+        def as_usual() -> Iterator[tuple[Batch, list[list[Request]]]]:
+            for start in range(0, len(piece), least):
+                yield asked(piece[start : start + least], first=first + start)
+
         try:
-            yield asked(piece, first=first, most_rows=self.pipeline.most_rows)
+            batch, requests = asked(piece, first=first, most_rows=self._most_rows)
         except SampleError:
-            if self._format == "sample" or len(piece) == 1:
+            if len(piece) <= least:
                 raise
             self._fit_together = False
-            for number, item in enumerate(piece, first):
-                yield asked([item], first=number)
+            yield from as_usual()
+            return
+        is_more = any(request.rows > USUAL_ROWS for of_pool in requests for request in of_pool)
+        if len(piece) > least or (is_more and not self._size):
+            batch.anew = as_usual
+        yield batch, requests
 
     def _agreed_plans(self, signatures: Sequence[ModelSignature]) -> list[Plan]:
         plans = [plan_of(signature) for plan_of, signature in zip(self._plans_of, signatures, strict=True)]
+        self._joins = all(plan.joins for plan in plans)
         if self._cache is not None and self._recall is None:
             self._recall = Recall(self._cache, signatures, plans)
         return plans

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from edl_runtime.errors import ProtocolError, SampleError, SpecError
-from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK, answered_names, fits
+from edl_runtime.protocol.oip import JOIN, ModelSignature, Normalise, TensorSpec, TopK, answered_names, fits
 from edl_runtime.protocol.tensors import Array, Tensor, dtype_of
 
 Answers = Mapping[str, Array]
@@ -107,6 +107,8 @@ class Plan(NamedTuple):
     - `feeds`: what is sent; those in `normalise` as uint8, of which the teachers make the model's FP32.
     - `wishes`: what is asked for; `answers`: what comes of it, in order.
     - `allow_nan`: whether answers may have NaN or infinity.
+    - `joins`: whether the answer to a row is the same beside any others. An output with a free axis, as one of x @ x.T,
+      may be of another size or meaning then, which no shape tells.
     """
 
     slots: tuple[str | None, ...]
@@ -115,6 +117,7 @@ class Plan(NamedTuple):
     wishes: tuple[str | TopK, ...]
     answers: tuple[Answer, ...]
     allow_nan: bool
+    joins: bool
 
     @property
     def slots_in_words(self) -> str:
@@ -151,8 +154,8 @@ class Plan(NamedTuple):
                 raise SpecError(field, wish, allowed)
         known = {spec.name: spec for spec in signature.outputs}
         answers: list[Answer] = []
-        for wish in outputs:
-            name = wish if isinstance(wish, str) else wish.name
+        asked = [wish if isinstance(wish, str) else wish.name for wish in outputs]
+        for wish, name in zip(outputs, asked, strict=True):
             if name not in known:
                 raise SpecError("outputs", name, f"of the outputs of {model}: {', '.join(known)}")
             answers += Answer.each(wish, known[name])
@@ -163,6 +166,7 @@ class Plan(NamedTuple):
             tuple(outputs),
             tuple(answers),
             allow_nan,
+            joins=JOIN in signature.extensions and all(min(known[name].shape[1:], default=0) >= 0 for name in asked),
         )
 
     def check(self, teacher: str, answers: Answers, rows: int) -> None:

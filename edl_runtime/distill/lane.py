@@ -166,12 +166,8 @@ class LaneThread(threading.Thread):
             answers = connection.infer(request.inputs, plan.wishes, plan.normalise, alone=bool(request.deaths))
             plan.check(self._address, answers, request.rows)
         except InferenceError as error:
-            if error.predictor_died:
-                self._dispatcher.note_death(self.lane, error)
-            elif not error.retryable and self._dispatcher.refuse_request(self.lane, error):
+            if self._excuses(error):
                 return
-            elif error.retryable and error.status not in NOT_NOW:
-                self._dispatcher.fail_request(self.lane, error)
             raise
         except ProtocolError as error:
             self._dispatcher.fail_request(self.lane, error)
@@ -188,6 +184,15 @@ class LaneThread(threading.Thread):
         self.health.answered(self.lane.asked_at)
         self._retry_s = FIRST_RETRY_S
         self._away = False
+
+    def _excuses(self, error: InferenceError) -> bool:
+        """Say what became of the request; return whether that, and not the teacher, is to blame."""
+        if error.predictor_died:
+            self._dispatcher.note_death(self.lane, error)
+            return False
+        if not error.retryable:
+            return self._dispatcher.refuse_request(self.lane, error)
+        return error.status not in NOT_NOW and self._dispatcher.fail_request(self.lane, error)
 
     def _judge(self, error: Exception) -> None:
         """Wait before the next try, in quarantine or not."""

@@ -10,10 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import count
 
 from edl_runtime.distill.batches import Batch, Request
 from edl_runtime.distill.dispatcher import Dispatcher
 from edl_runtime.distill.epoch import Epoch
+from edl_runtime.distill.gathering import Gathering
 from edl_runtime.distill.needs import PoolCounts
 from edl_runtime.distill.patience import Patience, SourceWait
 from edl_runtime.distill.seams import Seams
@@ -48,12 +50,13 @@ class Pipeline:
     def __init__(self, patiences: Sequence[Patience], epochs: int | None = None) -> None:
         lock = threading.RLock()  # reentrant: the garbage collector may close the reader from inside
         self._lock = lock
-        self._seams = Seams(lock, self._begin_watch)
+        self._seams = Seams(lock, self._begin_watch, self._ask_anew)
         self._room = self._seams.room
         self._done = self._seams.done
         self._asked = threading.Condition(lock)  # for who watches how long teachers take
         self._watching = True
         self._known_epochs = epochs or 0
+        self._turns = count()  # of batches
         self._begun = 0  # epochs that are fed or were
         self._unfinished = 0  # weight of the batches between put and take_batch
         self._reading: Epoch | None = None
@@ -63,6 +66,7 @@ class Pipeline:
         self._source_wait = SourceWait()
         self._failure: BaseException | None = None
         self._closed = False
+        self._hurries = False
         self._tally = Tally(time.monotonic())
         self._waited_s = [0.0] * len(patiences)  # for each pool's teachers
         self.dispatchers = tuple(Dispatcher(self._seams, patience) for patience in patiences)
@@ -162,24 +166,38 @@ class Pipeline:
         held_back = gathering is not None and gathering.holds_back and not late
         self._done.wait(min([*pauses, HURRY_S] if held_back else pauses))
         if held_back and gathering is not None and not epoch.batches:
-            gathering.hurry()
+            self._hurry(epoch, gathering)
         epoch.awaited = False
+
+    def _hurry(self, epoch: Epoch, gathering: Gathering) -> None:
+        """Have teachers asked about what is held back, more than there is room for: only the script could make that.
+
+        What is wrong with it ends the epoch, as it would in the feeder.
+        """
+        self._hurries = True
+        try:
+            gathering.hurry()
+        except Exception as error:  # noqa: BLE001 - the training script's to handle, in its turn
+            epoch.ended, epoch.error = True, error
+        finally:
+            self._hurries = False
 
     # The feeder
 
     @property
     def most_rows(self) -> int:
-        """How many rows a request should have at most."""
+        """How many rows a request should have at most, where answers don't depend on that."""
         return min(pool.most_rows for pool in self.dispatchers)
 
     def put(self, epoch: Epoch, batch: Batch, requests: Sequence[Sequence[Request]]) -> bool:
-        """Add a batch and its requests to each pool when there is room; False when the epoch is over."""
+        """Add a batch and its requests to each pool when there is room; False when the epoch takes no more."""
         with self._lock:
-            while not epoch.over and self._unfinished >= self._window():
+            while not epoch.over and not self._hurries and self._unfinished >= self._window():
                 self._room.wait()
-            if epoch.over:
+            if epoch.over or epoch.ended:
                 return False
             batch.awaited = epoch.awaited and not epoch.batches
+            batch.turn = (next(self._turns),)
             epoch.batches.append(batch)
             self._unfinished += batch.weight
             now = time.monotonic()
@@ -190,6 +208,28 @@ class Pipeline:
             if batch.awaited and not (batch.missing and all(pool.connected for pool in self.dispatchers)):
                 self._done.notify()
             return True
+
+    def _ask_anew(self, failed: Request) -> bool:
+        """Have parts of the usual size asked about in place of a batch of more; False if it is none."""
+        batch = failed.batch
+        if batch.anew is None:
+            return False
+        epoch = next(one for one in [self._reading, *self._ahead] if one is not None and batch in one.batches)
+        place = epoch.batches.index(batch)
+        del epoch.batches[place]
+        batch.dropped = True
+        self._unfinished -= batch.weight
+        now = time.monotonic()
+        for number, (part, requests) in enumerate(batch.anew()):
+            part.turn = (*batch.turn, number)
+            epoch.batches.insert(place + number, part)
+            self._unfinished += part.weight
+            for one in requests[failed.pool] if failed.deaths else ():
+                one.deaths, one.hedged = failed.deaths, True
+            for dispatcher, asked in zip(self.dispatchers, requests, strict=True):
+                dispatcher.add(asked, now)
+        self._done.notify_all()
+        return True
 
     def await_signatures(self, epoch: Epoch) -> list[ModelSignature] | None:
         """Return what each pool's teachers take, once that is known of all; None when the epoch is over."""
@@ -216,10 +256,10 @@ class Pipeline:
         """
         with self._lock:
             epoch.ended = True
-            epoch.error = error
+            epoch.error = epoch.error or error
             self._may_go_ahead = ahead
             self._done.notify_all()
-            if error is not None or epoch.over or not ahead:
+            if epoch.error is not None or epoch.over or not ahead:
                 return None
             begun = self._begun
             while len(self._ahead) >= MOST_AHEAD and not self._closed:

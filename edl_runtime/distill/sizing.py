@@ -12,7 +12,9 @@ FAST_S = 0.004
 """Teachers that answer sooner than this spend most of it on the request, not on its rows."""
 SLOW_S = 4 * FAST_S
 STEADY = 32
-"""So many answers in a row have to be fast before more is asked at once."""
+"""So many answers in a row have to be fast before more is asked at once;"""
+WARIER = 16
+"""and so many times as many after a request of more rows has failed: the model may have no memory for them."""
 
 
 class Sizing:
@@ -24,12 +26,19 @@ class Sizing:
     def __init__(self) -> None:
         self.rows = USUAL_ROWS
         self._fast = 0
+        self._steady = STEADY
 
     def note(self, seconds: float) -> None:
         """Learn how long an answer took; cheap enough for each."""
         self._fast = self._fast + 1 if seconds <= FAST_S else 0
         if seconds > SLOW_S:
             self.rows = max(USUAL_ROWS, self.rows // 2)
-        elif self._fast == STEADY:
+        elif self._fast == self._steady:
             self.rows = min(MOST_ROWS, 2 * self.rows)
             self._fast = 0
+
+    def fail(self) -> None:
+        """Learn that a request of more than usual failed: begin anew, and be warier."""
+        if self.rows > USUAL_ROWS:
+            self._steady *= WARIER
+        self.rows, self._fast = USUAL_ROWS, 0

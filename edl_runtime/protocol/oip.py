@@ -5,7 +5,6 @@ https://github.com/kserve/open-inference-protocol and Triton's binary tensor ext
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Literal, SupportsFloat, SupportsIndex
@@ -119,10 +118,13 @@ _LEAST_STD, _MOST = 1e-37, 1e37  # what float32 can divide by and hold
 
 def _numbers(field: str, given: Sequence[float] | float) -> tuple[float, ...]:
     try:
-        numbers = tuple(map(_number, given if isinstance(given, Iterable) else [given]))
+        if type(given) is tuple and set(map(type, given)) == {float}:  # as all that is decoded; there may be millions
+            numbers = given
+        else:
+            numbers = tuple(map(_number, given if isinstance(given, Iterable) else [given]))
     except (TypeError, ValueError, OverflowError):
         numbers = ()
-    if not numbers or not all(math.isfinite(number) and abs(number) <= _MOST for number in numbers):
+    if not numbers or not all(-_MOST <= number <= _MOST for number in numbers):  # NaN is not
         raise SpecError(f"normalise.{field}", given, "one number, or one for each channel")
     return numbers
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from edl_runtime.errors import SpecError
-from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.protocol.oip import JOIN, ModelSignature, TensorSpec
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,8 +49,19 @@ def differences(pool: ModelSignature, teacher: ModelSignature) -> list[str]:
         *_unlike("versions", ", ".join(pool.versions), ", ".join(teacher.versions)),
         *_unlike_tensors("input", pool.inputs, teacher.inputs),
         *_unlike_tensors("output", pool.outputs, teacher.outputs),
-        *_unlike("extensions", ", ".join(pool.extensions), ", ".join(teacher.extensions)),
+        *_unlike("extensions", _abilities(pool), _abilities(teacher)),
+        *_unlike_joining(pool, teacher),
     ]
+
+
+def _abilities(signature: ModelSignature) -> str:
+    return ", ".join(name for name in signature.extensions if name != JOIN)
+
+
+def _unlike_joining(pool: ModelSignature, teacher: ModelSignature) -> Iterator[str]:
+    ours, theirs = ("above 1" if JOIN in one.extensions else "1" for one in (teacher, pool))
+    if ours != theirs:
+        yield f"--max_batch is {ours} and the pool's {theirs}; start all its teachers with 1, or all with more"
 
 
 def _unlike_tensors(kind: str, pool: tuple[TensorSpec, ...], teacher: tuple[TensorSpec, ...]) -> Iterator[str]:

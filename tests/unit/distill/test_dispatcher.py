@@ -21,13 +21,15 @@ def dispatcher() -> Iterator[Dispatcher]:
     """One without a pipeline, whose lock is held."""
     lock = threading.RLock()
     with lock:
-        yield Dispatcher(Seams(lock, lambda: None), Patience("all", wait_limit_s=9, request_limit_s=9))
+        yield Dispatcher(Seams(lock, lambda: None, lambda _: False), Patience("all", wait_limit_s=9, request_limit_s=9))
 
 
 @pytest.fixture
 def requests(dispatcher: Dispatcher) -> Sequence[Request]:
     """One for each of five batches."""
     made = [Request(Batch((), [], items=[4], requests=[1]), 0, 0, {}, 4) for _ in range(5)]
+    for number, request in enumerate(made):
+        request.batch.turn = (number,)
     dispatcher.add(made, time.monotonic())
     return made
 

@@ -63,7 +63,7 @@ def lanes() -> tuple[Lane, ...]:
 def dispatcher(lanes: Sequence[Lane]) -> Iterator[Dispatcher]:
     """One with these lanes, and without a pipeline, whose lock is held."""
     lock = threading.RLock()
-    made = Dispatcher(Seams(lock, lambda: None), Patience("all", wait_limit_s=9, request_limit_s=9))
+    made = Dispatcher(Seams(lock, lambda: None, lambda _: False), Patience("all", wait_limit_s=9, request_limit_s=9))
     for lane in lanes:
         made.join(lane)
     with lock:
@@ -73,7 +73,7 @@ def dispatcher(lanes: Sequence[Lane]) -> Iterator[Dispatcher]:
 @pytest.fixture
 def asked(dispatcher: Dispatcher, lanes: Sequence[Lane]) -> Request:
     """What the first lane is asked."""
-    request = Request(Batch((), [], items=[4], requests=[1]), 0, 0, {}, 4)
+    request = Request(Batch((), [], items=[4], requests=[3]), 0, 0, {}, 4)
     dispatcher.add([request], time.monotonic())
     assert dispatcher.take(lanes[0]) is request
     return request
@@ -83,7 +83,7 @@ def test_nothing_is_hedged_while_nobody_waits_for_it_and_others_have_work(
     dispatcher: Dispatcher, lanes: Sequence[Lane], asked: Request
 ) -> None:
     """The other teachers do what is queued; once the script waits for the request, one of them is asked it, too."""
-    queued = [Request(asked.batch, 0, 0, {}, 4) for _ in range(2)]
+    queued = [Request(asked.batch, 0, index, {}, 4) for index in (1, 2)]
     dispatcher.add(queued, time.monotonic())
     dispatcher.hedge(time.monotonic() + 10)
     assert dispatcher.take(lanes[1]) is queued[0]

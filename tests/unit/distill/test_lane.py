@@ -40,7 +40,7 @@ class Waits(threading.Event):
 def dispatcher() -> Dispatcher:
     """One that has two requests."""
     lock = threading.RLock()
-    made = Dispatcher(Seams(lock, lambda: None), Patience("all", wait_limit_s=9, request_limit_s=9))
+    made = Dispatcher(Seams(lock, lambda: None, lambda _: False), Patience("all", wait_limit_s=9, request_limit_s=9))
     batch = Batch((), [], items=[8], requests=[2])
     inputs = {"x": np.zeros((4, 4), np.float32)}
     with lock:
@@ -102,9 +102,12 @@ def test_the_oldest_request_ends_the_epoch_when_a_teacher_fails_everything(monke
 
     oldest = Batch((), [], items=[1], requests=[1])
     newest = Batch((), [], items=[2], requests=[1])
+    oldest.turn, newest.turn = (0,), (1,)
     failure = InferenceError("a:1", 500, "the model failed", retryable=True)
     lock = threading.RLock()
-    dispatcher = Dispatcher(Seams(lock, lambda: None), Patience("all", wait_limit_s=60, request_limit_s=30))
+    dispatcher = Dispatcher(
+        Seams(lock, lambda: None, lambda _: False), Patience("all", wait_limit_s=60, request_limit_s=30)
+    )
     inputs = {batch: {"x": np.zeros((batch.samples, 4), np.float32)} for batch in (oldest, newest)}
     with lock:
         dispatcher.add([Request(batch, 0, 0, x, batch.samples) for batch, x in inputs.items()], now[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl_runtime.distill.sizing import FAST_S, MOST_ROWS, SLOW_S, STEADY, USUAL_ROWS, Sizing
+from edl_runtime.distill.sizing import FAST_S, MOST_ROWS, SLOW_S, STEADY, USUAL_ROWS, WARIER, Sizing
 
 
 def test_a_teacher_that_answers_at_once_is_asked_about_more() -> None:
@@ -25,6 +25,20 @@ def test_slow_answers_make_requests_small_again() -> None:
     for _ in range(4):
         sizing.note(1.01 * SLOW_S)
     assert sizing.rows == USUAL_ROWS
+
+
+def test_a_request_that_failed_makes_it_wary() -> None:
+    """As much as usual is asked about, and for more the answers have to be fast for longer; several failed at once."""
+    sizing = Sizing()
+    for _ in range(2 * STEADY):
+        sizing.note(FAST_S)
+    sizing.fail()
+    sizing.fail()
+    assert sizing.rows == USUAL_ROWS
+    for _ in range(WARIER * STEADY):
+        assert sizing.rows == USUAL_ROWS
+        sizing.note(FAST_S)
+    assert sizing.rows == 2 * USUAL_ROWS
 
 
 def test_answers_in_between_count_as_not_fast() -> None:

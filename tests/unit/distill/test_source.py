@@ -17,10 +17,11 @@ from support.teachers.process import wait_until
 
 from edl_runtime.distill import DistillReader, engine, gathering, patience
 from edl_runtime.distill.pipeline import MOST_AHEAD
-from edl_runtime.distill.sizing import MOST_ROWS, Sizing
+from edl_runtime.distill.sizing import MOST_ROWS, USUAL_ROWS, Sizing
 from edl_runtime.distill.stats import Tally
-from edl_runtime.errors import SampleError
-from edl_runtime.protocol.oip import JOIN
+from edl_runtime.errors import DeadlyRequestError, InferenceError, ProtocolError, SampleError
+from edl_runtime.protocol.oip import JOIN, TensorSpec
+from edl_runtime.protocol.tensors import Array
 
 ALL = list(range(BATCHES))
 
@@ -263,12 +264,14 @@ def asked_much_at_once(
     teacher: Behaviour,
     source: Callable[[], Iterator[Any]],
     extensions: tuple[str, ...] = (JOIN,),
+    double: tuple[int, ...] = (-1, 4),
     **options: Any,
 ) -> tuple[DistillReader, FakeTeachers]:
     """A reader that asks one of our teachers about several items at once, and the teacher."""
     monkeypatch.setattr(gathering, "GATHERING_S", 60.0)
     monkeypatch.setattr(Sizing, "note", lambda *_: None)
     ours = msgspec.structs.replace(SIGNATURE, extensions=extensions)
+    ours = msgspec.structs.replace(ours, outputs=(TensorSpec("double", "FP32", double), *ours.outputs[1:]))
     teachers = FakeTeachers({"a:1": teacher}, signatures={"a:1": ours})
     reader = reader_of(teachers, source, **{"teacher_batch_size": None, **options})
     reader._own_engine.pipeline.dispatchers[0]._sizing.rows = MOST_ROWS
@@ -283,7 +286,7 @@ def test_items_are_asked_about_together_and_come_in_order(monkeypatch: pytest.Mo
         assert numbers(list(reader)) == ALL
         stats = reader.stats()
     assert stats.batches == 2 * BATCHES
-    assert sorted(teachers.rows) == [20, 20, 40, 40, 80, 80, 160, 160]
+    assert sorted(teachers.rows) == [10, 10, 20, 40, 40, 80, 80, 160, 160]  # the very first is not held back
 
 
 def test_large_items_are_asked_about_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,9 +300,9 @@ def test_large_items_are_asked_about_one_by_one(monkeypatch: pytest.MonkeyPatch)
     assert teachers.rows == [ROWS] * BATCHES
 
 
-@pytest.mark.parametrize("options", [{"teacher_batch_size": ROWS}, {"extensions": ("top_k",)}])
+@pytest.mark.parametrize("options", [{"teacher_batch_size": ROWS}, {"extensions": ("top_k",)}, {"double": (-1, -1)}])
 def test_batches_are_asked_about_alone(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    """However fast the teacher is, if a size is given, or the teacher can't join requests."""
+    """If a size is given, the teacher can't join requests, or its answers may be others for more rows."""
     reader, teachers = asked_much_at_once(monkeypatch, arithmetic, batches, **options)
     with reader:
         assert numbers(list(reader)) == ALL
@@ -338,3 +341,109 @@ def test_a_source_may_wait_for_the_script(monkeypatch: pytest.MonkeyPatch, ahead
             found.append(item)
             room.release()
     assert numbers(found) == ALL
+
+
+def test_more_than_the_window_holds_is_asked_about_while_the_source_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the script could make room, and it is the script that has what is held back asked about."""
+    wait = threading.Event()
+
+    def source() -> Iterator[Any]:
+        for number in range(128):
+            yield np.full((1, 4), number, np.float32), np.arange(1)
+        wait.wait()
+
+    reader, _ = asked_much_at_once(monkeypatch, arithmetic, source)
+    with reader:
+        epoch = iter(reader)
+        assert numbers([next(epoch) for _ in range(128)]) == list(range(128))
+        wait.set()
+        assert list(epoch) == []
+
+
+def test_what_is_wrong_while_the_source_waits_is_raised_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that came before is delivered, and the source is not waited for."""
+    wait = threading.Event()
+
+    def source() -> Iterator[Any]:
+        yield from few(6)
+        yield np.zeros((4, 4)), np.arange(4)
+        yield from few(1)
+        wait.wait()
+
+    reader, _ = asked_much_at_once(monkeypatch, arithmetic, source)
+    with reader:
+        epoch = iter(reader)
+        assert numbers([next(epoch) for _ in range(6)]) == ALL[:6]
+        with pytest.raises(SampleError, match="'x' of batch 6: got float64"):
+            next(epoch)
+        wait.set()
+        assert len(numbers([batch for _, batch in zip(range(6), reader, strict=False)])) == 6
+
+
+REFUSED = InferenceError("a:1", 413, "too large", retryable=False)
+FAILED = InferenceError("a:1", 500, "out of memory", retryable=True)
+DIED = InferenceError("a:1", 503, "its predictor died", retryable=True, predictor_died=True)
+
+
+@pytest.mark.parametrize("failure", [REFUSED, FAILED, DIED, ProtocolError("NaN")])
+@pytest.mark.parametrize("kind", ["batch", "sample_list", "sample"])
+def test_what_is_too_much_for_a_model_is_asked_in_parts(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, kind: str
+) -> None:
+    """A training that works with the usual rows goes on with them, also where a single batch has more."""
+
+    def short_of_memory(x: Array) -> dict[str, Array]:
+        if len(x) > USUAL_ROWS:
+            raise failure
+        return arithmetic(x)
+
+    def source() -> Iterator[Any]:
+        yield from batches()
+        yield np.full((2 * USUAL_ROWS, 4), BATCHES, np.float32), np.arange(2 * USUAL_ROWS)
+
+    def samples() -> Iterator[Any]:
+        for x, labels in source():
+            rows = list(zip(x, labels, strict=True))
+            yield from [rows] if kind == "sample_list" else rows
+
+    whole = source if kind == "batch" else samples
+    reader, teachers = asked_much_at_once(monkeypatch, short_of_memory, whole, format=kind)
+    with reader:
+        found = list(reader)
+        if kind == "batch":
+            assert numbers(found) == [*ALL, BATCHES]
+        else:
+            rows = [sample for item in found for sample in item] if kind == "sample_list" else found
+            assert [int(x[0]) for x, _, _ in rows] == [int(x[0]) for batch, _ in source() for x in batch]
+            assert all((double == x * 2).all() for x, _, double in rows)
+        assert reader._own_engine.pipeline.most_rows == USUAL_ROWS
+        assert reader.stats().samples == BATCHES * ROWS + 2 * USUAL_ROWS
+        if failure in (REFUSED, FAILED):
+            assert sum(teachers.asked.values()) <= BATCHES + 10
+            assert not reader._own_engine._pools[0].quarantined()
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [(REFUSED, InferenceError), (DIED, DeadlyRequestError)],
+)
+def test_of_batches_that_were_asked_about_together_the_wrong_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, told: type[Exception]
+) -> None:
+    """Those before it are delivered; and no more predictors die than under a batch that is asked about alone."""
+    deaths = []
+
+    def picky(x: Array) -> dict[str, Array]:
+        if (x == 20).any():
+            deaths.append(len(x))
+            raise failure
+        return arithmetic(x)
+
+    reader, _ = asked_much_at_once(monkeypatch, picky, batches)
+    with reader:
+        epoch = iter(reader)
+        assert numbers([next(epoch) for _ in range(20)]) == ALL[:20]
+        with pytest.raises(told, match="batch 20 of the epoch"):
+            next(epoch)
+    assert len(deaths) == 2
+    assert deaths[0] > deaths[1] == ROWS

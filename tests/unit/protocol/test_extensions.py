@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from edl_runtime.errors import ProtocolError, SpecError
+from edl_runtime.protocol import oip
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK, answered_names
 from edl_runtime.protocol.requests import InferRequest, decode_request, encode_request
 
@@ -143,3 +144,17 @@ def test_numbers_may_be_numpys_and_one_does_for_all_channels() -> None:
     assert hash(Normalise([127.5], 127.5)) == hash(one)  # type: ignore[arg-type]  # a list, as users write it
     each = Normalise(np.array([1, 2, 3]), np.float32([4, 5, 6]))
     assert each == Normalise((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+
+
+def test_millions_of_numbers_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes as JSON are Python's own; to ask each of a stranger's what it is took four seconds a million."""
+
+    def look(given: object) -> float:
+        raise AssertionError(given)
+
+    monkeypatch.setattr(oip, "_number", look)
+    image = {"parameters": {"normalise": {"mean": [1] * 1_000_000, "std": [2.0]}}}
+    with pytest.raises(ProtocolError, match="numbers for 1000000 channels, there are 3 channels"):
+        decode_request(request_with(image), None, SIGNATURE)
+    with pytest.raises(SpecError, match=r"normalise\.mean"):
+        Normalise((1.0, math.nan), (1.0,))

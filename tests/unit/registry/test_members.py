@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from edl_runtime.errors import SpecError
-from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.protocol.oip import JOIN, ModelSignature, TensorSpec
 from edl_runtime.registry.lease import hold_lease, pause_s
 from edl_runtime.registry.members import Member, differences
 from edl_runtime.registry.shares import shares
@@ -51,6 +51,10 @@ def test_a_student_wants_at_least_one_teacher() -> None:
         ),
         ({"outputs": DIGITS.outputs[:1]}, "output 'features' is missing and the pool's FP32 [-1, 64]"),
         ({"extensions": ("top_k",)}, "extensions is top_k and the pool's empty"),
+        (
+            {"extensions": (JOIN,)},
+            "--max_batch is above 1 and the pool's 1; start all its teachers with 1, or all with more",
+        ),
         ({"outputs": DIGITS.outputs[::-1]}, "outputs is features, logits and the pool's logits, features"),
     ],
 )
