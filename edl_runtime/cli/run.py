@@ -87,6 +87,8 @@ def run(
 
     Scripts see the environment of this command. Exits with 0 when all is trained or the job was stopped.
     """
+    if command[0].startswith("-"):  # which click has left for the command
+        raise click.NoSuchOption(command[0].partition("=")[0])
     bounds = Bounds.parse(instances)
     settings = RuntimeSettings.from_env(os.environ)
     if detach and not settings.redis_url:
