@@ -370,7 +370,13 @@ def test_a_job_is_named_after_its_script(command: tuple[str, ...], name: str) ->
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--instances", "4:1", "train.py"], "bounds: got '4:1'"),
+        (["--instances", "4:1", "train.py"], "--instances: got '4:1'"),
+        (["--instances", "0:1", "train.py"], "--instances.min: got 0"),
+        (["--instances", "x", "train.py"], "--instances: got 'x'"),
+        (["--grace-s", "inf", "train.py"], "'--grace-s': inf is no number of seconds"),
+        (["--grace-s", "nan", "train.py"], "'--grace-s': nan is no number of seconds"),
+        (["--every-s", "nan", "train.py"], "'--every-s': nan is no number of seconds"),
+        (["--every-s", "0", "train.py"], "'--every-s': 0.0 is not in the range x>0"),
         (["nowhere.py"], "nowhere.py"),
         (["--every-step=5", "train.py"], "No such option '--every-step'"),
         (["--grace", "5", "train.py"], "No such option '--grace'"),
