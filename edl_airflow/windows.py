@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 Windows: TypeAlias = TrafficWindows | Mapping[str, Any] | Path | str
-"""Traffic windows, or what they are read from: a mapping, the path of a file, "variable:NAME" for an Airflow Variable,
+"""Traffic windows, or what they are read from: a mapping, the Path of a file, "variable:NAME" for an Airflow Variable,
 or a text; all but the mapping in YAML or JSON. `edl_runtime.autoscale.traffic_schema` shows the one schema."""
 
 ALLOWED = "traffic windows as a mapping, a Path of a YAML file, 'variable:NAME', or a text of YAML or JSON"
@@ -50,7 +50,10 @@ def as_windows(given: object, *, folder: Path | None = None) -> TrafficWindows:
         return _within(f"windows, Variable {name!r}", lambda: read_windows(_variable(name)))
     if isinstance(given, str) and ("\n" in given or given.lstrip().startswith("{")):
         return _within("windows", lambda: read_windows(given))
-    raise SpecError("windows", given, ALLOWED)
+    is_path = isinstance(given, str) and given.endswith((".yaml", ".yml", ".json"))
+    raise SpecError(
+        "windows", given, f"Path({given!r}) where that file is meant; else {ALLOWED}" if is_path else ALLOWED
+    )
 
 
 def as_field(given: object, folder: Path) -> Any:

@@ -6,6 +6,7 @@ says what was given, what is allowed and what to do next.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -40,6 +41,10 @@ class SpecError(EdlError, ValueError):
 
     def __str__(self) -> str:
         return f"{_clipped(self.field)}: got {_clipped(_shown(self.given))}, allowed is {self.allowed}"
+
+    def of(self, kind: str, field: str) -> SpecError:
+        """Return this error of a `kind` of struct, as "bounds", as one of the field that holds it, as "teachers"."""
+        return SpecError(re.sub(rf"^{kind}\b", field, self.field), self.given, self.allowed)
 
 
 def _shown(value: object) -> str:

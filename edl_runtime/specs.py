@@ -171,15 +171,15 @@ class Bounds(Spec, frozen=True):
             raise SpecError("bounds", f"{self.min}:{self.max}", "min at most max")
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read "min:max", or "n" for exactly n. Raises SpecError."""
+    def parse(cls, text: str, field: str = "bounds") -> Self:
+        """Read "min:max", or "n" for exactly n; `field` is what errors call it. Raises SpecError."""
         low, colon, high = text.partition(":")
         try:
             return cls(int(low), int(high if colon else low))
-        except ValueError as error:
-            if isinstance(error, SpecError):
-                raise
-            raise SpecError("bounds", text, "'min:max' or one number, as in '1:3'") from None
+        except SpecError as error:
+            raise error.of("bounds", field) from None
+        except ValueError:
+            raise SpecError(field, text, "'min:max' or one number, as in '1:3'") from None
 
     def __contains__(self, instances: int) -> bool:
         return self.min <= instances <= self.max

@@ -1,4 +1,4 @@
-"""The environment that Airflow's components run with on one machine."""
+"""The environment that Airflow's components, and its command, run with on one machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,24 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 USER = "admin"
+
+
+def command_environment(
+    *,
+    home: Path,
+    dags: Path,
+    redis_url: str,
+    work_dir: Path,
+    connections: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, str]:
+    """Return what the `airflow` command needs to see, and to run, the DAGs of a small Airflow: a password is in it."""
+    known = {"edl_default": _connection(redis_url, work_dir), **(connections or {})}
+    return {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        **{f"AIRFLOW_CONN_{conn_id.upper()}": json.dumps(connection) for conn_id, connection in known.items()},
+    }
 
 
 def components_environment(
@@ -32,8 +50,6 @@ def components_environment(
     kept = {name: value for name, value in environ.items() if not name.startswith(("AIRFLOW", "EDL_"))}
     url = f"http://127.0.0.1:{port}"
     settings = {
-        "CORE__DAGS_FOLDER": str(dags),
-        "CORE__LOAD_EXAMPLES": "False",
         "CORE__PARALLELISM": "4",
         "CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
         "CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
@@ -50,11 +66,7 @@ def components_environment(
     }
     return {
         **kept,
-        "AIRFLOW_HOME": str(home),
-        **{
-            f"AIRFLOW_CONN_{conn_id.upper()}": json.dumps(connection)
-            for conn_id, connection in {"edl_default": _connection(redis_url, work_dir), **(connections or {})}.items()
-        },
+        **command_environment(home=home, dags=dags, redis_url=redis_url, work_dir=work_dir, connections=connections),
         **{f"AIRFLOW__{name}": value for name, value in settings.items()},
     }
 

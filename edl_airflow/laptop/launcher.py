@@ -23,7 +23,7 @@ import httpx
 
 from edl_airflow.laptop.client import AirflowClient, ApiError
 from edl_airflow.laptop.components import Component
-from edl_airflow.laptop.environment import USER, components_environment
+from edl_airflow.laptop.environment import USER, command_environment, components_environment
 from edl_runtime.backends.local import LocalBackend, locks
 from edl_runtime.errors import EdlError
 from edl_runtime.settings import RuntimeSettings
@@ -64,7 +64,8 @@ class Laptop:
     of it ends, with the jobs it started; that goes for a launcher that is killed, too.
 
     - `home`: the folder; keeps Airflow's database, logs and the password from one time to the next. Sourcing its
-      `edl.sh` lets the `edl` command see this Airflow's jobs and pools, and the `airflow` command its DAGs and runs.
+      `edl.sh` lets the `edl` command see this Airflow's jobs and pools, and the `airflow` command its DAGs and runs,
+      and `airflow dags test` run one.
     - `dags`: the folder with DAG files.
     - `environ`: the environment to start from.
     - `say`: told what is being done.
@@ -173,13 +174,20 @@ class Laptop:
     def _write_edl_variables(self) -> None:
         """Leave what the commands `edl` and `airflow` need to see this laptop, as long as it runs.
 
-        For its user's eyes only: Redis's password is in it.
+        For its user's eyes only: Redis's password is in it, and those of connections.
         """
         self.edl_variables.unlink(missing_ok=True)
         self._exit.callback(self.edl_variables.unlink, missing_ok=True)
         self.edl_variables.touch(mode=0o600)
         settings = RuntimeSettings(redis_url=self.redis.url, work_dir=str(self.work_dir))
-        variables = {**settings.to_env(), "AIRFLOW_HOME": str(self.airflow_home)}
+        airflow = command_environment(
+            home=self.airflow_home,
+            dags=self.dags,
+            redis_url=self.redis.url,
+            work_dir=self.work_dir,
+            connections=self._connections,
+        )
+        variables = {**settings.to_env(), **airflow}
         self.edl_variables.write_text("".join(f"export {name}={quote(text)}\n" for name, text in variables.items()))
 
     def _lock(self) -> int:

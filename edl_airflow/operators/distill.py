@@ -127,9 +127,9 @@ class EdlDistillOperator(EdlOperator):
             )
         if teacher_pool is not None and not has_template(teacher_pool):
             check_name("teacher_pool", teacher_pool)
-        for bounds in (teachers, students):
+        for field, bounds in (("teachers", teachers), ("students", students)):
             if bounds is not None:
-                check_bounds(bounds)
+                check_bounds(field, bounds)
         if checkpoint is not None and students is None:
             raise SpecError("students", students, "how many elastic trainers write the checkpoint, as '1:4'")
         check_checkpoint(self.checkpoint)
@@ -141,7 +141,7 @@ class EdlDistillOperator(EdlOperator):
     def plan(self, context: Context, surroundings: Surroundings) -> Work:
         ti, namespace, folder = context["ti"], surroundings.namespace, self.folder(surroundings.place)
         pool = check_name("teacher_pool", pool_name(ti) if self.teacher_pool is None else self.teacher_pool)
-        bounds = as_bounds(1 if self.teachers is None else self.teachers)
+        bounds = as_bounds("teachers", 1 if self.teachers is None else self.teachers)
         stream = "" if self.students is None else checkpoint_stream(ti.dag_id, ti.task_id, ti.map_index)
         sharing: dict[str, Any] = {"priority": self.priority, "weight": self.weight}
         own = (
@@ -167,7 +167,7 @@ class EdlDistillOperator(EdlOperator):
             pool_deadline=time.time() + self.wait_timeout_s,
             trainer_job=trainer_job(
                 as_spec("student", TrainerSpec, self.student),
-                None if self.students is None else as_bounds(self.students),
+                None if self.students is None else as_bounds("students", self.students),
                 settings=RuntimeSettings(
                     namespace=namespace,
                     job=job_name(ti) if self.job is None else check_name("job", self.job),

@@ -88,12 +88,12 @@ class EdlTeacherPoolOperator(EdlOperator):
         if not has_template(teacher_pool):
             check_name("teacher_pool", teacher_pool)
         check_spec("teacher", TeacherSpec, teacher)
-        check_bounds(teachers)
+        check_bounds("teachers", teachers)
         check_seconds("wait_timeout_s", wait_timeout_s)
 
     def plan(self, context: Context, surroundings: Surroundings) -> Work:
         pool = check_name("teacher_pool", self.teacher_pool)
-        bounds = as_bounds(self.teachers)
+        bounds = as_bounds("teachers", self.teachers)
         return Work(
             conn_id=self.edl_conn_id,
             place=surroundings.place,

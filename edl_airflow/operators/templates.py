@@ -61,21 +61,28 @@ def check_spec(field: str, kind: type[Spec], value: object) -> None:
         as_spec(field, kind, value)
 
 
-def as_bounds(value: object) -> Bounds:
-    """Return what "1:3", "2", 2, a Bounds or a dict of its fields says. Raises SpecError."""
-    if isinstance(value, Bounds | dict):
-        return as_spec("bounds", Bounds, value)
-    if not isinstance(value, str | int):
-        raise SpecError("bounds", value, "Bounds, a dict of their fields, 'min:max' or a number")
-    return Bounds.parse(str(value))
+def as_bounds(field: str, value: object) -> Bounds:
+    """Return what "1:3", "2", 2, a Bounds or a dict of its fields says. Raises SpecError naming `field`."""
+    if isinstance(value, str | int):
+        return Bounds.parse(str(value), field)
+    if not isinstance(value, Bounds | dict):
+        raise SpecError(field, value, "Bounds, a dict of their fields, 'min:max' or a number")
+    try:
+        return as_spec(field, Bounds, value)
+    except SpecError as error:
+        raise error.of("bounds", field) from None
 
 
-def check_bounds(value: object) -> None:
+def check_bounds(field: str, value: object) -> None:
     """Raise SpecError for what can't become bounds when the task runs, as far as it is known before."""
-    if isinstance(value, dict):
-        check_spec("bounds", Bounds, value)
-    elif not has_template(value):
-        as_bounds(value)
+    if not isinstance(value, dict):
+        if not has_template(value):
+            as_bounds(field, value)
+        return
+    try:
+        check_spec(field, Bounds, value)
+    except SpecError as error:
+        raise error.of("bounds", field) from None
 
 
 def check_checkpoint(value: object) -> None:

@@ -120,7 +120,7 @@ class EdlTrainOperator(EdlOperator):
         self.edl_conn_id = check_connection(edl_conn_id)
         self.deferrable = check_deferrable(deferrable)
         check_spec("trainer", TrainerSpec, trainer)
-        check_bounds(trainers)
+        check_bounds("trainers", trainers)
         check_checkpoint(self.checkpoint)
         if gear not in GEARS:
             raise SpecError("gear", gear, ", ".join(map(repr, GEARS)))
@@ -164,7 +164,7 @@ class EdlTrainOperator(EdlOperator):
             token=try_token(ti),
             trainer_job=trainer_job(
                 as_spec("trainer", TrainerSpec, self.trainer),
-                as_bounds(self.trainers),
+                as_bounds("trainers", self.trainers),
                 settings=RuntimeSettings(
                     namespace=surroundings.namespace,
                     job=job_name(ti) if self.job is None else check_name("job", self.job),

@@ -77,6 +77,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     - `limit`: what it may have for now where that is less than its bounds say, None where it is not.
     - `resumes`: whether it goes on where it was once it was suspended. One that does not is not suspended while it
       runs, whatever the policy says; see `edl_runtime.autoscale.policies.Lasting`.
+    - `students`: of a pool, how many use it now: while some do it is not suspended either; None for what is no pool.
     - `stranded`: the indexes of further instances, which have lost their places, find no others and are left to wait.
       All else is as if these had never been.
 
@@ -95,6 +96,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     speedup: Speedup | None = None
     limit: Limit | None = None
     resumes: bool = True
+    students: int | None = None
     stranded: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

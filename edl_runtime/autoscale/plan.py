@@ -224,6 +224,7 @@ def _as_job(
         speedup=survey.speedups.get(job.name),
         limit=_limit(job, survey, spans, capacity),
         resumes=scaling.resumes,
+        students=survey.students.get(job.name, 0) if job.kind == "pool" else None,
     )
 
 

@@ -83,9 +83,10 @@ def beside(
 
 
 class Lasting:
-    """A policy as another one, but that no job is suspended while it runs that would lose its work: see `Job.resumes`.
+    """A policy as another one, but that none is suspended while it runs that would lose its work, or others' work.
 
-    Such a one goes on with its minimum, and what others may have is decided anew, beside that.
+    That is a job without checkpoints (see `Job.resumes`) and a pool that students use, who would wait for it and keep
+    what it lacks. Such a one goes on with its minimum, and what others may have is decided anew, beside that.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -100,15 +101,20 @@ class Lasting:
             others = [job for job in jobs if job.name not in kept]
             going_on = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
             targets = ask(self._policy, others, *beside(going_on, nodes, capacity), now_s=now_s, pause_s=pause_s)
-            lost = [job for job in others if job.runs and not job.resumes and not targets[job.name].instances]
+            lost = [job for job in others if job.runs and _lasts(job) and not targets[job.name].instances]
             if not lost:
                 return {**targets, **kept}
             kept |= {job.name: _going_on(job, targets[job.name]) for job in lost}
+
+
+def _lasts(job: Job) -> bool:
+    return not job.resumes or bool(job.students)
 
 
 def _going_on(job: Job, due: Target) -> Target:
     """Return the least that a job goes on with; its last instances leave first."""
     placed = [index for index, node in enumerate(job.nodes, start=1) if node]
     count = max(job.bounds.min, placed[: job.bounds.min][-1])
-    why = f"goes on with {count}, since it has no checkpoint to be suspended with; else it {due.reason}"
+    since = "students use it" if job.students else "it has no checkpoint to be suspended with"
+    why = f"goes on with {count}, since {since}; else it {due.reason}"
     return Target(instances=count, reason=why, nodes=job.nodes[:count])

@@ -1,11 +1,12 @@
 """How many instances each job should have: a pure function of jobs, nodes, capacity and what a pause costs.
 
-1. *Admit.* Jobs get their minimum, the highest priority first. Among equals: those whose turn has just begun, those
-   that have waited for long (the longest first), then the smallest minimum first, so that most run; of one minimum
-   those that run, then the youngest, for a job that is old already is likely to last (least attained service, as in
-   Tiresias, Gu et al., NSDI 2019). Who runs and is not admitted is suspended, with a checkpoint. While one that has
-   waited for long could run if others' turns were over, no other of its priority starts, so that room is saved for
-   it: nobody starves, short of a higher priority.
+1. *Admit.* Jobs get their minimum, the highest priority first. Among equals: pools that students use, who have their
+   places and do nothing without teachers; those whose turn has just begun, those that have waited for long (the
+   longest first), then the smallest minimum first, so that most run; of one minimum those that run, then the
+   youngest, for a job that is old already is likely to last (least attained service, as in Tiresias, Gu et al., NSDI
+   2019). Who runs and is not admitted is suspended, with a checkpoint. While one that has waited for long could run
+   if others' turns were over, no other of its priority starts, so that room is saved for it: nobody starves, short
+   of a higher priority or such pools.
 2. *Fill.* One instance after the other goes to the job to which it is worth most: the gain in weighted log-goodput for
    the share of the cluster that it takes. The sum of logs is largest when shares are fair (Nash welfare; goodput as in
    Pollux, Qiao et al., OSDI 2021). Without measurements all jobs count as nearly perfect, and the least served comes
@@ -89,7 +90,9 @@ def _check(jobs: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, fl
 def _rank(job: Job, now_s: float) -> tuple[int, int, float, bool, float, str]:
     """Return a key by which jobs are admitted, the least first. Between two passes who was admitted only moves up."""
     since_s = now_s - job.since_s
-    if job.runs and 0 <= since_s < TURN_S:
+    if job.students:
+        turn, order = -1, float(job.bounds.min)
+    elif job.runs and 0 <= since_s < TURN_S:
         turn, order = 0, 0.0
     elif not job.runs and since_s >= PATIENCE_S:
         turn, order = 1, -since_s
@@ -163,7 +166,7 @@ def _reason(claim: Claim, capacity: Mapping[str, float], resources: Sequence[str
     job, have, target = claim.job, len(claim.own), claim.granted
     lack = _lack(claim, capacity, resources)
     if not target:
-        suspended = "is suspended, with a checkpoint" if job.resumes else "is suspended"
+        suspended = "is suspended, with a checkpoint" if job.resumes and job.students is None else "is suspended"
         return f"{suspended if job.runs else 'waits'}: {lack}"
     if target > have and not have:
         does = f"starts with {target}"

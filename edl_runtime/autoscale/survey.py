@@ -35,6 +35,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     - `capacity`: the nodes, and what is free there.
     - `outlook`: what is known of the web's need; None where no source tells it.
     - `needs`: how many teachers a pool's students need, by the pool's name, for those that can tell.
+    - `students`: how many students use a pool now, by the pool's name.
     - `speedups`: how much faster a job trains with more instances, by its name, where that was measured.
     """
 
@@ -43,6 +44,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Capacity
     outlook: Outlook | None = None
     needs: Mapping[str, Limit] = {}
+    students: Mapping[str, int] = {}
     speedups: Mapping[str, Speedup] = {}
 
 
@@ -58,7 +60,15 @@ async def survey(backend: Backend, client: Redis, namespace: str, windows: Traff
     said = await demands(client, namespace, list(pools))
     needs = {name: _need(job, said[name]) for name, job in pools.items() if job.scaling}
     measured = await speedups(client, namespace, jobs, now_s)
-    return Survey(at=now_s, jobs=tuple(jobs), capacity=capacity, outlook=outlook, needs=needs, speedups=measured)
+    return Survey(
+        at=now_s,
+        jobs=tuple(jobs),
+        capacity=capacity,
+        outlook=outlook,
+        needs=needs,
+        students={name: len(demand.students) for name, demand in said.items()},
+        speedups=measured,
+    )
 
 
 async def _jobs_and_capacity(backend: Backend) -> tuple[list[JobStatus], Capacity]:

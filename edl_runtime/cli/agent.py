@@ -42,7 +42,7 @@ def agent(*, instances: str, gear: Gear, as_json: bool, command: tuple[str, ...]
     SIGTERM takes this instance out of the training at the end of a step. Exits with 0 once all is trained.
     """
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    bounds = Bounds.parse(instances)
+    bounds = Bounds.parse(instances, "--instances")
     settings = RuntimeSettings.from_env(os.environ)
     if not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", "the Redis by which agents agree, as redis://127.0.0.1:6379/0")

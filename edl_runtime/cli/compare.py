@@ -13,12 +13,14 @@ from typing import Self
 import click
 import msgspec
 
-from edl_runtime.cli.flags import parse_gpu_ids
+from edl_runtime.cli.flags import parse_gpu_ids, words
 from edl_runtime.cli.tables import print_table
 from edl_runtime.compare.comparison import Comparison
 from edl_runtime.compare.comparison import compare as measure
 from edl_runtime.compare.table import HEADINGS, cells, plain
 from edl_runtime.compare.ways import TITLES, WAYS, Row, parse_ways
+from edl_runtime.elastic.script import read_script
+from edl_runtime.teacher.models import ModelOptions, look_at
 
 TELL_EVERY_S = 5.0
 
@@ -61,12 +63,17 @@ def compare(
     The script's DistillReader must take its teachers from the environment; nothing else changes between the last three.
     It has to call write_result(metrics={"accuracy": …, "samples_per_s": …, "batch_size": …}) at its end.
 
-    Put -- before COMMAND. Exits with 1 when a way failed; the others are measured all the same. However it ends, no
-    process is left; kill -9 leaves a folder, edl-compare-…, among the temporary files.
+    Put -- before COMMAND. A model or a script that is not there is an error before anything is run. Exits with 1 when a
+    way failed; the others are measured all the same. However it ends, no process is left; kill -9 leaves a folder,
+    edl-compare-…, among the temporary files.
     """  # noqa: D301 - a backspace is what keeps click from joining the lines
+    wanted = parse_ways(ways)
+    script = read_script(command)
+    if set(wanted) != {"none"}:
+        look_at(ModelOptions(model=model, outputs=words(outputs)))
     what = Comparison(
         model=model,
-        command=command,
+        command=script.command,
         teachers=teachers,
         outputs=outputs,
         gpu_ids=parse_gpu_ids(gpu_ids),
@@ -76,7 +83,7 @@ def compare(
     rows: list[Row] = []
     try:
         with _ended_by_sigterm(), _Progress() as progress:
-            for way in parse_ways(ways):
+            for way in wanted:
                 progress.tell(f"{TITLES[way]}")
                 rows.append(measure(what, way, progress.tell))
                 progress.done(rows[-1])

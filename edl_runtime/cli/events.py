@@ -41,6 +41,9 @@ def events(job: str, *, goes_on: bool, as_json: bool) -> None:
     async def show_all() -> None:
         async with connect(settings.redis_url) as client:
             happened = await read(client, settings.namespace, job)
+            if not happened:
+                waits = f"; waiting {DESERTED_S:g} s for a job of that name" if goes_on else ""
+                click.echo(f"edl: nothing happened to trainers of {job!r} within a day of now{waits}", err=True)
             if goes_on:
                 began_at = max((event.at for event in happened if event.kind == "registered"), default=0.0)
                 told = follow(client, settings.namespace, job, deserted_s=DESERTED_S)
@@ -49,11 +52,9 @@ def events(job: str, *, goes_on: bool, as_json: bool) -> None:
                         show(event)
                         if event.kind == "ended" and event.at >= began_at:  # not an earlier run of that name
                             return
-                click.echo(f"edl: no trainers of {job!r} are registered any more, and it has not ended", err=True)
+                click.echo(f"edl: no trainers of {job!r} are registered, and it has not ended", err=True)
                 return
             for event in happened:
                 show(event)
-            if not happened:
-                click.echo(f"edl: nothing happened to trainers of {job!r} within a day of now", err=True)
 
     asyncio.run(show_all())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import secrets
@@ -13,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 import msgspec
@@ -47,6 +48,16 @@ RETRY_AFTER_S = 1.0
 log = get_logger(__name__)
 
 
+class _Seconds(click.FloatRange):
+    """A range of numbers that are finite."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{number} is no number of seconds", param, ctx)
+        return number
+
+
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--instances", required=True, metavar="MIN:MAX", help="Fewest and most that train together, as in 1:4.")
 @click.option("--start", type=int, help="Instances to begin with; by default the fewest.")
@@ -54,10 +65,8 @@ log = get_logger(__name__)
 @click.option("--name", default="", help="Of the job; by default that of the script.")
 @click.option("--checkpoint", default="", metavar="URL", help="Where checkpoints are kept; EDL_CHECKPOINT by default.")
 @click.option("--every-steps", type=click.IntRange(1), help="A checkpoint each so many steps.")
-@click.option("--every-s", type=click.FloatRange(0, min_open=True), help="A checkpoint each so many seconds.")
-@click.option(
-    "--grace-s", type=click.FloatRange(0, min_open=True), default=30.0, show_default=True, help="To leave in."
-)
+@click.option("--every-s", type=_Seconds(0, min_open=True), help="A checkpoint each so many seconds.")
+@click.option("--grace-s", type=_Seconds(0, min_open=True), default=30.0, show_default=True, help="To leave in.")
 @priority_option
 @weight_option
 @click.option("--detach", is_flag=True, help="Return once it is started; needs EDL_REDIS_URL.")
@@ -87,7 +96,9 @@ def run(
 
     Scripts see the environment of this command. Exits with 0 when all is trained or the job was stopped.
     """
-    bounds = Bounds.parse(instances)
+    if command[0].startswith("-"):  # which click has left for the command
+        raise click.NoSuchOption(command[0].partition("=")[0])
+    bounds = Bounds.parse(instances, "--instances")
     settings = RuntimeSettings.from_env(os.environ)
     if detach and not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", "the Redis by which the instances agree, for it has to outlive --detach")

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from edl_runtime.elastic.collating import Collate, as_tensors, default_collate
+from edl_runtime.elastic.messages import Note
 from edl_runtime.elastic.parent import end_with
 from edl_runtime.elastic.training import Micro, Training
 from edl_runtime.errors import SampleError, SpecError
@@ -57,6 +58,7 @@ class Data:
         may evaluate, take a `run.mean`, and decide. Checkpoints of that step have what it registers and changes there.
         """
         begin = self._loaded if reader is None else self._read_by(reader)
+        self._tell_if_trained()
         while not self._at_end:
             epoch = self._cursor.epoch
             yield epoch, self._batches(begin, epoch)
@@ -139,12 +141,23 @@ class Data:
 
     def _batches(self, begin: Callable[[], Iterator[Any]], epoch: int | None = None) -> Iterator[Any]:
         """Yield those that are left, of this epoch or, with the end of the training, of all."""
+        self._tell_if_trained()
         while self._is_left(epoch):
             self._training.between()
             if self._is_left(epoch):
                 yield from self._generation(begin)
         if epoch is None:
             self._training.finish()
+
+    def _tell_if_trained(self) -> None:
+        """Say why there are no batches, where the checkpoint that this training goes on from has them all."""
+        training = self._training
+        if self._cursor.done and not training.over and training.team.group.rank == 0:
+            text = (
+                f"all {self._cursor.epochs} epochs are trained already; with more epochs the training goes on, with "
+                "another place for checkpoints it begins anew"
+            )
+            training.link.say(Note(text=text))
 
     def _is_left(self, epoch: int | None) -> bool:
         return not self._at_end and epoch in (None, self._cursor.epoch)

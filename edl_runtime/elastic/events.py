@@ -126,8 +126,8 @@ async def follow(
 
     Only those after the event with id `after`, if given: to go on where Redis was lost.
 
-    Ends once something has happened, and then no agent has been there for so long: by default never. In a Redis that
-    was emptied it goes on with what happens then. Raises RegistryUnavailableError; with `deserted_s`
+    Ends once nothing has happened and no agent has been there for so long: by default never. In a Redis that was
+    emptied it goes on with what happens then. Raises RegistryUnavailableError; with `deserted_s`
     MalformedRecordError.
     """
     stream = keys.group_events(namespace, job)
@@ -135,7 +135,7 @@ async def follow(
     while time.monotonic() < there_at + deserted_s:
         with unavailable_if_lost(client):
             answer: Any = await client.xread({stream: last}, count=100, block=BLOCK_MS)
-        if answer or last == "0-0" or deserted_s == math.inf or await is_anybody_there(client, namespace, job):
+        if answer or deserted_s == math.inf or await is_anybody_there(client, namespace, job):
             there_at = time.monotonic()
         for _, entries in answer:
             last = entries[-1][0]

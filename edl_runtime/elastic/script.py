@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import shutil
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -60,7 +61,8 @@ def read_script(command: Sequence[str]) -> Script:
 
     A first word that ends in .py is always a script that this interpreter runs, be it executable or not. A module
     (`python -m`) counts as another program, and so does a script of another interpreter than this one, which may lack
-    what loading ahead takes; but not one that imports this project. Raises SpecError for a script that can't be read.
+    what loading ahead takes; but not one that imports this project. Raises SpecError for a program that is not there,
+    and a script that can't be read, or not by this interpreter that is to run it.
     """
     words = list(command)
     if not words:
@@ -69,6 +71,8 @@ def read_script(command: Sequence[str]) -> Script:
         words.insert(0, sys.executable)
     elif words[0] == "python":
         words[0] = sys.executable
+    if shutil.which(words[0]) is None:
+        raise SpecError("command", words[0], "a script that ends in .py, or a program on the PATH that can be run")
     first = _script_at(words) if _is_python(words[0]) else None
     if first is None:
         return Script(command=tuple(words))
@@ -77,7 +81,13 @@ def read_script(command: Sequence[str]) -> Script:
         source = Path(file).read_bytes()
     except OSError as error:
         raise SpecError("command", file, f"a script that can be read ({error.strerror})") from None
-    tree = _parsed(source)
+    try:
+        tree = ast.parse(source, file)
+    except (SyntaxError, ValueError) as error:
+        if not _is_this(words[0]):
+            return Script(command=tuple(words))
+        said = "".join(traceback.format_exception_only(error)).rstrip()
+        raise SpecError("command", file, f"a script that Python can read:\n{said}") from None
     modules = list(_imported(tree))
     elastic = any(module == ELASTIC or module.startswith(f"{ELASTIC}.") for module in modules)
     if not elastic and not _is_this(words[0]):
@@ -112,14 +122,6 @@ def _script_at(words: Sequence[str]) -> int | None:
             return None
         at += 2 if words[at] in _TAKE_A_VALUE else 1
     return at if at < len(words) else None
-
-
-def _parsed(source: bytes) -> ast.Module:
-    """Return the source's tree, an empty one if it is no Python, which is for Python to say."""
-    try:
-        return ast.parse(source)
-    except (SyntaxError, ValueError):
-        return ast.Module(body=[], type_ignores=[])
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:

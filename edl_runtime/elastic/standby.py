@@ -17,12 +17,13 @@ import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from edl_runtime.elastic.link import AgentLink
 from edl_runtime.elastic.messages import Failed, Loaded
 from edl_runtime.elastic.parent import end_with
 from edl_runtime.elastic.step_hook import before_each_step
-from edl_runtime.errors import InitNotCalledError
+from edl_runtime.errors import EX_CONFIG, InitNotCalledError
 
 NICENESS = 10
 
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
     if flags.script:
         run_script(link, flags.command)
     else:
-        os.execvp(flags.command[0], flags.command)  # noqa: S606 -- a program needs no shell
+        run_program(link, flags.command)
 
 
 def load(modules: Iterable[str]) -> None:
@@ -80,6 +81,17 @@ def run_script(link: AgentLink, command: Sequence[str]) -> None:
         sys.stderr.flush()
         link.say(Failed.of(own))
         raise SystemExit(1) from None
+
+
+def run_program(link: AgentLink, command: Sequence[str]) -> NoReturn:
+    """Let a program take this process's place, or tell the agent why it can't, which no other try would mend."""
+    try:
+        os.execvp(command[0], [*command])  # noqa: S606 -- a program needs no shell
+    except OSError as error:
+        reason = f"{command[0]} can't be run: {error.strerror}"
+        sys.stderr.write(f"edl: {reason}\n")
+        link.say(Failed(reason=reason, final=True))
+        sys.exit(EX_CONFIG)
 
 
 def _refuse_unless_called(link: AgentLink) -> None:

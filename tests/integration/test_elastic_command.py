@@ -370,8 +370,20 @@ def test_a_job_is_named_after_its_script(command: tuple[str, ...], name: str) ->
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--instances", "4:1", "train.py"], "bounds: got '4:1'"),
+        (["--instances", "4:1", "train.py"], "--instances: got '4:1'"),
+        (["--instances", "0:1", "train.py"], "--instances.min: got 0"),
+        (["--instances", "x", "train.py"], "--instances: got 'x'"),
+        (["--grace-s", "inf", "train.py"], "'--grace-s': inf is no number of seconds"),
+        (["--grace-s", "nan", "train.py"], "'--grace-s': nan is no number of seconds"),
+        (["--every-s", "nan", "train.py"], "'--every-s': nan is no number of seconds"),
+        (["--every-s", "0", "train.py"], "'--every-s': 0.0 is not in the range x>0"),
         (["nowhere.py"], "nowhere.py"),
+        (["--every-step=5", "train.py"], "No such option '--every-step'"),
+        (["--grace", "5", "train.py"], "No such option '--grace'"),
+        (["no-such-program", "train.py"], "command: got 'no-such-program', allowed is a script"),
+        (["./folder"], "command: got './folder', allowed is a script"),
+        (["wrong.py"], 'wrong.py", line 1'),
+        (["wrong.py"], "SyntaxError: '(' was never closed"),
         (["--start", "3", "train.py"], "instances: got 3, allowed is 1 to 2"),
         (["--every-steps", "5", "train.py"], "--checkpoint"),
         (["--detach", "train.py"], "EDL_REDIS_URL"),
@@ -388,6 +400,8 @@ def test_what_can_not_be_run_is_refused_at_once(
     """Before anything is started."""
     (tmp_path / "train.py").touch()
     (tmp_path / "训练.py").touch()
+    (tmp_path / "wrong.py").write_text("print(1")
+    (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
     environ = {"EDL_WORK_DIR": str(work_dir), "EDL_REDIS_URL": "", "EDL_CHECKPOINT": ""}
     ran = CliRunner().invoke(run, ["--instances", "1:2", *arguments], env=environ)

@@ -99,7 +99,7 @@ def test_following_ends_when_nobody_is_there_any_more(redis_url: str, namespace:
         asyncio.run(register(leave=leave))
         result = run({"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace}, "digits", "--follow")
         assert "registered  instance 0" in result.stdout
-        assert result.stderr == "edl: no trainers of 'digits' are registered any more, and it has not ended\n"
+        assert result.stderr == "edl: no trainers of 'digits' are registered, and it has not ended\n"
 
 
 async def test_following_goes_on_while_somebody_is_there(
@@ -118,6 +118,15 @@ async def test_following_goes_on_while_somebody_is_there(
         assert (await coming).kind == "left"
         with pytest.raises(StopAsyncIteration):
             await anext(following)
+
+
+def test_following_a_job_that_is_not_there_says_so_and_ends(redis_url: str, namespace: str) -> None:
+    """Its name may be wrong, or it begins soon."""
+    result = run({"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace}, "digit", "--follow")
+    assert result.stderr.splitlines() == [
+        "edl: nothing happened to trainers of 'digit' within a day of now; waiting 0.1 s for a job of that name",
+        "edl: no trainers of 'digit' are registered, and it has not ended",
+    ]
 
 
 def test_programs_get_a_json_object_a_line(environ: dict[str, str]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -69,16 +71,22 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_shell_that_reads_edl_sh_means_this_airflow_and_this_redis(tmp_path: Path) -> None:
-    """Whatever Airflow the shell meant before, and whatever the folder is called."""
-    laptop = Laptop(tmp_path / "it's a folder", dags=tmp_path, environ=os.environ, say=print)
+    """Whatever Airflow the shell meant before, and whatever the folder is called: its DAGs, and its connections."""
+    more = {"other": {"conn_type": "http", "host": "it's"}}
+    laptop = Laptop(tmp_path / "it's a folder", dags=tmp_path, environ=os.environ, say=print, connections=more)
     with laptop.redis:
         laptop._write_edl_variables()
-        words = ["sh", "-c", '. "$0"; printf "%s\n" "$AIRFLOW_HOME" "$EDL_WORK_DIR" "$EDL_REDIS_URL"']
-        environ = {**os.environ, "AIRFLOW_HOME": "/another"}
-        read = subprocess.run([*words, laptop.edl_variables], env=environ, capture_output=True, check=True, text=True)
-        airflow_home, work_dir, redis_url = read.stdout.splitlines()
-        assert (airflow_home, work_dir) == (str(laptop.airflow_home), str(laptop.work_dir))
-        assert Redis.from_url(redis_url).ping()
+        words = ["sh", "-c", '. "$0"; exec "$1" -c "import json, os; print(json.dumps(dict(os.environ)))"']
+        environ = {**os.environ, "AIRFLOW_HOME": "/another", "AIRFLOW__CORE__LOAD_EXAMPLES": "True"}
+        shell = [*words, laptop.edl_variables, sys.executable]
+        seen = json.loads(subprocess.run(shell, env=environ, capture_output=True, check=True, text=True).stdout)
+        assert (seen["AIRFLOW_HOME"], seen["EDL_WORK_DIR"]) == (str(laptop.airflow_home), str(laptop.work_dir))
+        assert Redis.from_url(seen["EDL_REDIS_URL"]).ping()
+        assert (seen["AIRFLOW__CORE__DAGS_FOLDER"], seen["AIRFLOW__CORE__LOAD_EXAMPLES"]) == (str(tmp_path), "False")
+        default = json.loads(seen["AIRFLOW_CONN_EDL_DEFAULT"])
+        assert (default["port"], default["extra"]["work_dir"]) == (laptop.redis.port, str(laptop.work_dir))
+        assert json.loads(seen["AIRFLOW_CONN_OTHER"]) == more["other"]
+    assert stat.S_IMODE(laptop.edl_variables.stat().st_mode) == 0o600
 
 
 class _Stranger(BaseHTTPRequestHandler):

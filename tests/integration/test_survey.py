@@ -55,6 +55,15 @@ async def test_pools_become_as_large_as_their_students_need(
     assert "students wait 50 % of the time, teachers are busy 100 %" in done.plan.targets[1].reason
 
 
+async def test_a_pool_that_a_student_is_registered_with_is_not_suspended(client: Redis, namespace: str) -> None:
+    """Though the student's own place is all that training may use; one without students is."""
+    backend = Jobs(job("student", Bounds(1, 1), 1.0, 1, elastic=False), pool("used", 2), pool("unused", 2))
+    windows = to_windows({"windows": [], "default": {"cluster": {"cpu": 1}}})
+    async with hold_lease(client, Service(namespace, "used", "students"), Member(id="s0", address=""), ttl_s=600):
+        await rescale(backend, client, namespace, Rules(windows=windows))
+    assert backend.wanted == {"student": 1, "used": 1, "unused": 0}
+
+
 async def test_what_the_web_needs_is_left_to_it(client: Redis, namespace: str) -> None:
     """Windows that name a source give training what is left beside it, and not what they declare."""
     now_s = time.time()

@@ -54,6 +54,7 @@ def clusters(
                 resized_s=None if all_new else draw(st.none() | TIMES),
                 speedup=draw(SPEEDUPS),
                 limit=draw(st.none() | st.builds(Limit, instances=st.integers(0, 8), reason=st.just("the window"))),
+                students=draw(st.sampled_from([None, None, 0, 2])),
             )
         )
     return jobs, nodes
@@ -275,6 +276,17 @@ def test_a_job_that_waits_does_not_suspend_an_equal() -> None:
     assert counts([just_begun, long], 4) == {"runs": 4, "waits": 0}
     ahead = job("runs", 4, 4, 4, changed_s=NOW + 1)  # by a clock that was put back
     assert counts([ahead, long], 4) == {"runs": 0, "waits": 4}
+
+
+def test_a_pool_that_students_wait_for_has_its_minimum_before_its_equals() -> None:
+    """They have their places and do nothing without teachers. A pool without students is as any job."""
+    jobs = [job("runs", 1, 4, 4, changed_s=NOW), job("waits", 3, 4, submitted_s=NOW - PATIENCE_S)]
+    unused = job("teachers", 2, 2, submitted_s=NOW, students=0)
+    assert counts([*jobs, unused], 4) == {"runs": 1, "waits": 3, "teachers": 0}
+    used = msgspec.structs.replace(unused, students=2)
+    assert counts([*jobs, used], 4) == {"runs": 2, "waits": 0, "teachers": 2}
+    idle = job("teachers", 2, 2, 2, students=0)
+    assert reasons([idle], 1) == {"teachers": "is suspended: its minimum of 2 needs 2 gpu, training may use 1"}
 
 
 def test_as_many_jobs_run_as_can() -> None:

@@ -17,6 +17,9 @@ from edl_runtime.specs import JobSpec
 LAST_LINES = 30
 """How many lines of a failed instance's log go into the status."""
 
+AGENTS_WORD = "edl: "
+"""An agent's last line begins so: what follows is why it ended."""
+
 
 class Instances:
     """Starts instances of `spec`.
@@ -36,6 +39,7 @@ class Instances:
         secrets: Mapping[str, str],
     ) -> None:
         self._cwd = spec.cwd
+        self._has_agents = spec.elastic
         self._folder = folder
         self._run_folder = run_folder
         self._processes = processes
@@ -63,11 +67,16 @@ class Instances:
         return self._processes.start(self._command, env=environ, cwd=cwd, log=self._log(index))
 
     def trouble(self, index: int, reason: str) -> Trouble:
-        """Return what is wrong with the instance, with the end of its log, and which folder is full if that is it."""
+        """Return what is wrong with the instance, with the end of its log, and which folder is full if that is it.
+
+        Of an agent, also why it ended by its own words.
+        """
         lines = tuple(tail(self._log(index), LAST_LINES))
+        said = next((line for line in reversed(lines) if line.startswith(AGENTS_WORD)), "") if self._has_agents else ""
+        why = said.removeprefix(AGENTS_WORD).removeprefix(f"instance {index}: ")
         full = full_folders(self._folders) if any(NO_SPACE in line for line in lines) else []
         where = f"; no space is left in {', '.join(full)}" if full else ""
-        return Trouble(f"instance {index} {reason}{where}", lines)
+        return Trouble(f"instance {index} {reason}{f': {why}' if why else ''}{where}", lines)
 
     def _log(self, index: int) -> Path:
         return self._run_folder / f"{index}.log"

@@ -248,10 +248,10 @@ def test_templates_inside_specs_are_rendered(context: Any) -> None:
 @pytest.mark.parametrize(
     ("operator", "mistake", "words"),
     [
-        (distill, {"teachers": "{{ params.high }}:{{ params.low }}"}, "bounds"),
-        (distill, {"teachers": "{{ run_id }}"}, "bounds"),
-        (distill, {"teachers": "{{ '' }}"}, "bounds"),
-        (train, {"trainers": "{{ run_id }}"}, "bounds"),
+        (distill, {"teachers": "{{ params.high }}:{{ params.low }}"}, "teachers"),
+        (distill, {"teachers": "{{ run_id }}"}, "teachers"),
+        (distill, {"teachers": "{{ '' }}"}, "teachers"),
+        (train, {"trainers": "{{ run_id }}"}, "trainers"),
         (train, {"ends_by": "{{ run_id }}"}, "ends_by"),
         (train, {"job": "{{ 'A b' }}"}, "job"),
     ],
@@ -344,8 +344,8 @@ def test_a_path_is_a_place_for_checkpoints(context: Any) -> None:
         ({"trainer": "python s.py"}, "trainer: got 'python s.py', allowed is a TrainerSpec, or a dict of its fields"),
         ({"trainer": STUDENT, "checkpoint": 5}, "checkpoint: got 5"),
         ({"trainer": Path("/s.py")}, "trainer: got PosixPath('/s.py'), allowed is a TrainerSpec, or a dict"),
-        ({"trainer": STUDENT, "trainers": Path("3")}, "bounds: got PosixPath('3'), allowed is Bounds, a dict of"),
-        ({"trainer": STUDENT, "trainers": {"least": 1}}, "bounds: got 'least'"),
+        ({"trainer": STUDENT, "trainers": Path("3")}, "trainers: got PosixPath('3'), allowed is Bounds, a dict of"),
+        ({"trainer": STUDENT, "trainers": {"least": 1}}, "trainers: got 'least'"),
     ],
 )
 def test_what_is_no_spec_fails_where_it_is_known_first(
@@ -390,8 +390,8 @@ MISTAKES: list[tuple[Callable[..., Any], dict[str, Any], Mistakes]] = [
         EdlTrainOperator,
         {"trainer": STUDENT, "trainers": "1:3"},
         [
-            ({"trainers": "3:1"}, "bounds"),
-            ({"trainers": 0}, "bounds"),
+            ({"trainers": "3:1"}, "trainers: got '3:1'"),
+            ({"trainers": 0}, "trainers.min: got 0"),
             ({"gear": "fast"}, "gear"),
             ({"job": "No Name"}, "job"),
             ({"ends_by": "soon"}, "ends_by"),
@@ -406,9 +406,10 @@ MISTAKES: list[tuple[Callable[..., Any], dict[str, Any], Mistakes]] = [
         EdlDistillOperator,
         {"student": STUDENT, "teacher": TEACHER, "teachers": "1:3"},
         [
-            ({"teachers": "3:1"}, "bounds"),
-            ({"teachers": "0:1"}, "bounds"),
-            ({"teachers": "few"}, "bounds"),
+            ({"teachers": "3:1"}, "teachers: got '3:1'"),
+            ({"teachers": "0:1"}, "teachers.min: got 0"),
+            ({"students": {"min": 0, "max": 2}}, "students.min: got 0"),
+            ({"teachers": "few"}, "teachers: got 'few'"),
             ({"teacher_pool": "No Name"}, "teacher_pool"),
             ({"teacher": None}, "teacher_pool"),
             ({"wait_timeout_s": 0}, "wait_timeout_s"),
@@ -520,7 +521,7 @@ MISTAKES += [
         {"student": STUDENT, "teacher": TEACHER, "students": "1:3"},
         [
             *(
-                ({who: {"mn": 3, "max": T}}, "bounds: got 'mn', allowed is the fields")
+                ({who: {"mn": 3, "max": T}}, f"{who}: got 'mn', allowed is the fields")
                 for who in ("students", "teachers")
             ),
             (

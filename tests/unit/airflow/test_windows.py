@@ -81,6 +81,7 @@ def test_windows_are_the_same_however_they_are_given(tmp_path: Path, monkeypatch
         (TEXT.replace("Europe/Berlin", "Mars/Phobos"), "windows, line 1: time_zone: got 'Mars/Phobos'"),
         (TEXT.replace("25%", "250%"), "windows, line 6: windows[0].sizes.jobs.nightly: got '250%'"),
         ("nights", "windows: got 'nights', allowed is traffic windows as a mapping, a Path"),
+        ("/x/w.yaml", "windows: got '/x/w.yaml', allowed is Path('/x/w.yaml') where that file is meant; else traffic"),
         (7, "windows: got 7, allowed is traffic windows as a mapping, a Path"),
         ({"window": []}, "windows, window: got []"),
         (Path("/nowhere.yaml"), "windows, /nowhere.yaml, file: got"),

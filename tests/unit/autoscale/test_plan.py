@@ -30,6 +30,7 @@ def planned(
     *,
     others: float = 0.0,
     needs: dict[str, Limit] | None = None,
+    students: dict[str, int] | None = None,
     at: float = NOON,
     **rules: Any,
 ) -> Plan:
@@ -38,7 +39,8 @@ def planned(
         job.scaling.resources["cpu"] * sum(bool(one.node) for one in job.instances) for job in jobs if job.scaling
     )
     there = Capacity(nodes=(node(cpus, max(0.0, round(cpus - others - used, 6))),))
-    return plan(Survey(at=at, jobs=tuple(jobs), capacity=there, needs=needs or {}), Rules(**rules))
+    surveyed = Survey(at=at, jobs=tuple(jobs), capacity=there, needs=needs or {}, students=students or {})
+    return plan(surveyed, Rules(**rules))
 
 
 def on(nodes: Sequence[NodeCapacity], *jobs: JobStatus, policy: Policy = decide, **rules: Any) -> Plan:
@@ -156,6 +158,24 @@ def test_who_has_no_checkpoint_is_not_suspended() -> None:
     )
     assert counts(planned(jobs, 10.0, max_load=0.5)) == {"first": 3, "second": 2, "third": 0}
     assert counts(planned(jobs, 10.0, max_load=0.1)) == {"first": 0, "second": 2, "third": 0}, "what runs, runs"
+
+
+def test_a_pool_is_not_suspended_while_students_use_it() -> None:
+    """A student of one process keeps its CPU, so that it would wait for ever for the teachers that make way for it."""
+    jobs = [
+        job("student", Bounds(1, 1), 1.0, 1, elastic=False, resumes=False),
+        job("teachers", Bounds(1, 3), 1.0, 2, kind="pool"),
+    ]
+    used = planned(jobs, 4.0, windows=ONE_CPU, students={"teachers": 1})
+    assert counts(used) == {"teachers": 1}
+    assert reasons(used)["teachers"] == (
+        "goes on with 1, since students use it; else it is suspended: its minimum of 1 needs 1 cpu, training may use 0"
+    )
+    unused = planned(jobs, 4.0, windows=ONE_CPU, students={"teachers": 0})
+    assert reasons(unused) == {"teachers": "is suspended: its minimum of 1 needs 1 cpu, training may use 0"}
+
+
+ONE_CPU = to_windows({"windows": [], "default": {"cluster": {"cpu": 1}}})
 
 
 def test_who_is_kept_leaves_what_it_has_beyond_its_minimum_to_others() -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from edl_runtime.cli.compare import compare
 from edl_runtime.compare.comparison import Comparison, split_pure
 from edl_runtime.compare.processes import LAST_LINES, TAIL_BYTES, last_lines
 from edl_runtime.compare.table import cells, plain, relative
 from edl_runtime.compare.ways import Measured, Row, RunError, Way, measured_from, parse_ways
-from edl_runtime.errors import SpecError
+from edl_runtime.errors import ModelError, SpecError
 
 
 def test_accuracy_speed_and_batch_are_read() -> None:
@@ -52,6 +54,26 @@ def test_other_words_for_ways_are_refused(text: str) -> None:
     """The error names those that there are."""
     with pytest.raises(SpecError, match="none,inprocess,offline,service"):
         parse_ways(text)
+
+
+@pytest.mark.parametrize(
+    ("model", "script", "said"),
+    [
+        ("nowhere.onnx", "train.py", "nowhere.onnx"),
+        ("nowhere", "train.py", "nowhere"),
+        ("a.module:teach", "missing.py", "missing.py"),
+    ],
+)
+def test_what_is_not_there_is_told_before_the_script_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, script: str, said: str
+) -> None:
+    """The first way trains without teachers, for as long as that takes."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("open('ran', 'w')")
+    ran = CliRunner().invoke(compare, ["--model", model, "--", "python", script])
+    assert isinstance(ran.exception, ModelError | SpecError)
+    assert said in str(ran.exception)
+    assert not Path("ran").exists()
 
 
 @pytest.mark.parametrize("field", ["teachers", "repeat"])

@@ -52,7 +52,6 @@ def test_an_address_of_ipv6_loses_its_brackets() -> None:
         ("def f():\n    import edl_runtime.elastic.data", ("paddle", "edl_runtime.elastic.run"), True),
         ("from edl_runtime.elastic import init\nimport numpy", ("numpy", "paddle", "edl_runtime.elastic.run"), True),
         ("import elastic\nfrom . import paddle", (), False),
-        ("this is no Python", (), False),
     ],
 )
 def test_a_script_is_known_by_what_it_imports(
@@ -126,11 +125,17 @@ def test_a_script_of_another_interpreter_is_another_program(tmp_path: Path) -> N
     script.write_text("from edl_runtime import elastic")
     read = read_script([str(other), str(script)])
     assert (read.file, read.command[0], read.elastic) == (str(script), str(other), True)
+    script.write_text("print 'as it was in Python 2'")
+    assert read_script([str(other), str(script)]).file == ""
+    with pytest.raises(SpecError, match=r"train\.py\", line 1\n.*\n.*\nSyntaxError"):
+        read_script([str(beside), str(script)])
 
 
 def test_a_script_that_is_not_there_is_an_error_at_once() -> None:
     """Before anything is started."""
     with pytest.raises(SpecError, match=r"nowhere\.py.*No such file"):
         read_script(["python", "nowhere.py"])
+    with pytest.raises(SpecError, match=r"got 'no-such-program', allowed is .* a program on the PATH"):
+        read_script(["no-such-program"])
     with pytest.raises(SpecError, match="command"):
         read_script([])

@@ -133,6 +133,34 @@ def test_a_later_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     assert Path(result["checkpoint"]).is_dir()
 
 
+def test_a_later_run_of_what_is_trained_already_says_so(tmp_path: Path) -> None:
+    """Once, also by epochs; it trains nothing. The run before says nothing at its end."""
+    for number, by_epochs in enumerate((False, False, True)):
+        run, link = begin(tmp_path)
+        model, _ = run.wrap(*model_and_optimizer())
+        data = run.data(SAMPLES, **BATCHES)
+        seen = [batch for _, batches in data.epochs() for batch in batches] if by_epochs else train(run, model, data)
+        assert bool(seen) is (number == 0)
+        told = [word.text.partition(";")[0] for word in link.said if isinstance(word, Note)]
+        assert told == ["all 2 epochs are trained already"][:number]
+
+
+def test_a_training_that_was_stopped_early_goes_on_for_an_epoch_and_stops_again(tmp_path: Path) -> None:
+    """As docs/elastic-training.md says of its example: the counter is in the last checkpoint."""
+    for epochs in ([0, 1, 2], [3], [4]):
+        run, _ = begin(tmp_path)
+        stopping = run.register("stopping", {"misses": 0})
+        model, _ = run.wrap(*model_and_optimizer())
+        seen = []
+        for epoch, batches in run.data(SAMPLES, global_batch=4, epochs=9).epochs():
+            train(run, model, batches)
+            seen.append(epoch)
+            stopping["misses"] += 1
+            if stopping["misses"] >= 3:
+                run.finish()
+        assert seen == epochs
+
+
 def test_checkpoints_are_written_when_they_are_due(tmp_path: Path) -> None:
     """Each is told with its step; the last is the end's."""
     run, link = begin(tmp_path, every_steps=2)

@@ -162,6 +162,22 @@ async def test_a_program_takes_the_place_of_what_waits_for_it(capfd: pytest.Capt
     assert (capfd.readouterr().out, words.said[-1]) == ("blue\n", Ended(4))
 
 
+async def test_a_program_that_can_not_take_that_place_is_told_in_a_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By a status that says that a restart mends nothing."""
+    program = tmp_path / "program"
+    program.write_text("no format that is known")
+    program.chmod(0o700)
+    async with trainer(read_script([str(program)])) as (begun, words):
+        await words.wait_for(Loaded)
+        begun.start({})
+        await words.wait_for(Ended)
+    reason = f"{program} can't be run: Exec format error"
+    assert words.said[1:] == [Failed(reason=reason, final=True), Ended(78)]
+    assert capfd.readouterr().err == f"edl: {reason}\n"
+
+
 async def test_killing_a_trainer_ends_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Data loaders and other helpers go with it."""
     monkeypatch.chdir(tmp_path)

@@ -15,6 +15,7 @@ from edl_runtime.backends.local.processes import Processes
 from edl_runtime.backends.local.slots import Trouble
 from edl_runtime.specs import Bounds, JobSpec
 
+WHY = "ModuleNotFoundError: No module named 'nets'"
 FULL = f"OSError: [Errno 28] {NO_SPACE}"
 
 
@@ -55,3 +56,27 @@ def test_a_failure_for_want_of_space_names_the_folder(
     assert instances.trouble(3, "exited with code 1") == Trouble(
         f"instance 3 exited with code 1{where.format(tmp_path)}", ("at step 7", line)
     )
+
+
+@pytest.mark.parametrize(
+    ("log", "elastic", "reason"),
+    [
+        (f"Traceback\nedl: instance 1: {WHY}", True, f"instance 1 exited with 1: {WHY}"),
+        (
+            "edl: instance 0: (InvalidArgument) it is\n  [Hint: odd]",
+            True,
+            "instance 1 exited with 1: instance 0: (InvalidArgument) it is",
+        ),
+        ("Traceback", True, "instance 1 exited with 1"),
+        ("edl: nothing of ours", False, "instance 1 exited with 1"),
+    ],
+)
+def test_an_agent_s_own_words_are_the_reason(tmp_path: Path, log: str, *, elastic: bool, reason: str) -> None:
+    """`edl jobs` and the last line of `edl run` have it from there, also where Redis is gone with the job."""
+    (tmp_path / "1.log").write_text(f"{log}\n")
+    spec = JobSpec(name="job", kind="trainer", command=("a",), bounds=Bounds(1, 2), instances=2, elastic=elastic)
+    instances = Instances(
+        spec, folder=JobFolder(tmp_path), run_folder=tmp_path, processes=Processes(lock=0), environ={}, secrets={}
+    )
+    found = instances.trouble(1, "exited with 1")
+    assert (found.reason, found.last_lines) == (reason, tuple(log.splitlines()))
