@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, TextIO
 import click
 import msgspec
 
+from edl_runtime import locks
 from edl_runtime.backends.base import JobStatus
-from edl_runtime.backends.local import LocalBackend, locks
+from edl_runtime.backends.local import LocalBackend
 from edl_runtime.checkpoint.place import PlaceHolder
 from edl_runtime.checkpoint.storage import LocalStorage, storage_at
 from edl_runtime.cli.starting import make_way, priority_option, warn_of_eviction, weight_option

@@ -161,7 +161,7 @@ def test_a_run_holds_its_folder_of_checkpoints_by_a_lock_until_it_ends(
     def none(_: Path) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("edl_runtime.cli.run.locks.take", none)
+    monkeypatch.setattr("edl_runtime.locks.take", none)
     with capture_logs() as logs, _only_run_at(folder, "default", "first"), _only_run_at(folder, "default", "second"):
         pass
     assert [log["event"] for log in logs] == ["checkpoint.place_not_held"] * 2
