@@ -22,7 +22,7 @@ import msgspec
 
 from edl_runtime.checkpoint.storage import storage_at
 from edl_runtime.checkpoint.trying import trying
-from edl_runtime.errors import CheckpointHeldError, RegistryUnavailableError
+from edl_runtime.errors import CheckpointHeldError, MalformedRecordError, RegistryUnavailableError
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
@@ -43,7 +43,7 @@ LETS_GO_WITHIN_S = 5.0
 
 log = get_logger(__name__)
 
-Stolen = Callable[[CheckpointHeldError], None]
+Lost = Callable[[CheckpointHeldError | MalformedRecordError], None]
 
 
 class PlaceHolder(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class PlaceLease:
         """Hold the place, once leases of another job whose processes may have died have run out.
 
         Raises CheckpointHeldError when another job renews its own, CheckpointStoreError when the place can't be used,
-        RegistryUnavailableError.
+        MalformedRecordError, RegistryUnavailableError.
         """
         if not self._keys:
             self._keys = keys.of_place(await asyncio.to_thread(trying, self._url, storage_at(self._url).identity))
@@ -88,12 +88,15 @@ class PlaceLease:
             first = deadline
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def keep(self, stolen: Stolen) -> None:
+    async def keep(self, lost: Lost) -> None:
         """Renew the lease until cancelled, then let go of it. Redis may go away meanwhile, and nothing ends by that.
 
-        `stolen` is called when another job has taken the place, once until the place is this job's again.
+        `lost` is called when another job has taken the place, or what Redis holds of it can't be read; once until the
+        place is this job's again.
         """
-        away = False
+        from redis.exceptions import ResponseError
+
+        away = damaged = False
         try:
             while True:
                 renew_s = min(self._settings.lease_ttl_s / 3, RENEW_EVERY_S)
@@ -103,11 +106,17 @@ class PlaceLease:
                 except RegistryUnavailableError:  # whoever else of this process needs Redis says so
                     away = True
                     continue
+                except MalformedRecordError as error:
+                    if not damaged:
+                        lost(error)
+                    damaged = True
+                    continue
                 if found and not self._is_others:
-                    stolen(found[0].error(self._url))
-                self._is_others, away = found is not None, False
+                    lost(found[0].error(self._url))
+                self._is_others, away, damaged = found is not None, False, False
         finally:
-            with suppress(RegistryUnavailableError), unavailable_if_lost(self._client):  # it will run out by itself
+            # it will run out by itself
+            with suppress(RegistryUnavailableError, ResponseError), unavailable_if_lost(self._client):
                 await self._client.zrem(self._keys[0], self._member)
 
     async def _hold(self) -> tuple[PlaceHolder, float] | None:
@@ -129,7 +138,8 @@ def hold_until_exit(settings: RuntimeSettings, url: str) -> None:
     """Hold the place at `url` until this process exits: for a script that is a job's, and that no agent looks after.
 
     Does nothing for one that a person has started without Redis or a job's name. One that can't reach Redis goes on
-    and says so. Raises CheckpointHeldError, and CheckpointStoreError when the place can't be used.
+    and says so. Raises CheckpointHeldError, MalformedRecordError, and CheckpointStoreError when the place
+    can't be used.
     """
     if not settings.redis_url or not settings.job:
         return
@@ -168,5 +178,5 @@ async def _hold_aside(settings: RuntimeSettings, url: str, begun: Future[Callabl
         begun.set_exception(error)
 
 
-def _warn(error: CheckpointHeldError) -> None:
-    log.warning("checkpoint.place_taken", url=error.url, by=error.job, cause=str(error))
+def _warn(error: CheckpointHeldError | MalformedRecordError) -> None:
+    log.warning("checkpoint.place_lost", cause=str(error))

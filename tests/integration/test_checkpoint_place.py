@@ -15,9 +15,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from edl_runtime.checkpoint import place
-from edl_runtime.checkpoint.place import PlaceHolder, PlaceLease, hold_until_exit
+from edl_runtime.checkpoint.place import Lost, PlaceHolder, PlaceLease, hold_until_exit
 from edl_runtime.checkpoint.storage import storage_at
-from edl_runtime.errors import CheckpointHeldError, CheckpointStoreError, RegistryUnavailableError
+from edl_runtime.errors import (
+    CheckpointHeldError,
+    CheckpointStoreError,
+    EdlError,
+    MalformedRecordError,
+    RegistryUnavailableError,
+)
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
 from edl_runtime.store.client import connect, unavailable_if_lost
@@ -41,25 +47,24 @@ def job(name: str, namespace: str, **given: object) -> RuntimeSettings:
     return msgspec.structs.replace(RuntimeSettings(namespace=namespace, job=name, lease_ttl_s=LIMIT_S), **given)
 
 
-def nobody(error: CheckpointHeldError) -> None:
+def nobody(error: EdlError) -> None:
     raise AssertionError(error)
 
 
 @asynccontextmanager
-async def held(
-    client: Redis, settings: RuntimeSettings, url: Path | str, stolen: Callable[[CheckpointHeldError], None] = nobody
-) -> AsyncIterator[None]:
+async def held(client: Redis, settings: RuntimeSettings, url: Path | str, lost: Lost = nobody) -> AsyncIterator[None]:
     """Hold a place in a task, as an agent does."""
     lease = PlaceLease(client, settings, str(url))
     async with asyncio.timeout(LIMIT_S):
         await lease.take()
-    keeping = asyncio.create_task(lease.keep(stolen))
+    keeping = asyncio.create_task(lease.keep(lost))
     await asyncio.sleep(0)  # it has begun
     try:
         yield
     finally:
         keeping.cancel()
-        await asyncio.wait([keeping])
+        with suppress(asyncio.CancelledError):
+            await keeping
 
 
 async def refusal(client: Redis, settings: RuntimeSettings, url: Path | str) -> CheckpointHeldError:
@@ -108,7 +113,7 @@ async def test_what_a_dead_job_has_held_is_free_when_its_lease_has_run_out(
 
 async def test_a_place_that_redis_has_lost_is_held_again(client: Redis, namespace: str, tmp_path: Path) -> None:
     """A job whose place another one took meanwhile is told once, goes on, and has it again when that has ended."""
-    stolen: list[CheckpointHeldError] = []
+    stolen: list[EdlError] = []
     leases, holder = both = keys.of_place(storage_at(str(tmp_path)).identity())
 
     async def comes_back() -> None:
@@ -126,7 +131,8 @@ async def test_a_place_that_redis_has_lost_is_held_again(client: Redis, namespac
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)  # several more looks
         await comes_back()
-    assert [error.job for error in stolen] == ["thief"]
+    assert [error.job for error in stolen if isinstance(error, CheckpointHeldError)] == ["thief"]
+    assert len(stolen) == 1
 
 
 async def test_a_place_is_held_while_redis_is_away(own_redis: RedisServer, namespace: str, tmp_path: Path) -> None:
@@ -181,6 +187,29 @@ def test_a_script_that_a_person_has_started_holds_no_place(tmp_path: Path, at_ex
     with capture_logs() as logs:
         hold_until_exit(RuntimeSettings(job="student", redis_url="redis://127.0.0.1:1/0"), str(tmp_path))
     assert [(log["event"], log["log_level"]) for log in logs] == [("checkpoint.place_not_held", "warning")]
+
+
+async def test_keys_of_another_type_are_told_of_and_nothing_ends_by_them(
+    client: Redis, namespace: str, tmp_path: Path
+) -> None:
+    """Once, until they are gone and the place is held again; who comes meanwhile is told, too."""
+    lost: list[EdlError] = []
+    leases, holder = keys.of_place(storage_at(str(tmp_path)).identity())
+    async with asyncio.timeout(LIMIT_S), held(client, job("nightly", namespace), tmp_path, lost.append):
+        for key in (leases, holder):
+            await client.set(key, "what is this?")
+            while not lost:  # noqa: ASYNC110 - a lease tells nobody
+                await asyncio.sleep(0.01)
+            with pytest.raises(MalformedRecordError, match="place/"):
+                await PlaceLease(client, job("nightly", namespace), str(tmp_path)).take()
+            await asyncio.sleep(0.1)  # several more looks
+            assert [type(error) for error in lost] == [MalformedRecordError]
+            await client.delete(leases, holder)
+            while not await client.exists(leases):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            lost.clear()
+        await client.set(leases, "what is this?")  # the end meets this, too
 
 
 async def test_a_place_that_can_not_be_used_is_said_to_be(client: Redis, namespace: str, tmp_path: Path) -> None:
