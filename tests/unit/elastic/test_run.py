@@ -61,9 +61,17 @@ def test_a_script_without_an_agent_holds_the_place_of_its_checkpoints(
     monkeypatch.chdir(tmp_path)
     held: list[str] = []
     monkeypatch.setattr("edl_runtime.elastic.run.hold_until_exit", lambda _, url: held.append(url))
-    elastic.init("kept/", settings=RuntimeSettings())
+    for path in ("kept/", Path("kept"), Checkpoint(url="kept")):
+        elastic.init(path, settings=RuntimeSettings())
     elastic.init(settings=RuntimeSettings())
-    assert held == [str(tmp_path / "kept")]
+    assert held == [str(tmp_path / "kept")] * 3
+
+
+@pytest.mark.parametrize("given", [3, False, b"kept", ""])
+def test_what_names_no_place_of_checkpoints_is_refused(given: Any) -> None:
+    """And is not taken for the absence of one."""
+    with pytest.raises(SpecError, match="checkpoint"):
+        elastic.init(given, settings=RuntimeSettings())
 
 
 def test_micro_batches_train_as_the_whole_batch_does() -> None:
@@ -272,6 +280,16 @@ def test_more_metrics_than_a_result_holds_are_refused() -> None:
     train(run, model, run.data(SAMPLES, **BATCHES))
     assert run._wrapped is not None
     assert run._wrapped.standing.metrics == {"accuracy": 0.5}
+
+
+@pytest.mark.parametrize("value", ["high", 10**400, [0.5], paddle.ones([2])], ids=["text", "huge", "list", "tensor"])
+def test_a_metric_that_is_no_number_is_refused(value: Any) -> None:
+    """With its name; a tensor of one value is a number."""
+    run, _ = begin()
+    run.wrap(*model_and_optimizer())
+    with pytest.raises(SpecError, match=r"run\.metrics\(accuracy=…\): got "):
+        run.metrics(accuracy=value)
+    assert run.metrics(accuracy=paddle.to_tensor([0.5])) == {"accuracy": 0.5}
 
 
 def test_the_learning_rate_follows_the_number_of_instances() -> None:
