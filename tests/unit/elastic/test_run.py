@@ -54,6 +54,24 @@ def test_two_trainings_at_one_place_are_told_of(tmp_path: Path) -> None:
     assert (last.step, Path(last.url).is_dir()) == (6, True)
 
 
+def test_a_training_that_leaves_out_what_had_come_further_says_so(tmp_path: Path) -> None:
+    """As after two at one place: the later generation counts, and its steps are fewer."""
+    (first, _), (second, _) = begin(tmp_path, every_steps=1), begin(tmp_path, every_steps=1)
+    model, _ = first.wrap(*model_and_optimizer())
+    data = first.data(SAMPLES, **BATCHES)
+    train(first, model, data, steps=2)
+    first._saver.close()
+    other, _ = second.wrap(*model_and_optimizer())
+    train(second, other, second.data(SAMPLES, **BATCHES), steps=2)
+    second._saver.close()
+    train(first, model, data)
+    third, link = begin(tmp_path)
+    third.wrap(*model_and_optimizer())
+    (note,) = [word.text for word in link.said if isinstance(word, Note)]
+    assert f"training goes on from step {third.step_number} though {tmp_path}/" in note
+    assert "is of step 6: it is of an earlier generation" in note
+
+
 def test_a_script_without_an_agent_holds_the_place_of_its_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
