@@ -570,22 +570,28 @@ class CheckpointHeldError(CheckpointError, ValueError):
 
     - `url`: that place. `job`: the other one, in `namespace`; `since` when it keeps them there.
     - `task`: "DAG/TASK" of Airflow that has started it, empty for no task.
+    - `process`: who holds it, in words, where that is no job: `job` is empty then.
     """
 
-    def __init__(self, url: str, *, job: str, namespace: str, task: str, since: datetime) -> None:
+    def __init__(self, url: str, *, job: str, namespace: str, task: str, since: datetime, process: str = "") -> None:
         super().__init__(url, job, namespace, task, since)
         self.url = url
         self.job = job
         self.namespace = namespace
         self.task = task
         self.since = since
+        self.process = process
 
     def __str__(self) -> str:
         task = f"of the Airflow task {self.task!r}, " if self.task else ""
+        who = f"job {self.job!r} ({task}in namespace {self.namespace!r})"
+        stop = f"that job with `edl stop {self.job}`"
+        if not self.job:
+            who, stop = self.process, "that one"
         return (
-            f"job {self.job!r} ({task}in namespace {self.namespace!r}) keeps its checkpoints at {self.url} since "
+            f"{who} keeps its checkpoints at {self.url} since "
             f"{self.since:%Y-%m-%d %H:%M:%S}, and two jobs would overwrite each other's there: name another place "
-            f"(EDL_CHECKPOINT), stop that job with `edl stop {self.job}`, or start this one again when it has ended"
+            f"(EDL_CHECKPOINT), stop {stop}, or start this one again when it has ended"
         )
 
 

@@ -24,7 +24,8 @@ import httpx
 from edl_airflow.laptop.client import AirflowClient, ApiError
 from edl_airflow.laptop.components import Component
 from edl_airflow.laptop.environment import USER, command_environment, components_environment
-from edl_runtime.backends.local import LocalBackend, locks
+from edl_runtime import locks
+from edl_runtime.backends.local import LocalBackend
 from edl_runtime.errors import EdlError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.server import RedisServer

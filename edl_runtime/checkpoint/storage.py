@@ -19,7 +19,10 @@ READ_AT_ONCE = 1 << 23
 """Bytes that are asked of an object store at a time."""
 
 MARK = ".edl-place"
-"""An empty file in a folder of checkpoints. Its inode and age tell this folder from all others, its copies too."""
+"""A file in a folder of checkpoints. Its first line, which is random, and its inode tell this folder from all others:
+one that is made anew has another line, and a copy another inode."""
+
+_TOKEN_LIMIT = 1 << 10
 
 EXTRAS = {"s3": "the extra s3 (pip install 'edl-airflow[s3]')"}
 """What has to be installed for which protocol, as far as this package has a name for it."""
@@ -98,11 +101,14 @@ class LocalStorage:
 
     def identity(self) -> str:
         mark = self._root / MARK
-        if not mark.exists():
+        while True:
+            with contextlib.suppress(FileNotFoundError), mark.open("rb") as file:
+                token, end, _ = file.read(_TOKEN_LIMIT).partition(b"\n")
+                if end or len(token) == _TOKEN_LIMIT:  # of whatever somebody else has written there
+                    return f"folder {os.fstat(file.fileno()).st_ino} {token.decode('ascii', 'backslashreplace')}"
             _make(self._root)
-            mark.open("ab").close()  # if another process makes it, too, both have made the same file
-        found = mark.stat()
-        return f"folder {found.st_ino} {found.st_mtime_ns}"
+            with mark.open("ab") as file:  # of several processes that do so, the first one's line counts for all
+                file.write(f"{secrets.token_hex(16)}\n".encode())
 
     def url_of(self, folder: str) -> str:
         return str(self._root / folder)

@@ -35,11 +35,15 @@ T = TypeVar("T")
 
 
 class Restored(NamedTuple):
-    """The newest checkpoint that is whole, what it holds, and what is wrong with newer ones, of the newest first."""
+    """The newest checkpoint that is whole, what it holds, and what is wrong with newer ones, of the newest first.
+
+    `further`: one of an earlier generation in which training had come further, if any.
+    """
 
     info: CheckpointInfo
     snapshot: Snapshot
     passed_by: tuple[UnreadableCheckpointError, ...]
+    further: CheckpointInfo | None = None
 
 
 class CheckpointStore:
@@ -83,7 +87,8 @@ class CheckpointStore:
         """Return the newest that is whole, None where none has ever been finished.
 
         One that is `known` from before is not read again. Damaged ones, those that have lost their manifest among them,
-        are passed by with a warning. Raises NoWholeCheckpointError when all are, and UnknownFormatError for one of
+        are passed by with a warning. One of an earlier generation that
+        is further on is warned of, too. Raises NoWholeCheckpointError when all are, and UnknownFormatError for one of
         another version that is newer than the newest whole one.
         """
         passed: dict[str, UnreadableCheckpointError] = {}
@@ -99,7 +104,10 @@ class CheckpointStore:
                 return known
             try:
                 info = self.info(name)
-                return Restored(info, self.load(info), damaged)
+                snapshot, further = self.load(info), self._further(names, name)
+                if further:
+                    log.warning("checkpoint.further", url=further.url, step=further.manifest.step, loaded=info.url)
+                return Restored(info, snapshot, damaged, further)
             except (DamagedCheckpointError, UnfinishedCheckpointError) as error:
                 _log_unreadable(error)
                 passed[name] = error
@@ -138,10 +146,11 @@ class CheckpointStore:
 
         The newest whole one stays with those before it, `keep_last` in all, and with newer ones that have a manifest;
         so does what this store reads or writes at this moment, and what it has written last, though a later generation
-        writes here. As long as none is whole, all stay. Whether older ones are whole is not looked at. One with a
-        manifest that can't be read is not abandoned, and stays for good: its arrays may be all there, and another
-        version may know its format. Each loses its manifest first: an interruption leaves nothing that looks whole.
-        `now` is a Unix time.
+        writes here; and the one of an earlier generation that is further on than all, until training has come as far.
+        As long as none is whole, all stay. Whether older ones are whole is not looked at. One with a manifest that
+        can't be read is not abandoned, and stays for good: its arrays may be all there, and another version may know
+        its format. Each loses its manifest first: an interruption leaves nothing that looks whole. `now` is a Unix
+        time.
         """
         folders = self._folders()  # once: what another process adds from here on is not judged
         finished, unfinished = self._judged(folders)
@@ -170,6 +179,12 @@ class CheckpointStore:
         self._whole[info.name] = True
         return contents
 
+    def _further(self, names: Sequence[str], loaded: str) -> CheckpointInfo | None:
+        for name in _further_on(names, loaded):
+            with contextlib.suppress(UnreadableCheckpointError):
+                return self.info(name)
+        return None
+
     def _newest_kept(self, finished: Sequence[str]) -> Sequence[str]:
         sound = [name for name in finished if self._whole.get(name, True)]
         for place, name in enumerate(sound):
@@ -182,7 +197,8 @@ class CheckpointStore:
     def _old(self, finished: Sequence[str], newest: Sequence[str]) -> Sequence[str]:
         """Return what is older than the first of the newest and not to be kept, the oldest first."""
         good = kept_for_good(map(position_of, finished), self.spec.keep_every)
-        kept = {*newest, *self._in_use, self._written}
+        sound = [name for name in finished if self._whole.get(name, True)]
+        kept = {*newest, *self._in_use, self._written, *_further_on(sound, newest[0])[:1]}
         candidates = [name for name in reversed(finished) if name not in kept]
         return [
             name for name in candidates if position_of(name) < position_of(newest[0]) and position_of(name) not in good
@@ -228,6 +244,15 @@ class CheckpointStore:
             yield
         finally:
             self._in_use.discard(name)
+
+
+def _further_on(names: Iterable[str], newest: str) -> Sequence[str]:
+    """Return those of earlier generations in which training had come further than in the newest, the furthest first."""
+    at = position_of(newest)
+    found = [
+        name for name in names if position_of(name).generation < at.generation and position_of(name).step > at.step
+    ]
+    return sorted(found, key=lambda name: (position_of(name).step, position_of(name), name), reverse=True)
 
 
 def _newest_first(folders: Iterable[str]) -> Sequence[str]:

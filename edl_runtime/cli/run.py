@@ -10,9 +10,8 @@ import secrets
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -20,8 +19,7 @@ import click
 import msgspec
 
 from edl_runtime.backends.base import JobStatus
-from edl_runtime.backends.local import LocalBackend, locks
-from edl_runtime.checkpoint.place import PlaceHolder
+from edl_runtime.backends.local import LocalBackend
 from edl_runtime.checkpoint.storage import LocalStorage, storage_at
 from edl_runtime.cli.starting import make_way, priority_option, warn_of_eviction, weight_option
 from edl_runtime.elastic import events
@@ -30,11 +28,9 @@ from edl_runtime.elastic.membership import request_stop
 from edl_runtime.elastic.messages import GEARS, Gear
 from edl_runtime.elastic.script import read_script
 from edl_runtime.errors import EX_CONFIG, InitNotCalledError, RegistryUnavailableError, SpecError, UnknownJobError
-from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import NAME_LIMIT, Bounds, Checkpoint, JobSpec
 from edl_runtime.store.client import connect
-from edl_runtime.store.records import decoded
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -44,8 +40,6 @@ SHOWN = frozenset({"forming", "resumed", "failed", "late", "waiting", "saved", "
 
 RETRY_AFTER_S = 1.0
 """How long events are left alone while Redis is away."""
-
-log = get_logger(__name__)
 
 
 class _Seconds(click.FloatRange):
@@ -160,7 +154,6 @@ async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool, as_jso
             with suppress(RegistryUnavailableError):  # the agents wait for it
                 await warn_of_eviction(client)
         else:
-            stack.enter_context(_only_run_at(spec.env.get("EDL_CHECKPOINT", ""), settings.namespace, spec.name))
             await stack.enter_async_context(_none_left(backend, spec.name, token))
         shell = _shell(os.environ, without=spec.env)
         status = await backend.submit(spec, token=token, secrets={**shell, "EDL_REDIS_URL": url})
@@ -197,38 +190,6 @@ async def _own_redis() -> AsyncIterator[str]:
         yield server.url
     finally:
         await asyncio.to_thread(server.stop)
-
-
-@contextmanager
-def _only_run_at(url: str, namespace: str, name: str) -> Iterator[None]:
-    """Hold a folder of checkpoints against other runs with a Redis of their own, which tells them nothing of this one.
-
-    Raises CheckpointHeldError.
-    """
-    place = storage_at(url)
-    if not url or not isinstance(place, LocalStorage):
-        yield
-        return
-    file = Path(place.url) / ".edl-run"
-    try:
-        descriptor = locks.take(file)
-    except OSError as error:
-        log.warning("checkpoint.place_not_held", url=place.url, cause=str(error))  # a file system without locks, say
-        yield
-        return
-    if descriptor is None:
-        with suppress(FileNotFoundError):
-            if holder := decoded(file.read_text(), PlaceHolder):
-                raise holder.error(place.url)
-        raise PlaceHolder(namespace=namespace, job="another run", since=time.time()).error(place.url)
-    try:
-        holder = PlaceHolder(namespace=namespace, job=name, since=time.time())
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, msgspec.json.encode(holder), 0)
-        yield
-    finally:
-        file.unlink(missing_ok=True)  # while it is held: it is nobody else's
-        os.close(descriptor)
 
 
 @asynccontextmanager

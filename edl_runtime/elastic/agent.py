@@ -248,11 +248,11 @@ class Agent:
     def _refuse(self, error: EdlError) -> None:
         """Fail the job as one whose input is wrong, as where it is to write where another does.
 
-        One that trains there has lost the place, and goes on.
+        One that trains already goes on.
         """
         others = Others.of(self._view, self._me.id, self._bounds, self._me.step, stepped=bool(self._me.stepped))
         if others.train:
-            self._reports.tell(Note(text=f"{error}. This job goes on, for it has trained there before that one"))
+            self._reports.tell(Note(text=f"{error}. This job goes on, for it trains already"))
             return
         self._verdict = Verdict(str(error), EX_DATAERR)
         self._leaving_since = self._leaving_since or time.monotonic()

@@ -42,13 +42,18 @@ class Registered:
 
     def __init__(self, name: str, target: Any) -> None:
         self._field = f"run.register({name!r})"
+        self._is_own_dict = type(target) in _DICTS
         self._save, self._load = self._methods(target)
         self.state()
 
     def state(self) -> PartState:
         """Return its values. The arrays may be views of memory that the script changes. Raises SpecError."""
         arrays: dict[str, np.ndarray] = {}
-        values = self._encode(self._save(), "", arrays)
+        try:
+            values = self._encode(self._save(), "", arrays)
+        except RecursionError:
+            given = "values in values, without end or nearly so"
+            raise SpecError(self._field, given, "what does not contain itself") from None
         return PartState(arrays, values)
 
     def differences(self, there: PartState) -> Iterator[str]:
@@ -61,7 +66,7 @@ class Registered:
         self._load(_decode(there.values, there.arrays))
 
     def _methods(self, target: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-        if type(target) in _DICTS:
+        if self._is_own_dict:
 
             def replace(values: dict[Any, Any]) -> None:
                 target.clear()
@@ -106,7 +111,13 @@ class Registered:
             raise SpecError(self._field, f"{text!r} at {path!r}", allowed) from None
         return text
 
-    def _array(self, value: Any, path: str, arrays: dict[str, np.ndarray]) -> dict[str, str]:
+    def _array(self, value: Any, path: str, arrays: dict[str, np.ndarray]) -> dict[str, str | bool]:
+        is_parameter = _is_parameter(value)
+        if is_parameter and self._is_own_dict:  # an object's own method puts values into its parameters
+            allowed = (
+                "a model that is given to run.wrap, or is registered itself: a parameter would come back as a tensor"
+            )
+            raise SpecError(self._field, f"paddle.nn.Parameter at {path!r}", allowed)
         as_what, array = _array_of(value)
         if array is None:
             kind = type(value)
@@ -123,7 +134,14 @@ class Registered:
         while name in arrays or name == _METADATA:
             name += "'"
         arrays[name] = array
-        return {"$array": name, "as": as_what}
+        is_trained = not (is_parameter or getattr(value, "stop_gradient", True))
+        return {"$array": name, "as": as_what, **({"trained": True} if is_trained else {})}
+
+
+def _is_parameter(value: Any) -> bool:
+    from paddle.base.framework import EagerParamBase
+
+    return isinstance(value, EagerParamBase)
 
 
 def _array_of(value: Any) -> tuple[str, np.ndarray | None]:
@@ -151,11 +169,11 @@ def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:  # noqa: PLR09
         case {"$dict": pairs}:
             return {_decode(key, arrays): _decode(each, arrays) for key, each in pairs}
         case {"$array": name, "as": kind}:
-            return _made(np.array(arrays[name]), kind)
+            return _made(np.array(arrays[name]), kind, is_trained="trained" in value)
     return {key: _decode(each, arrays) for key, each in value.items()} if isinstance(value, dict) else value
 
 
-def _made(array: np.ndarray, kind: str) -> Any:
+def _made(array: np.ndarray, kind: str, *, is_trained: bool) -> Any:
     import paddle
 
     if kind == "numpy":
@@ -163,7 +181,10 @@ def _made(array: np.ndarray, kind: str) -> Any:
     if kind == "scalar":
         return array[()]
     tensor = paddle.to_tensor(array)
-    return tensor.view(paddle.bfloat16) if kind == str(paddle.bfloat16) else tensor
+    if kind == str(paddle.bfloat16):
+        tensor = tensor.view(paddle.bfloat16)
+    tensor.stop_gradient = not is_trained
+    return tensor
 
 
 def copied(state: PartState) -> PartState:

@@ -33,7 +33,9 @@ Optimizer = TypeVar("Optimizer")
 Kept = TypeVar("Kept")
 
 
-def init(checkpoint: Checkpoint | str | None = None, *, settings: RuntimeSettings | None = None) -> Run:
+def init(
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None, *, settings: RuntimeSettings | None = None
+) -> Run:
     """Return this script's run, alone or as one of several instances that an agent looks after.
 
     - `checkpoint`: where its checkpoints are kept; by default what EDL_CHECKPOINT and the like say, if anything.
@@ -43,7 +45,7 @@ def init(checkpoint: Checkpoint | str | None = None, *, settings: RuntimeSetting
     can't be written there, and CheckpointHeldError when another job that runs keeps its own there.
     """
     settings = settings or RuntimeSettings.from_env(os.environ)
-    spec = Checkpoint(url=checkpoint) if isinstance(checkpoint, str) else checkpoint or settings.checkpoint_spec()
+    spec = settings.checkpoint_spec() if checkpoint is None else _checkpoint(checkpoint)
     link = connect(os.environ)
     url = storage_at(spec.url).url if spec else ""
     link.say(Elastic(checkpoint=url))
@@ -120,7 +122,7 @@ class Run:
         Call it before `wrap`, which brings it to the state that all have. Give it
 
         - a dict of plain values, as `{"best": 0.0, "misses": 0}`, which the script changes in place: None, booleans,
-          numbers, text, numpy arrays, Paddle's tensors, and lists, tuples and dicts of these; or
+          numbers, text, numpy arrays, Paddle's tensors but parameters, and lists, tuples and dicts of these; or
         - an object whose `state_dict` returns such a dict and whose `set_state_dict`, or `load_state_dict`, takes it.
 
         It is to be the same on all ranks. Change it after `run.step`, before the next batch: what is changed after a
@@ -367,16 +369,24 @@ class Run:
         Those of the checkpoint, or of the other trainers, that the training goes on from are among them. NaN and
         infinity, for which JSON has no words, take away what was noted under that name before. "loss" is the last
         step's own where that was given to `step`, whatever is noted. Raises SpecError when it gets too much for a
-        result.
+        result, and for what is no number.
         """
         training = self._training("run.metrics")
-        training.note_metrics({name: float(value) for name, value in values.items()})
+        training.note_metrics(values)
         return training.standing.told_metrics()
 
     def _training(self, what: str) -> Training:
         if self._wrapped is None:
             raise SpecError(what, "a use before run.wrap", "run.wrap(model, optimizer) first")
         return self._wrapped
+
+
+def _checkpoint(given: Checkpoint | str | os.PathLike[str]) -> Checkpoint:
+    if isinstance(given, str | os.PathLike):
+        return Checkpoint(url=os.fspath(given))
+    if not isinstance(given, Checkpoint):
+        raise SpecError("elastic.init(checkpoint)", given, "a path, a URL as s3://bucket/job, or a Checkpoint")
+    return given
 
 
 def _gpus() -> int:

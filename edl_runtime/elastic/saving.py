@@ -67,7 +67,18 @@ class Saver:
         return self._found
 
     def tell_passed_by(self, found: Restored) -> None:
-        """Say that a training goes back to this one, if newer ones are damaged: what they hold is trained again."""
+        """Say that a training goes back to this one, if newer ones are damaged: what they hold is trained again.
+
+        So is what one of an earlier generation holds that is further on: somebody has trained beside it, most likely.
+        """
+        if found.further:
+            step, at = found.info.manifest.step, found.further.manifest.step
+            text = (
+                f"training goes on from step {step} though {found.further.url} is of step {at}: it is of an earlier "
+                "generation, so another training has likely written here at the same time. It stays until this one "
+                f"has come to step {at}; to go on from it, stop this one and remove those of later generations"
+            )
+            self._link.say(Note(text=text))
         if found.passed_by:
             what = "; ".join(map(str, found.passed_by[:MOST_TOLD]))
             more = len(found.passed_by) - MOST_TOLD

@@ -269,9 +269,9 @@ class Training:
         finally:
             self.link.waits_for(None)
 
-    def note_metrics(self, values: dict[str, float]) -> None:
+    def note_metrics(self, values: Mapping[str, Any]) -> None:
         """Keep them for checkpoints; after the end they still go into the result. Raises as `Standing.note`."""
-        self.standing.note(values)
+        self.standing.note({name: _number(f"run.metrics({name}=…)", value) for name, value in values.items()})
         if self._ending.over and self.team.group.rank == 0:
             self._ending.write_result()
 
@@ -484,5 +484,5 @@ def _number(field: str, value: Any) -> float:
     item: Callable[[], float] | None = getattr(value, "item", None)
     try:
         return float(value if item is None else item())
-    except (TypeError, ValueError):
-        raise SpecError(field, value, "a number, or a tensor of one value") from None
+    except (TypeError, ValueError, OverflowError):
+        raise SpecError(field, value, "a number as float has it, or a tensor of one value") from None

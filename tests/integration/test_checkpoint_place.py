@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -15,9 +16,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from edl_runtime.checkpoint import place
-from edl_runtime.checkpoint.place import PlaceHolder, PlaceLease, hold_until_exit
+from edl_runtime.checkpoint.folder_lock import FILE, PlaceHolder
+from edl_runtime.checkpoint.place import Lost, PlaceLease, hold_until_exit
 from edl_runtime.checkpoint.storage import storage_at
-from edl_runtime.errors import CheckpointHeldError, CheckpointStoreError, RegistryUnavailableError
+from edl_runtime.errors import (
+    CheckpointHeldError,
+    CheckpointStoreError,
+    EdlError,
+    MalformedRecordError,
+    RegistryUnavailableError,
+)
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
 from edl_runtime.store.client import connect, unavailable_if_lost
@@ -33,7 +41,7 @@ LIMIT_S = 60.0
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test waits for a renewal, and no lease runs out where nobody has CPU."""
-    for name in ("RENEW_EVERY_S", "RETRY_EVERY_S", "LOOK_EVERY_S"):
+    for name in ("RENEW_EVERY_S", "RETRY_EVERY_S", "LOOK_EVERY_S", "FIND_EVERY_S"):
         monkeypatch.setattr(place, name, 0.02)
 
 
@@ -41,25 +49,24 @@ def job(name: str, namespace: str, **given: object) -> RuntimeSettings:
     return msgspec.structs.replace(RuntimeSettings(namespace=namespace, job=name, lease_ttl_s=LIMIT_S), **given)
 
 
-def nobody(error: CheckpointHeldError) -> None:
+def nobody(error: EdlError) -> None:
     raise AssertionError(error)
 
 
 @asynccontextmanager
-async def held(
-    client: Redis, settings: RuntimeSettings, url: Path | str, stolen: Callable[[CheckpointHeldError], None] = nobody
-) -> AsyncIterator[None]:
+async def held(client: Redis, settings: RuntimeSettings, url: Path | str, lost: Lost = nobody) -> AsyncIterator[None]:
     """Hold a place in a task, as an agent does."""
     lease = PlaceLease(client, settings, str(url))
     async with asyncio.timeout(LIMIT_S):
         await lease.take()
-    keeping = asyncio.create_task(lease.keep(stolen))
+    keeping = asyncio.create_task(lease.keep(lost))
     await asyncio.sleep(0)  # it has begun
     try:
         yield
     finally:
         keeping.cancel()
-        await asyncio.wait([keeping])
+        with suppress(asyncio.CancelledError):
+            await keeping
 
 
 async def refusal(client: Redis, settings: RuntimeSettings, url: Path | str) -> CheckpointHeldError:
@@ -113,7 +120,7 @@ async def test_what_a_dead_job_has_held_is_free_when_its_lease_has_run_out(
 
 async def test_a_place_that_redis_has_lost_is_held_again(client: Redis, namespace: str, tmp_path: Path) -> None:
     """A job whose place another one took meanwhile is told once, goes on, and has it again when that has ended."""
-    stolen: list[CheckpointHeldError] = []
+    stolen: list[EdlError] = []
     leases, holder = both = keys.of_place(storage_at(str(tmp_path)).identity())
 
     async def comes_back() -> None:
@@ -131,7 +138,8 @@ async def test_a_place_that_redis_has_lost_is_held_again(client: Redis, namespac
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)  # several more looks
         await comes_back()
-    assert [error.job for error in stolen] == ["thief"]
+    assert [error.job for error in stolen if isinstance(error, CheckpointHeldError)] == ["thief"]
+    assert len(stolen) == 1
 
 
 async def test_a_place_is_held_while_redis_is_away(own_redis: RedisServer, namespace: str, tmp_path: Path) -> None:
@@ -178,14 +186,79 @@ async def test_a_script_without_an_agent_holds_its_place_until_it_exits(
         pass
 
 
-def test_a_script_that_a_person_has_started_holds_no_place(tmp_path: Path, at_exit: list[Callable[[], None]]) -> None:
-    """Without Redis, or without a job's name, nobody knows of it. Where Redis does not answer it goes on."""
-    hold_until_exit(RuntimeSettings(job="by-hand"), str(tmp_path))
-    hold_until_exit(RuntimeSettings(redis_url="redis://127.0.0.1:1/0"), str(tmp_path))
+async def test_a_script_that_a_person_has_started_holds_a_folder_until_it_exits(
+    client: Redis, namespace: str, tmp_path: Path, redis_url: str, at_exit: list[Callable[[], None]]
+) -> None:
+    """Without Redis, or without a job's name: against all others, and all others against it."""
+    mine = job("student", namespace, redis_url=redis_url)
+    for by_hand in (RuntimeSettings(job="by-hand"), RuntimeSettings(redis_url="redis://127.0.0.1:1/0")):
+        hold_until_exit(by_hand, str(tmp_path))
+        assert "started by hand" in str(await refusal(client, mine, tmp_path))
+        at_exit.pop()()
+        async with held(client, mine, tmp_path):
+            with pytest.raises(CheckpointHeldError, match="'student'"):
+                hold_until_exit(by_hand, str(tmp_path))
     assert not at_exit
+
+
+def test_a_script_that_does_not_reach_its_redis_goes_on(tmp_path: Path, at_exit: list[Callable[[], None]]) -> None:
+    """And says so."""
     with capture_logs() as logs:
         hold_until_exit(RuntimeSettings(job="student", redis_url="redis://127.0.0.1:1/0"), str(tmp_path))
     assert [(log["event"], log["log_level"]) for log in logs] == [("checkpoint.place_not_held", "warning")]
+    assert len(at_exit) == 1
+
+
+@pytest.mark.parametrize("swap", ["moved", "removed", "replaced by a copy"])
+async def test_a_folder_that_takes_the_place_of_a_held_one_is_held(
+    client: Redis, namespace: str, tmp_path: Path, redis_url: str, swap: str
+) -> None:
+    """Whoever names the place is refused again, of this Redis or of none; the log says that the folder is another."""
+    kept = tmp_path / "kept"
+    with capture_logs() as logs:
+        async with asyncio.timeout(LIMIT_S), held(client, job("nightly", namespace, redis_url=redis_url), kept):
+            before = storage_at(str(kept)).identity()
+            if swap == "replaced by a copy":
+                shutil.copytree(kept, tmp_path / "copy")
+            if swap == "removed":
+                shutil.rmtree(kept)
+            else:
+                kept.rename(tmp_path / "moved")
+            if swap == "replaced by a copy":
+                (tmp_path / "copy").rename(kept)
+            while not kept.exists() or not (kept / FILE).exists():  # noqa: ASYNC110 - a folder tells nobody
+                await asyncio.sleep(0.01)
+            leases, _ = keys.of_place(identity := storage_at(str(kept)).identity())
+            while not await client.exists(leases):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert identity != before
+            assert (await refusal(client, job("other", namespace, redis_url=redis_url), kept)).job == "nightly"
+            with pytest.raises(CheckpointHeldError, match="'nightly'"):
+                hold_until_exit(RuntimeSettings(), str(kept))
+    assert [log["event"] for log in logs] == ["checkpoint.place_changed"]
+
+
+async def test_keys_of_another_type_are_told_of_and_nothing_ends_by_them(
+    client: Redis, namespace: str, tmp_path: Path
+) -> None:
+    """Once, until they are gone and the place is held again; who comes meanwhile is told, too."""
+    lost: list[EdlError] = []
+    leases, holder = keys.of_place(storage_at(str(tmp_path)).identity())
+    async with asyncio.timeout(LIMIT_S), held(client, job("nightly", namespace), tmp_path, lost.append):
+        for key in (leases, holder):
+            await client.set(key, "what is this?")
+            while not lost:  # noqa: ASYNC110 - a lease tells nobody
+                await asyncio.sleep(0.01)
+            with pytest.raises(MalformedRecordError, match="place/"):
+                await PlaceLease(client, job("nightly", namespace), str(tmp_path)).take()
+            await asyncio.sleep(0.1)  # several more looks
+            assert [type(error) for error in lost] == [MalformedRecordError]
+            await client.delete(leases, holder)
+            while not await client.exists(leases):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            lost.clear()
+        await client.set(leases, "what is this?")  # the end meets this, too
 
 
 async def test_a_place_that_can_not_be_used_is_said_to_be(client: Redis, namespace: str, tmp_path: Path) -> None:

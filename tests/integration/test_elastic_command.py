@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import signal
@@ -16,15 +15,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from structlog.testing import capture_logs
 from support.backends.local_processes import wait_until_gone
 from support.elastic.agent_group import SCRIPT
 
 from edl_runtime.backends.local import LocalBackend
-from edl_runtime.cli.run import _name_of, _only_run_at, _run, _shell, _Show, run
+from edl_runtime.cli.run import _name_of, _run, _shell, _Show, run
 from edl_runtime.elastic.events import Event
 from edl_runtime.elastic.membership import Membership
-from edl_runtime.errors import CheckpointHeldError, InitNotCalledError, SpecError
+from edl_runtime.errors import InitNotCalledError, SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
 from edl_runtime.store.client import connect
@@ -61,6 +59,19 @@ def waiting(folder: Path) -> Path:
     )
     return script
 
+
+NAMES_ITS_PLACE = """
+import os, time
+from edl_runtime import elastic
+import paddle
+
+run = elastic.init("kept")
+model = paddle.nn.Linear(2, 1)
+run.wrap(model, paddle.optimizer.SGD(0.1, parameters=model.parameters()))
+print("trains", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"""
 
 EDL = [sys.executable, "-P", "-m", "edl_runtime.cli"]  # as the command that is installed: without the present folder
 
@@ -143,28 +154,30 @@ def test_a_job_where_another_one_keeps_its_checkpoints_is_refused(
         assert edl_run(work_dir, other.parent, *words, **redis).returncode == 0
 
 
-def test_a_run_holds_its_folder_of_checkpoints_by_a_lock_until_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the file system knows no locks, and for a place elsewhere or none, it goes on without one."""
-    folder = str(tmp_path)
-    with _only_run_at(folder, "default", "first"):
-        with pytest.raises(CheckpointHeldError, match="job 'first'"), _only_run_at(f"{folder}/", "default", "second"):
-            pass
-        for elsewhere in ("", "s3://bucket/nightly"):
-            with _only_run_at(elsewhere, "default", "second"):
-                pass
-    with _only_run_at(folder, "default", "second"):
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-    def none(_: Path) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("edl_runtime.cli.run.locks.take", none)
-    with capture_logs() as logs, _only_run_at(folder, "default", "first"), _only_run_at(folder, "default", "second"):
-        pass
-    assert [log["event"] for log in logs] == ["checkpoint.place_not_held"] * 2
+def test_a_folder_that_the_scripts_of_two_runs_name_is_one_runs(tmp_path: Path, work_dir: Path) -> None:
+    """Two that share nothing, a Redis each: the second fails before it trains, and a script by hand does, too."""
+    script = tmp_path / "train.py"
+    script.write_text(NAMES_ITS_PLACE)
+    environ = edl(work_dir)
+    with running(environ, tmp_path, tmp_path / "log", "train.py") as first:
+        eventually(lambda: " trains\n" in (tmp_path / "log").read_text(), tmp_path / "log")
+        refused = edl_run(tmp_path / "other", tmp_path, "--name", "other", "train.py")
+        assert refused.returncode == 78
+        assert f"job 'train' (in namespace 'default') keeps its checkpoints at {tmp_path}/kept" in refused.stderr
+        assert "trains" not in refused.stdout
+        alone = subprocess.run(
+            [sys.executable, "train.py"],
+            env=environ,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+        assert "CheckpointHeldError: job 'train'" in alone.stderr
+        assert first.poll() is None
+        (tmp_path / "go").touch()
+        first.wait(PATIENCE_S)
 
 
 @pytest.mark.slow

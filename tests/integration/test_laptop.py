@@ -19,13 +19,13 @@ from redis import Redis
 
 from edl_airflow.laptop.components import Component, ComponentError
 from edl_airflow.laptop.launcher import Laptop, LaptopInUseError
-from edl_runtime.backends.local import locks
+from edl_runtime import locks
 
 STARTS_AND_WAITS = """
 import os, sys, time
 from pathlib import Path
 from edl_airflow.laptop.components import Component
-from edl_runtime.backends.local import locks
+from edl_runtime import locks
 
 folder = Path(sys.argv[1])
 words = ["sh", "-c", f"trap '' TERM; sleep 600 & echo $! > {folder}/pid; wait; sleep 600"]

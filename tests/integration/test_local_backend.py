@@ -20,10 +20,10 @@ from support.backends.local_processes import below, job, processes, supervisor, 
 from edl_runtime.backends.base import JobStatus
 from edl_runtime.backends.local import LocalBackend
 from edl_runtime.backends.local.launch import launch
-from edl_runtime.backends.local.locks import hold
 from edl_runtime.backends.local.messages import Start
 from edl_runtime.backends.local.retention import KEPT_RUNS, KEPT_RUNS_IN_ALL
 from edl_runtime.errors import SubmitError
+from edl_runtime.locks import hold
 from edl_runtime.specs import JobKind, JobSpec
 
 WAITS_FOR = """

@@ -17,7 +17,8 @@ from support.backends.local_processes import below, job, processes, supervisor, 
 from support.paths import TESTS
 from support.teachers.process import PATIENCE_S, is_gone, wait_until
 
-from edl_runtime.backends.local import LocalBackend, locks
+from edl_runtime import locks
+from edl_runtime.backends.local import LocalBackend
 from edl_runtime.backends.local.processes import start_wrapped
 from edl_runtime.specs import JobSpec
 

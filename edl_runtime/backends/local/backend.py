@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from edl_runtime import locks
 from edl_runtime.backends.base import Capacity, JobStatus, LogLine, owner_of, refuse_strangers
-from edl_runtime.backends.local import locks
 from edl_runtime.backends.local.capacity import capacity_beside, machine_total
 from edl_runtime.backends.local.disks import with_folder
 from edl_runtime.backends.local.folders import JobFolder, WorkFolder

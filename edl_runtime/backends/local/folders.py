@@ -30,8 +30,8 @@ from typing import Any
 
 import msgspec
 
+from edl_runtime import locks
 from edl_runtime.backends.base import InstanceStatus, JobStatus, owner_of
-from edl_runtime.backends.local import locks
 from edl_runtime.decoding import Decoder
 from edl_runtime.result import RESULT_LIMIT
 

@@ -6,7 +6,7 @@ import os
 import shutil
 from contextlib import suppress
 
-from edl_runtime.backends.local import locks
+from edl_runtime import locks
 from edl_runtime.backends.local.folders import WorkFolder
 
 KEPT_RUNS = 5

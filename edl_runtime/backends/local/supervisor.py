@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
+from edl_runtime import locks
 from edl_runtime.backends.base import JobStatus
-from edl_runtime.backends.local import locks
 from edl_runtime.backends.local.capacity import machine_total, scaling_of
 from edl_runtime.backends.local.folders import JobFolder, WorkFolder
 from edl_runtime.backends.local.instances import Instances

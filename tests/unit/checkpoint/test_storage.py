@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from edl_runtime.checkpoint.storage import storage_at
+from edl_runtime.checkpoint.storage import MARK, storage_at
 
 
 @pytest.mark.parametrize("other", ["place/", "./place", "alias", "file://{}/place", "../{0.name}/place"])
@@ -20,11 +21,27 @@ def test_other_names_of_a_folder_are_that_folder(tmp_path: Path, monkeypatch: py
 
 
 def test_a_folder_stays_the_same_when_it_is_used_and_moved(tmp_path: Path) -> None:
-    """What is written there changes nothing, nor does another look."""
+    """What is written there changes nothing, nor does another look, nor a `touch`."""
     before = storage_at(str(tmp_path / "place")).identity()
     storage_at(str(tmp_path / "place")).check()
+    os.utime(tmp_path / "place" / MARK, (0, 0))
     (tmp_path / "place").rename(tmp_path / "moved")
     assert storage_at(str(tmp_path / "moved")).identity() == before
+
+
+def test_a_folder_that_is_made_anew_is_another(tmp_path: Path) -> None:
+    """Even where its mark has the inode and the time of the one before; one with an empty mark gets a line in it."""
+    mark = tmp_path / MARK
+    mark.touch()
+    before = storage_at(str(tmp_path)).identity()
+    assert storage_at(str(tmp_path)).identity() == before
+    found = mark.stat()
+    mark.write_bytes(b"")
+    assert storage_at(str(tmp_path)).identity() != before
+    os.utime(mark, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert storage_at(str(tmp_path)).identity() != before
+    mark.write_bytes(bytes(5000))
+    assert storage_at(str(tmp_path)).identity() == storage_at(str(tmp_path)).identity() != before
 
 
 def test_a_copy_of_a_folder_is_another(tmp_path: Path) -> None:

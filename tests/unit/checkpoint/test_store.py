@@ -52,7 +52,7 @@ def test_what_was_written_is_loaded(tmp_path: Path) -> None:
     written = store.write(snapshot_at(step=25, generation=3))
     found = store.load_newest()
     assert found is not None
-    info, snapshot, _ = found
+    info, snapshot, *_ = found
     assert info == written == store.list()[0]
     assert (snapshot.generation, snapshot.step, snapshot.epoch, snapshot.metrics) == (3, 25, 2, {"loss": 1 / 26})
     assert is_whole(snapshot)
@@ -338,8 +338,28 @@ def test_an_earlier_generation_removes_none_of_a_later(tmp_path: Path) -> None:
         straggler.prune()
     assert [info.position for info in store.list()] == [(2, 20), (2, 10), (1, 901)]
     assert is_whole(store.load(written))
-    stored(tmp_path, keep_last=2).prune()
-    assert [info.position for info in store.list()] == [(2, 20), (2, 10)]
+
+
+def test_what_has_come_further_in_an_earlier_generation_is_told_of_and_stays(tmp_path: Path) -> None:
+    """Whoever loads is warned of it, and it is removed as any other once training has come as far."""
+    store = stored(tmp_path, 900, 901, generation=1)
+    stored(tmp_path, 30, generation=2)
+    fresh = CheckpointStore(Checkpoint(url=str(tmp_path), keep_last=2))
+    with capture_logs() as logs:
+        found = fresh.load_newest()
+    assert found is not None
+    assert found.further is not None
+    assert (found.snapshot.step, found.further.position) == (30, (1, 901))
+    assert [(log["event"], log["log_level"], log["step"]) for log in logs] == [("checkpoint.further", "warning", 901)]
+    for step in (40, 50, 60):
+        fresh.write(snapshot_at(step, generation=2))
+        fresh.prune()
+    assert [info.position for info in store.list()] == [(2, 60), (2, 50), (1, 901)]
+    fresh.write(snapshot_at(901, generation=3))
+    fresh.prune()
+    assert [info.position for info in store.list()] == [(3, 901), (2, 60)]
+    assert (again := fresh.load_newest()) is not None
+    assert again.further is None
 
 
 def test_what_was_left_unfinished_is_removed_once_nobody_writes_to_it(tmp_path: Path) -> None:

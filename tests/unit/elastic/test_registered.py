@@ -44,6 +44,9 @@ class Tensor:
         return self
 
 
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+
 VALUES: dict[Any, Any] = {
     "best": -math.inf,
     "misses": 3,
@@ -92,6 +95,17 @@ def test_plain_values_come_back_as_they_were() -> None:
     assert there.arrays["a/b"].tolist() == [1.0]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tensor_that_is_trained_comes_back_as_one(dtype: str) -> None:
+    """And one that is not as one that is not."""
+    kept = {"learned": paddle.ones([2], dtype), "counted": paddle.ones([2], dtype)}
+    kept["learned"].stop_gradient = False
+    part = Registered("kept", kept)
+    part.load(through_json(part.state()))
+    assert {name: tensor.stop_gradient for name, tensor in kept.items()} == {"learned": False, "counted": True}
+    assert kept["learned"].is_leaf
+
+
 class Loads:
     """As PyTorch's objects are."""
 
@@ -134,6 +148,8 @@ def test_objects_are_given_their_state_by_their_own_method(make: Callable[[], An
             r"got \"torch\.Tensor at 'w'\", allowed is what \.detach\(\)\.cpu\(\)\.numpy\(",
         ),
         ("best", {"pair": Pair(1, 2)}, "Pair at 'pair'"),
+        ("best", {"all": [paddle.nn.Linear(1, 1).weight]}, r"Parameter at 'all/0'.*given to run\.wrap"),
+        ("best", {"loop": LOOP}, "what does not contain itself"),
         ("best", {"signal": signal.SIGTERM}, "Signals at 'signal'"),
         ("best", {"masked": np.ma.masked_array([1])}, "MaskedArray at 'masked'"),
         (
@@ -217,6 +233,8 @@ def test_a_mean_of_one_rank_is_its_own_value() -> None:
     assert means == [1.5] * 6
     with pytest.raises(SpecError, match=r"run\.mean: got 'high', allowed is a number"):
         run.mean("high")
+    with pytest.raises(SpecError, match=r"run\.mean"):
+        run.mean(10**400)
     with pytest.raises(StepError, match="before the training ends"):
         run.mean(1.0)
 

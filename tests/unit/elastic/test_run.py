@@ -54,6 +54,24 @@ def test_two_trainings_at_one_place_are_told_of(tmp_path: Path) -> None:
     assert (last.step, Path(last.url).is_dir()) == (6, True)
 
 
+def test_a_training_that_leaves_out_what_had_come_further_says_so(tmp_path: Path) -> None:
+    """As after two at one place: the later generation counts, and its steps are fewer."""
+    (first, _), (second, _) = begin(tmp_path, every_steps=1), begin(tmp_path, every_steps=1)
+    model, _ = first.wrap(*model_and_optimizer())
+    data = first.data(SAMPLES, **BATCHES)
+    train(first, model, data, steps=2)
+    first._saver.close()
+    other, _ = second.wrap(*model_and_optimizer())
+    train(second, other, second.data(SAMPLES, **BATCHES), steps=2)
+    second._saver.close()
+    train(first, model, data)
+    third, link = begin(tmp_path)
+    third.wrap(*model_and_optimizer())
+    (note,) = [word.text for word in link.said if isinstance(word, Note)]
+    assert f"training goes on from step {third.step_number} though {tmp_path}/" in note
+    assert "is of step 6: it is of an earlier generation" in note
+
+
 def test_a_script_without_an_agent_holds_the_place_of_its_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,9 +79,17 @@ def test_a_script_without_an_agent_holds_the_place_of_its_checkpoints(
     monkeypatch.chdir(tmp_path)
     held: list[str] = []
     monkeypatch.setattr("edl_runtime.elastic.run.hold_until_exit", lambda _, url: held.append(url))
-    elastic.init("kept/", settings=RuntimeSettings())
+    for path in ("kept/", Path("kept"), Checkpoint(url="kept")):
+        elastic.init(path, settings=RuntimeSettings())
     elastic.init(settings=RuntimeSettings())
-    assert held == [str(tmp_path / "kept")]
+    assert held == [str(tmp_path / "kept")] * 3
+
+
+@pytest.mark.parametrize("given", [3, False, b"kept", ""])
+def test_what_names_no_place_of_checkpoints_is_refused(given: Any) -> None:
+    """And is not taken for the absence of one."""
+    with pytest.raises(SpecError, match="checkpoint"):
+        elastic.init(given, settings=RuntimeSettings())
 
 
 def test_micro_batches_train_as_the_whole_batch_does() -> None:
@@ -300,6 +326,16 @@ def test_more_metrics_than_a_result_holds_are_refused() -> None:
     train(run, model, run.data(SAMPLES, **BATCHES))
     assert run._wrapped is not None
     assert run._wrapped.standing.metrics == {"accuracy": 0.5}
+
+
+@pytest.mark.parametrize("value", ["high", 10**400, [0.5], paddle.ones([2])], ids=["text", "huge", "list", "tensor"])
+def test_a_metric_that_is_no_number_is_refused(value: Any) -> None:
+    """With its name; a tensor of one value is a number."""
+    run, _ = begin()
+    run.wrap(*model_and_optimizer())
+    with pytest.raises(SpecError, match=r"run\.metrics\(accuracy=…\): got "):
+        run.metrics(accuracy=value)
+    assert run.metrics(accuracy=paddle.to_tensor([0.5])) == {"accuracy": 0.5}
 
 
 def test_the_learning_rate_follows_the_number_of_instances() -> None:

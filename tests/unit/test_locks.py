@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edl_runtime.backends.local import locks
+from edl_runtime import locks
 from edl_runtime.errors import JobLockedError
 
 
@@ -59,7 +59,7 @@ async def test_a_lock_is_free_after_the_block_whoever_has_a_copy_of_it(tmp_path:
 HOLDS = """
 import asyncio, sys
 from pathlib import Path
-from edl_runtime.backends.local import locks
+from edl_runtime import locks
 
 async def hold():
     async with locks.hold(Path(sys.argv[1])):

@@ -42,9 +42,27 @@ def take(path: Path) -> int | None:
         if not _try(descriptor, fcntl.LOCK_EX):
             os.close(descriptor)
             return None
-        if _is_still_at(path, descriptor):
+        if is_still_at(path, descriptor):
             return descriptor
         os.close(descriptor)
+
+
+def share(descriptor: int) -> bool:
+    """Hold the lock together with others who share it. False if somebody has it alone; it is not held then."""
+    return _try(descriptor, fcntl.LOCK_SH)
+
+
+def hold_alone(descriptor: int) -> bool:
+    """Share a lock no longer. False if others do; it is not held then."""
+    return _try(descriptor, fcntl.LOCK_EX)
+
+
+def is_still_at(path: Path, descriptor: int) -> bool:
+    """Whether the lock of this descriptor is that at `path`, and not one that was removed or moved away."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def is_held(path: Path) -> bool:
@@ -136,13 +154,6 @@ def _described(holder: psutil.Process | None) -> str:
 
 async def _nothing_to_wait_for() -> None:
     pass
-
-
-def _is_still_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _try(descriptor: int, kind: int) -> bool:

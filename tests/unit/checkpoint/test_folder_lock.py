@@ -1,0 +1,119 @@
+"""Who holds a folder of checkpoints, among those that share no Redis."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from edl_runtime.checkpoint.folder_lock import FILE, FolderLock
+from edl_runtime.errors import CheckpointHeldError
+from edl_runtime.settings import RuntimeSettings
+
+
+def job(name: str, redis: str = "127.0.0.1:6379") -> RuntimeSettings:
+    return RuntimeSettings(job=name, redis_url=f"redis://{redis}/0")
+
+
+BY_HAND = RuntimeSettings()
+
+
+@contextmanager
+def held(settings: RuntimeSettings, folder: Path | str) -> Iterator[FolderLock]:
+    """Hold a folder."""
+    lock = FolderLock(settings, str(folder))
+    try:
+        lock.take()
+        yield lock
+    finally:
+        lock.close()
+
+
+def refusal(settings: RuntimeSettings, folder: Path | str) -> str:
+    with pytest.raises(CheckpointHeldError) as refused, held(settings, folder):
+        pass
+    return str(refused.value)
+
+
+def test_a_job_of_another_redis_is_refused_and_told_whose_the_folder_is(tmp_path: Path) -> None:
+    """So is a script that is started by hand. Once the last one has let go, the folder is free and as it was."""
+    with held(job("first"), tmp_path):
+        for other in (job("first", "127.0.0.1:6380"), BY_HAND):
+            assert refusal(other, f"{tmp_path}/").startswith("job 'first' (in namespace 'default') keeps its check")
+        with held(BY_HAND, "s3://bucket/nightly"):
+            pass
+    assert list(tmp_path.iterdir()) == []
+    with held(BY_HAND, tmp_path):
+        told = refusal(job("first"), tmp_path)
+        assert told.startswith(f"a script that was started by hand (process {os.getpid()} on ")
+        assert "stop that one" in told
+    with held(job("second", "127.0.0.1:6380"), tmp_path):
+        pass
+
+
+def test_all_of_one_redis_hold_a_folder_together(tmp_path: Path) -> None:
+    """Whose of theirs it is that Redis says. Its host may have several names; a process is in nobody's way itself."""
+    with held(job("first"), tmp_path) as first:
+        with held(job("second", "user:secret@redis.example:6379"), tmp_path):
+            first.close()
+            assert "'first'" in refusal(BY_HAND, tmp_path)
+        assert not (tmp_path / FILE).exists()
+    with held(BY_HAND, tmp_path), held(BY_HAND, tmp_path):
+        assert "secret" not in (tmp_path / FILE).read_text()
+
+
+KILLED = """
+import os, sys
+from edl_runtime.checkpoint.folder_lock import FolderLock
+from edl_runtime.settings import RuntimeSettings
+
+FolderLock(RuntimeSettings(), sys.argv[1]).take()
+os._exit(1)
+"""
+
+
+def test_what_a_killed_process_has_held_is_free(tmp_path: Path) -> None:
+    """Though what it has written is there still."""
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    assert (tmp_path / FILE).exists()
+    with held(job("next"), tmp_path):
+        assert "'next'" in refusal(BY_HAND, tmp_path)
+
+
+def test_a_folder_in_the_place_of_another_is_held_by_whoever_has_taken_it(tmp_path: Path) -> None:
+    """Who let go of the one that was moved away leaves the other's lock alone, and has that folder by the next look."""
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    with held(job("first"), folder) as first:
+        folder.rename(tmp_path / "moved")
+        folder.mkdir()
+        with held(BY_HAND, folder):
+            with pytest.raises(CheckpointHeldError, match="by hand"):
+                first.take()
+            first.close()
+            assert "by hand" in refusal(job("first"), folder)
+    with held(job("first"), folder) as first:
+        (folder / FILE).unlink()
+        first.take()
+        assert "'first'" in refusal(BY_HAND, folder)
+
+
+def test_where_the_file_system_knows_no_locks_it_goes_on_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says so once."""
+
+    def none(_: Path) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("edl_runtime.locks.take", none)
+    with capture_logs() as logs, held(job("first"), tmp_path) as first:
+        first.take()
+    assert [log["event"] for log in logs] == ["checkpoint.place_not_held"]
