@@ -235,7 +235,7 @@ async def test_a_folder_that_takes_the_place_of_a_held_one_is_held(
             assert (await refusal(client, job("other", namespace, redis_url=redis_url), kept)).job == "nightly"
             with pytest.raises(CheckpointHeldError, match="'nightly'"):
                 hold_until_exit(RuntimeSettings(), str(kept))
-    assert [log["event"] for log in logs] == ["checkpoint.place_changed"]
+        assert [log["event"] for log in logs] == ["checkpoint.place_changed", "checkpoint.place_awaited"]
 
 
 async def test_keys_of_another_type_are_told_of_and_nothing_ends_by_them(
